@@ -40,20 +40,15 @@ faults: $(VENV)/test $(VENV)/vllm  ## runs the fault storms: two hundred kills o
 	$(BIN)/python -m pytest -m faults -s
 
 # The UI calls the API of the server that it was loaded from. Concurrency leases are stored in files so that they survive
-# a restart of the server; otherwise running campaigns would crash. Task runs and events are written in batches, so that
-# SQLite is not locked for too long.
+# a restart of the server; otherwise running campaigns would crash.
 server: export PREFECT_HOME ?= $(CURDIR)/.prefect
 server: export PREFECT_UI_API_URL ?= /api
 server: export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
 server: export PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT ?= false
 server: export PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE ?= prefect.server.concurrency.lease_storage.filesystem
-server: export PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE ?= 100
-server: export PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE ?= 50
-server: export PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL ?= 1
-server: export PREFECT_SERVER_SERVICES_EVENT_PERSISTER_READ_BATCH_SIZE ?= 50
 server: export DO_NOT_TRACK ?= 1
 server: install  ## starts a Prefect server with its UI on loopback, at PORT (4200); its database is in .prefect
-	$(BIN)/python -m flows.deployment.shared_server --no-prompt server start --host 127.0.0.1 --port $(PORT)
+	$(BIN)/python -m flows.deployment.server --no-prompt server start --host 127.0.0.1 --port $(PORT)
 
 # A campaign retries its requests while the server is unreachable, and sends a heartbeat once a minute.
 deploy host: export PREFECT_HOME ?= $(CURDIR)/.prefect
@@ -67,7 +62,7 @@ deploy: install  ## creates the deployments on that server, and runs a worker; C
 	$(BIN)/python -m flows.deployment.deploy $(if $(CAMPAIGNS),--campaigns $(CAMPAIGNS))
 
 host: install  ## runs stages of campaigns on this host, for the work pool POOL=…, at most LIMIT=… jobs; docs/hosts.md
-	$(BIN)/python -m flows.deployment.host $(or $(POOL),$(error say which work pool: make host POOL=name)) $(if $(LIMIT),--limit $(LIMIT))
+	$(BIN)/python -m flows.deployment.deploy --host $(or $(POOL),$(error say which work pool: make host POOL=name)) $(if $(LIMIT),--limit $(LIMIT))
 
 install: $(VENV)/base  ## creates the environment for running campaigns
 

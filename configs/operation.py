@@ -1,6 +1,6 @@
 """How a run is operated: staleness control, weight sync, storage, hosts, and limits."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -12,6 +12,13 @@ Versions = Annotated[int, Field(ge=0)]
 class StalenessConfig(Section):
     """Maximum age of a trajectory when it is trained on."""
 
+    min_staleness: ClassVar[int] = 1
+    """Lowest bound of `adaptive` control."""
+    ess_target: ClassVar[float] = 0.95
+    """With `adaptive` control the bound falls while the effective sample size of the ratios π/μ, as a share of what it
+    is on policy, is below this …"""
+    ess_floor: ClassVar[float] = 0.5
+    """… and at once to `min_staleness` if it is below this in three steps in a row."""
     max_staleness: Versions = 4
     """Maximum policy versions by which the trainer is ahead of the oldest one in a trajectory; 0 in `sync` mode."""
     too_old: Literal["drop", "wait", "mask"] = "mask"

@@ -45,11 +45,11 @@ class RunExists(InputError):
 
 
 class RunMissing(InputError, FileNotFoundError):
-    """There is no run at the given place."""
+    """No run is stored at a URL."""
 
 
 class ReplayError(InputError):
-    """A stored run lacks the data that a replay needs."""
+    """A stored run does not have the data that a replay needs."""
 
 
 class WeightsCorrupt(MillraceError, ValueError):
@@ -65,7 +65,7 @@ class StageDied(MillraceError, RuntimeError):
 
 
 class RolledBack(MillraceError, RuntimeError):
-    """Training collapsed, and goes on from a checkpoint from before, in a new process."""
+    """Training collapsed, and continues from an earlier checkpoint in a new process."""
 
 
 class PlaceYielded(MillraceError, RuntimeError):

@@ -24,16 +24,16 @@ class Prompt:
     prompt_id: str
     """Stable name of the prompt, unique in its set."""
     text: str
-    """What is asked, as its source has it, without template; of a conversation, the content of its last message."""
+    """The question as in its source, without template; for a conversation, the content of its last message."""
     answer: str
     """The reference answer that the reward compares with."""
     source: str
     """Where the prompt came from: `arithmetic`, `chains`, the name of a file, or a package with the arguments it
     was given."""
     messages: tuple[Message, ...] = ()
-    """The conversation that the policy goes on with; empty for plain text."""
+    """The conversation that the policy continues; empty for plain text."""
     tools: tuple[Message, ...] = ()
-    """The functions that the policy may call, beside those of the run."""
+    """The functions that the policy may call, in addition to those of the run."""
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Prompt":
@@ -73,7 +73,7 @@ class Request:
     seed: int
     """Of this trajectory alone, 63 bits."""
     prompt: Prompt | None = None
-    """What the tokens stand for. Environments and stored trajectories need it; engines only read the tokens."""
+    """The prompt behind the tokens. Environments and stored trajectories need it; engines only read the tokens."""
     message_starts: tuple[tuple[str, int], ...] = ()
     """(role, index of its first token in the prompt) of each message, ascending, that of the assistant's turn to come
     included; empty if the prompt is plain text."""
@@ -85,7 +85,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Response:
-    """What an engine returns for one request: tokens and their probabilities under the behaviour policy μ."""
+    """An engine's result for one request: tokens and their probabilities under the behaviour policy μ."""
 
     tokens: tuple[int, ...]
     """[R] token ids, end-of-sequence tokens included, without the request's `response_tokens`."""
@@ -152,7 +152,7 @@ class Response:
 
 
 NO_RESPONSE = Response(tokens=(), rollout_logprobs=(), version_spans=(), finish_reason="unfinished")
-"""That of a request of which no token was sampled."""
+"""The response of a request before its first token is sampled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -57,8 +57,8 @@ class FolderReader(Generic[_T]):
         """The values of all readable files, in order of paths."""
         files = {}
         for entry in self._store.entries(self._folder):
-            if (known := self._files.get(entry.path)) is not None and known[0] == entry.t_modified:
-                files[entry.path] = known
+            if (cached := self._files.get(entry.path)) is not None and cached[0] == entry.t_modified:
+                files[entry.path] = cached
                 continue
             try:
                 files[entry.path] = entry.t_modified, self._parse(bytes(self._store.get(entry.path)), entry.path)

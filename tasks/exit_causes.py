@@ -1,8 +1,10 @@
-"""Why a stage process died, in words: exit code or signal, lack of memory, the last lines of its log."""
+"""The cause of a stage process's death for people: exit code or signal, out of memory, the last lines of its log."""
 
+import re
 import signal
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 _LAST_LINES = 15
@@ -10,35 +12,29 @@ _READ_SECONDS, _READINGS_KEPT = 5.0, 7
 """Half a minute: a process of hundreds of gigabytes takes that long to end after the kernel counts its kill."""
 
 
-def oom_counters() -> list[Path]:
-    """Files in which the kernel counts the processes it killed for lack of memory, the most specific first.
+def count_oom_kills() -> int:
+    """The kernel's count of out-of-memory kills: in the control group of this process and its stages, if it has one.
 
-    First the control group of this process and its stages (version 2, version 1), then the whole machine, on which
-    other users' processes may have been killed.
+    Otherwise on the whole machine, where it may have killed other users' processes.
     """
-    files = []
-    for line in _read(Path("/proc/self/cgroup")).splitlines():
-        _, controllers, group = line.split(":", 2)
-        if controllers == "":
-            files.append(Path("/sys/fs/cgroup", group.lstrip("/"), "memory.events"))
-        elif "memory" in controllers.split(","):
-            files.append(Path("/sys/fs/cgroup/memory", group.lstrip("/"), "memory.oom_control"))
-    return [*files, Path("/proc/vmstat")]
+    with suppress(OSError):
+        group = Path("/proc/self/cgroup").read_text().rpartition("::/")[2].strip()
+        for counter in (Path("/sys/fs/cgroup", group, "memory.events"), Path("/proc/vmstat")):
+            if counter.exists() and (match := re.search(r"^oom_kill (\d+)$", counter.read_text(), re.MULTILINE)):
+                return int(match[1])
+    return 0
 
 
 class OomKills:
-    """Whether the kernel killed one of our processes for lack of memory in the last half minute.
+    """Detects whether the kernel killed a process in the last half minute because memory ran out."""
 
-    Reads the first of `counters` that has a line `oom_kill`. If none has, no kill is ever found.
-    """
-
-    def __init__(self, counters: Sequence[Path], now: float) -> None:
-        self._counter = next((file for file in counters if _oom_kills(file) is not None), None)
+    def __init__(self, now: float, count: Callable[[], int] = count_oom_kills) -> None:
+        self._count = count
         self._read_at = now
-        self._readings = deque([self._count()], maxlen=_READINGS_KEPT)
+        self._readings = deque([count()], maxlen=_READINGS_KEPT)
 
     def look(self, now: float) -> None:
-        """Reads the counter from time to time; call it often. `now` is in seconds of any clock."""
+        """Reads the count from time to time; call it often. `now` is in seconds of any clock."""
         if now - self._read_at >= _READ_SECONDS:
             self._read_at = now
             self._readings.append(self._count())
@@ -47,32 +43,20 @@ class OomKills:
         """Whether there was a kill up to now."""
         return self._count() > self._readings[0]
 
-    def _count(self) -> int:
-        return 0 if self._counter is None else _oom_kills(self._counter) or 0
-
 
 def cause(code: int, *, out_of_memory: bool) -> str:
-    """What a process with this exit code, negative for a signal, died of. `out_of_memory`: see `OomKills`."""
+    """Describes an exit code, which is negative for a signal. `out_of_memory`: see `OomKills`."""
     if code == -signal.SIGKILL and out_of_memory:
-        return "was killed by the kernel for lack of memory"
-    found = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        return "was killed by the kernel, out of memory"
+    death = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
     # The kernel may have killed one of its children, such as a worker of vLLM.
-    return f"{found}, just after the kernel killed a process for lack of memory" if out_of_memory else found
+    return f"{death}, just after the kernel killed a process, out of memory" if out_of_memory else death
 
 
 def with_last_lines(sentence: str, log: Path) -> str:
     """The sentence followed by the end of the log."""
-    lines = log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
-    return "\n".join([sentence, f"the end of {log}:", *lines])
+    return f"{sentence}\nthe end of {log}:\n{last_lines(log.read_bytes())}"
 
 
-def _oom_kills(file: Path) -> int | None:
-    counts = dict(line.split(" ", 1) for line in _read(file).splitlines() if " " in line)
-    return int(counts["oom_kill"]) if "oom_kill" in counts else None
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text()
-    except OSError:
-        return ""
+def last_lines(log: bytes) -> str:
+    return "\n".join(log.decode(errors="replace").splitlines()[-_LAST_LINES:])

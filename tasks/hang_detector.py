@@ -1,4 +1,4 @@
-"""When a stage counts as hung: its main thread has sent no heartbeat for longer than it may.
+"""Detects a hung stage: its main thread has sent no heartbeat for longer than its limit.
 
 started ──► start_seconds without a heartbeat ─► hung      imports, loading the model
 ready   ──► hang_seconds without a heartbeat ──► hung      at work; each heartbeat restarts the time
@@ -21,15 +21,13 @@ class HangDetector:
         self.silent_seconds = 0.0
         """Time since the last heartbeat."""
         self.doing = STARTING
-        """What the stage was doing at the last heartbeat."""
+        """The activity in the last heartbeat."""
         self.at_work_seconds = 0.0
         """Time since the stage became ready."""
         self.hang_seconds = start_seconds if hang_seconds is None else hang_seconds
-        """The limit at work."""
         self._start_seconds = start_seconds
         self._at_work_limit = "start_seconds" if hang_seconds is None else "hang_seconds"
         self.is_at_work = False
-        """Whether the stage has said that it is ready."""
         self._checked = started
 
     @property
@@ -38,13 +36,12 @@ class HangDetector:
         return self._at_work_limit if self.is_at_work else "start_seconds"
 
     def record(self, heartbeat: Heartbeat) -> None:
-        """Takes note of a heartbeat."""
         self.silent_seconds = 0.0
         self.doing = heartbeat.doing
         self.is_at_work = heartbeat.ready
 
     def hangs(self, now: float) -> bool:
-        """Whether the stage hangs; call it often."""
+        """Returns whether the stage hangs; call it often."""
         passed = min(now - self._checked, _MAX_CHECK_SECONDS)
         self._checked = now
         self.silent_seconds += passed

@@ -1,4 +1,4 @@
-"""The jobs of a campaign: which stages run together on one host, as `placement` says.
+"""The jobs of a campaign: groups of stages that run together on one host, as `placement` says.
 
 train + sync_weights              one job: weights pass between them in shared memory
 train on each further host        one job each, if the trainer has several hosts
@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from configs.operation import PlaceConfig
 from configs.schema import RunConfig
 from millrace.runtime.arguments import EVALUATE_BESIDE
 
@@ -16,13 +17,13 @@ StageName = Literal["generate", "score", "train", "sync_weights", "evaluate"]
 
 
 class StageProcess(BaseModel):
-    """One stage process of a job."""
+    """A stage process of a job."""
 
     model_config = ConfigDict(frozen=True)
 
     stage: StageName
     replica: int
-    """Of the trainer: the number of its host."""
+    """For the trainer, the number of its host."""
     threads: int
     """CPU threads for its computation."""
 
@@ -49,38 +50,32 @@ class Job(BaseModel):
 
     @property
     def may_end_first(self) -> bool:
-        """Whether its end is no reason to end the campaign: the trainer ends with its first host."""
+        """Whether the campaign continues after its end: the trainer ends with its first host."""
         first = self.processes[0]
         return first.stage == "evaluate" or (first.stage == "train" and first.replica > 0)
 
     @property
     def status_record(self) -> str:
-        """With `number`, names the host's status record; see `millrace.runtime.heartbeat`."""
+        """The name, with `number`, of the host's status record; see `millrace.runtime.heartbeat`."""
         return f"place-{self.processes[0].stage}"
 
 
 def jobs(config: RunConfig) -> list[Job]:
     """All jobs that run side by side in a campaign, the trainer's first."""
-    placement = config.placement
-    trainer: list[tuple[StageProcess, ...]] = [
-        (StageProcess(stage="train", replica=host, threads=config.training.threads),)
-        for host in range(placement.train.hosts)
+    placement, training = config.placement, config.training
+    groups: list[tuple[StageName, PlaceConfig, int, int]] = [
+        ("train", placement.train, placement.train.hosts, training.threads),
+        ("generate", placement.generate, config.generation.replicas, config.generation.threads),
+        ("score", placement.score, config.scoring.replicas, config.scoring.threads),
     ]
-    trainer[0] += (StageProcess(stage="sync_weights", replica=0, threads=1),)
-    generators = [
-        (StageProcess(stage="generate", replica=g, threads=config.generation.threads),)
-        for g in range(config.generation.replicas)
-    ]
-    scorers = [
-        (StageProcess(stage="score", replica=s, threads=config.scoring.threads),)
-        for s in range(config.scoring.replicas)
-    ]
-    stages = [
-        Job(processes=processes, work_pool=where.work_pool, job_variables=where.job_variables)
-        for where, groups in ((placement.train, trainer), (placement.generate, generators), (placement.score, scorers))
-        for processes in groups
-    ]
-    return [*stages, evaluation_job(config, EVALUATE_BESIDE)]
+    jobs = []
+    for stage, where, count, threads in groups:
+        for replica in range(count):
+            processes = [StageProcess(stage=stage, replica=replica, threads=threads)]
+            if stage == "train" and replica == 0:
+                processes.append(StageProcess(stage="sync_weights", replica=0, threads=1))
+            jobs.append(Job(processes=tuple(processes), work_pool=where.work_pool, job_variables=where.job_variables))
+    return [*jobs, evaluation_job(config, EVALUATE_BESIDE)]
 
 
 def evaluation_job(config: RunConfig, replica: int) -> Job:

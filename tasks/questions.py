@@ -1,82 +1,62 @@
-"""Asks a module a question in a process of its own, forked by the stages' fork server, which has the imports done.
+"""Asks a module a question in a separate process, forked by the stages' fork server, which has the imports done.
 
-Question ──JSON on stdin──► `python -m MODULE`, forked ──JSON on stdout──► Question.answer
+question ──JSON on stdin──► `python -m MODULE`, forked ──JSON on stdout──► answer
  └─ where nothing can be forked: `millrace.preflight.child.answer_of`
 """
 
 import json
 import tempfile
 import threading
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
 from millrace.errors import StageDied
 from millrace.preflight.child import answer_of, unpacked
-from tasks.exit_causes import cause
+from tasks.exit_causes import cause, last_lines
 from tasks.fork_server import STAGES, CannotFork
-from tasks.start import Process, kill
+from tasks.start import kill
 
-_LAST_LINES = 15
-_LONGEST_SECONDS = 240.0
-"""For an answer, the imports of a fork server that has just been started included."""
-
-
-def ask(module: str, question: Any, what: str) -> Any:
-    """The answer of a module; see `Question`."""
-    return Question(module, question, what).answer()
+_MAX_SECONDS = 240.0
+"""Time for an answer, which includes the imports of a fork server that has just been started."""
 
 
-class Question:
-    """A question that has been asked. The asker goes on and calls `answer` later.
+def ask_in_background(module: str, question: Any, subject: str) -> Future[Any]:
+    """Starts `ask` in a thread that does not keep this process from ending."""
+    future: Future[Any] = Future()
 
-    `what` names the subject for people.
-    """
-
-    def __init__(self, module: str, question: Any, what: str) -> None:
-        self._module, self._question, self._what = module, question, what
-        self._answer: Any = None
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._ask, name=f"check of {what}", daemon=True)
-        self._thread.start()
-
-    def answer(self) -> Any:
-        """The answer, plain JSON. Raises the module's InputError, and StageDied if its process ends without one."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return self._answer
-
-    def _ask(self) -> None:
+    def run() -> None:
         try:
-            try:
-                self._answer = self._forked()
-            except CannotFork:
-                self._answer = answer_of(self._module, self._question, self._what)
-        except Exception as error:  # noqa: BLE001 — raised in the asker's thread
-            self._error = error
+            future.set_result(ask(module, question, subject))
+        except Exception as error:  # noqa: BLE001 — raised to the caller of `future.result`
+            future.set_exception(error)
 
-    def _forked(self) -> Any:
-        with tempfile.TemporaryFile() as log:
-            process = STAGES.fork(self._module, [], log, 1, warn=lambda line: None)
-            too_long = threading.Timer(_LONGEST_SECONDS, process.kill)
-            too_long.start()
-            try:
-                reply = self._read(process)
-            except ValueError as error:
-                log.seek(0)
-                lines = "\n".join(log.read().decode(errors="replace").splitlines()[-_LAST_LINES:])
-                how = cause(process.wait(), out_of_memory=False)
-                raise StageDied(f"the check of {self._what} {how} and wrote:\n{lines}") from error
-            finally:
-                too_long.cancel()
-                kill(process)
-        return unpacked(reply)
+    threading.Thread(target=run, name=f"check of {subject}", daemon=True).start()
+    return future
 
-    def _read(self, process: Process) -> Any:
-        """Raises ValueError if it ended without an answer."""
-        assert process.stdin is not None
-        assert process.stdout is not None
-        # A process that ends early says why in its log.
-        with suppress(BrokenPipeError), process.stdin:
-            process.stdin.write(json.dumps(self._question).encode())
-        return json.loads(process.stdout.read())
+
+def ask(module: str, question: Any, subject: str) -> Any:
+    """Returns the module's answer, plain JSON, to a question about `subject`, which is for people.
+
+    Raises the module's InputError, and StageDied if its process ends without an answer.
+    """
+    with tempfile.TemporaryFile() as log:
+        try:
+            process = STAGES.fork(module, [], log, 1, warn=lambda line: None)
+        except CannotFork:
+            return answer_of(module, question, subject)
+        timeout = threading.Timer(_MAX_SECONDS, process.kill)
+        timeout.start()
+        try:
+            # A process that ends early says why in its log.
+            with suppress(BrokenPipeError), process.stdin:
+                process.stdin.write(json.dumps(question).encode())
+            reply = json.loads(process.stdout.read())
+        except ValueError as error:
+            death = cause(process.wait(), out_of_memory=False)
+            log.seek(0)
+            raise StageDied(f"the check of {subject} {death} and wrote:\n{last_lines(log.read())}") from error
+        finally:
+            timeout.cancel()
+            kill(process)
+    return unpacked(reply)

@@ -23,16 +23,14 @@ class RestartBudget:
 
     A stage is given up at its third death within a window of time *at work*: from when it was ready until it died.
     Imports and loading the model do not count, so a stage that never becomes ready is given up as well, even if each
-    try lasts minutes. The window is 60 s, because a stage that dies three times so fast does not recover by another
-    start, or 4 × hang_seconds if that is longer: a stage that keeps hanging is at work for a little over hang_seconds
-    before each kill, so its first three deaths are a little over 2 × hang_seconds apart.
+    try lasts minutes. The window is 60 s, or 4 × hang_seconds if that is longer: a stage that keeps hanging is at work
+    for a little over hang_seconds before each kill, so its first three deaths are a little over 2 × hang_seconds apart.
     """
 
     def __init__(self) -> None:
         self.restarts = 0
-        """How often it was restarted."""
         self.cause = ""
-        """Why it died last, one sentence."""
+        """The cause of the last death, one sentence."""
         self._window_seconds = _WINDOW_SECONDS
         self._at_work_seconds = 0.0
         # The time at work at each death.
@@ -44,7 +42,7 @@ class RestartBudget:
         self._window_seconds = max(_WINDOW_SECONDS, 4 * hang_seconds)
 
     def record_death(self, cause: str) -> bool:
-        """Whether the stage should be restarted."""
+        """Returns whether the stage should be restarted."""
         self.cause = cause
         recent = [death for death in self._deaths if self._at_work_seconds - death < self._window_seconds]
         self._deaths = [*recent, self._at_work_seconds]
@@ -63,7 +61,7 @@ def restart_budget_of(task_run_id: str) -> RestartBudget:
 
 
 def keep_going(task: Task[Any, Any], task_run: TaskRun, state: State[Any]) -> bool:
-    """Whether a failed stage gets another try; Prefect's `retry_condition_fn`.
+    """Decides whether a failed stage gets another try; Prefect's `retry_condition_fn`.
 
     It gets none when the campaign is ending, after an error that only a person can fix, once another controller has
     taken over the run (two controllers restarting stages would fence each other for ever), or if it keeps dying.
@@ -72,7 +70,7 @@ def keep_going(task: Task[Any, Any], task_run: TaskRun, state: State[Any]) -> bo
     if STOP.is_set() or isinstance(error, InputError | Fenced | LedgerMismatch | PlaceYielded):
         return False
     if isinstance(error, RolledBack):
-        # The trainer itself limits how often: this is no death.
+        # The trainer itself limits how often; this does not count as a death.
         return True
-    # The first line says what happened; the end of the log follows.
+    # The first line names the cause; the end of the log follows.
     return restart_budget_of(str(task_run.id)).record_death(str(error).partition("\n")[0])

@@ -25,7 +25,7 @@ for the tags' limits, so a stage that dies while the server is away could not be
 
 
 def _stage_task(stage: str, description: str, run_name: str = "") -> Task[..., State[None]]:
-    """The task of one stage, called with its arguments and its number of CPU threads.
+    """Makes the task of one stage, called with its arguments and its number of CPU threads.
 
     The message of its final state is the last milestone that the stage reported.
     """
@@ -37,14 +37,14 @@ def _stage_task(stage: str, description: str, run_name: str = "") -> Task[..., S
     return task(name=stage, description=description, task_run_name=f"{stage}{run_name}", **STAGE_TASK)(run)
 
 
-_EACH = "-{arguments.replica}"
+_REPLICA = "-{arguments.replica}"
 bootstrap = _stage_task("bootstrap", "Makes the run's start model unless it exists already.")
-evaluate = _stage_task("evaluate", "Measures policy versions until the campaign ends, or the latest one.", _EACH)
+evaluate = _stage_task("evaluate", "Measures policy versions until the campaign ends, or the latest one.", _REPLICA)
 promote = _stage_task("promote", "Promotes the latest checkpoint if it is better than the last promoted one.")
-train = _stage_task("train", "Trains to the last step.", _EACH)
-sync_weights = _stage_task("sync_weights", "Delivers policy versions until the campaign ends.", _EACH)
-generate = _stage_task("generate", "Generates trajectories until the campaign ends.", _EACH)
-score = _stage_task("score", "Scores trajectories until the campaign ends.", _EACH)
+train = _stage_task("train", "Trains to the last step.", _REPLICA)
+sync_weights = _stage_task("sync_weights", "Delivers policy versions until the campaign ends.", _REPLICA)
+generate = _stage_task("generate", "Generates trajectories until the campaign ends.", _REPLICA)
+score = _stage_task("score", "Scores trajectories until the campaign ends.", _REPLICA)
 verify = _stage_task("verify", "Trains the original batches of a stored run again and compares the results.")
 compare = _stage_task("compare", "Computes several losses on the same stored batches.")
 
@@ -55,4 +55,4 @@ LONG_RUNNING: dict[StageName, Task[..., Any]] = {
     "score": score,
     "evaluate": evaluate,
 }
-"""The stages that run as long as the campaign. The evaluation may end before, and is the only one that may."""
+"""The stages that run as long as the campaign, except that the evaluation may end before it."""

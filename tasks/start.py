@@ -10,38 +10,23 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import IO, Protocol
+from typing import IO
 
 from configs.schema import RunConfig
+from millrace.forking.client import ForkedProcess
 from millrace.runtime.arguments import Hosts, StageArguments
 from tasks.fork_server import STAGE_ENVIRONMENT, STAGES, CannotFork
+
+Process = subprocess.Popen[bytes] | ForkedProcess
+"""A child process to supervise, with its lifeline as stdin and a pipe for its lines as stdout."""
+
 
 _JOIN_SECONDS = 30.0
 """How long a trainer over several hosts waits for missing ones before it goes on with `min_hosts`."""
 
 
-class Process(Protocol):
-    """A child process: `subprocess.Popen` and `millrace.forking.client.ForkedProcess`."""
-
-    pid: int
-
-    @property
-    def stdin(self) -> IO[bytes] | None:
-        """Its lifeline."""
-
-    @property
-    def stdout(self) -> IO[bytes] | None:
-        """Its lines."""
-
-    def poll(self) -> int | None: ...
-    def wait(self) -> int: ...
-    def send_signal(self, sig: int, /) -> None: ...
-    def terminate(self) -> None: ...
-    def kill(self) -> None: ...
-
-
 def warm_up(stages: Iterable[str]) -> None:
-    """Starts this process's fork server, which imports what these stages need, unless it runs already."""
+    """Starts this process's fork server, which imports the packages of these stages, unless it runs already."""
     STAGES.warm_up([_module(stage) for stage in stages])
 
 
@@ -57,46 +42,40 @@ def start_stage(
 
     Raises StageDied if the fork server keeps dying.
     """
-    module, argv = _module(stage), arguments.as_argv()
-    num_ranks = config.training.parallel.data * config.training.parallel.tensor
-    if stage == "train" and config.placement.train.hosts > 1:
-        return start_command(_launch_on_hosts(arguments, config, ["-m", module, *argv]), stderr, threads)
-    if stage == "train" and num_ranks > 1:
-        return start_command(launch(num_ranks, ["-m", module, *argv]), stderr, threads)
+    program = ["-m", _module(stage), *arguments.as_argv()]
+    parallel, where = config.training.parallel, config.placement.train
+    if stage == "train" and where.hosts > 1:
+        assert where.network is not None, "checked with the config"
+        hosts = Hosts(
+            run_url=arguments.run_url,
+            attempt=arguments.attempt,
+            host=arguments.replica,
+            hosts=where.hosts,
+            min_hosts=where.min_hosts or where.hosts,
+            join_seconds=_JOIN_SECONDS,
+            network=where.network,
+            ranks=parallel.data // where.hosts * parallel.tensor,
+        )
+        launcher = [sys.executable, "-m", "millrace.runtime.host_launcher", hosts.to_json()]
+        return start_command([*launcher, *program], stderr, threads)
+    if stage == "train" and (num_ranks := parallel.data * parallel.tensor) > 1:
+        return start_command(launch(num_ranks, program), stderr, threads)
     try:
         if stage == "generate" and config.generation.engine == "vllm":
             raise CannotFork("vLLM must not be forked")
-        return STAGES.fork(module, argv, stderr, threads, warn)
+        return STAGES.fork(_module(stage), arguments.as_argv(), stderr, threads, warn)
     except CannotFork as error:
         warn(f"{stage}-{arguments.replica} is started without the fork server: {error}")
-        return start_command([sys.executable, "-m", module, *argv], stderr, threads)
+        return start_command([sys.executable, *program], stderr, threads)
 
 
 def _module(stage: str) -> str:
-    """The module whose `main` is the stage."""
     return "millrace.stages.train.main" if stage == "train" else f"millrace.stages.{stage}"
 
 
 def launch(num_ranks: int, program: list[str]) -> list[str]:
     """The command that runs `python PROGRAM` as this many ranks; their launcher is the process to supervise."""
     return [sys.executable, "-m", "millrace.runtime.launcher", str(num_ranks), *program]
-
-
-def _launch_on_hosts(arguments: StageArguments, config: RunConfig, program: list[str]) -> list[str]:
-    """The same for this host of a trainer over several."""
-    where, parallel = config.placement.train, config.training.parallel
-    assert where.network is not None, "checked with the config"
-    hosts = Hosts(
-        run_url=arguments.run_url,
-        attempt=arguments.attempt,
-        host=arguments.replica,
-        hosts=where.hosts,
-        min_hosts=where.min_hosts or where.hosts,
-        join_seconds=_JOIN_SECONDS,
-        network=where.network,
-        ranks=parallel.data // where.hosts * parallel.tensor,
-    )
-    return [sys.executable, "-m", "millrace.runtime.host_launcher", hosts.to_json(), *program]
 
 
 def start_command(command: list[str], stderr: IO[bytes], threads: int) -> Process:

@@ -50,7 +50,7 @@ from storage.errors import Fenced
 from storage.stores.base import Store
 from storage.stores.factory import open_store
 from tasks.events import emit
-from tasks.exit_causes import OomKills, cause, oom_counters, with_last_lines
+from tasks.exit_causes import OomKills, cause, with_last_lines
 from tasks.hang_detector import HangDetector
 from tasks.restart_budget import restart_budget_of
 from tasks.start import Process, kill, start_stage
@@ -62,7 +62,7 @@ _END_POLL_SECONDS = 0.005
 _GRACE_SECONDS = 20.0
 """From SIGTERM to SIGKILL for a stage that has nothing to lose; `supervision.drain_seconds` for the others."""
 _COMMITTING = frozenset({"train", "generate", "score", "sync_weights"})
-"""Stages that drain: they finish their unit of work and commit it. The others are done again if they were killed."""
+"""Stages that drain: they finish their unit of work and commit it. Killed ones of the other stages are repeated."""
 _STACKS_SECONDS = 1.0
 """Time for a hung stage to write its stacks; one that still can does so at once."""
 _FINAL_ERRORS: dict[int, type[Exception]] = {
@@ -72,8 +72,8 @@ _FINAL_ERRORS: dict[int, type[Exception]] = {
     YIELDED: PlaceYielded,
     ROLLED_BACK: RolledBack,
 }
-"""Exit codes with an error of their own, whose sentence is the stage's last milestone. Only a trainer that was rolled
-back is started again."""
+"""Exit codes with a specific error, whose sentence is the stage's last milestone. Only a trainer that was rolled back
+is started again."""
 
 
 def supervise(stage: str, arguments: StageArguments, *, threads: int) -> str:
@@ -136,14 +136,14 @@ class StageSupervisor:
         # None: the process has closed its pipe, so it has ended or is about to.
         self._lines: queue.Queue[Heartbeat | Event | str | None] = queue.Queue()
         self.last_milestone = ""
-        """What the stage reported last; empty before."""
-        self._oom_kills = OomKills(oom_counters(), now)
+        """The stage's latest milestone; empty before the first."""
+        self._oom_kills = OomKills(now)
         self._poll_seconds = _POLL_SECONDS
         # Why the supervisor killed the process, if it did.
         self._why_killed = ""
 
     def monitor(self) -> None:
-        """Forwards what the process reports until it ends or hangs, and drains it once STOP is set."""
+        """Forwards the reports of the process until it ends or hangs, and drains it once STOP is set."""
         listener = threading.Thread(target=self._listen, daemon=True)
         listener.start()
         while self._process.poll() is None and not STOP.is_set():
@@ -160,7 +160,7 @@ class StageSupervisor:
     def check_exit(self, log: Path) -> None:
         """Raises the error that the exit code stands for, if any; `log` is the process's log."""
         code = self._process.wait()
-        # A stage told to stop before it installed its handler dies of the signal. It had not begun.
+        # A stage that gets SIGTERM before it has installed its handler dies of the signal. It had not begun.
         if code == 0 or (STOP.is_set() and code in (DRAINED, -signal.SIGTERM)):
             return
         if code in _FINAL_ERRORS:
@@ -169,18 +169,18 @@ class StageSupervisor:
         raise StageDied(with_last_lines(why, log))
 
     def _drain(self) -> None:
-        """Asks the process to stop, and kills it if it takes too long, hangs, or a person asks once more."""
+        """Sends SIGTERM, and kills the process if it takes too long, hangs, or STOP_NOW is set."""
         if self._process.poll() is None:
             self._process.terminate()
-        asked = time.monotonic()
+        drain_started = time.monotonic()
         while self._process.poll() is None:
             self._forward(self._poll_seconds)
             now = time.monotonic()
             if self.hang_detector.hangs(now):
                 self._report_hang()
-            elif STOP_NOW.is_set() or now - asked > self._seconds_to_drain():
+            elif STOP_NOW.is_set() or now - drain_started > self._seconds_to_drain():
                 self._why_killed = (
-                    f"{self._name} was asked to stop, and killed after {now - asked:.0f} s; last activity: "
+                    f"{self._name} was asked to stop, and killed after {now - drain_started:.0f} s; last activity: "
                     f"{self.hang_detector.doing}"
                 )
             if self._why_killed:
@@ -215,13 +215,13 @@ class StageSupervisor:
         self._lines.put(None)
 
     def _forward(self, seconds: float = 0.0) -> None:
-        """Forwards what has come, having waited this long for something to come."""
+        """Forwards the lines that have arrived, after waiting `seconds` at most for the first."""
         with suppress(queue.Empty):
-            self._pass_on(self._lines.get(timeout=seconds))
+            self._dispatch(self._lines.get(timeout=seconds))
             while True:
-                self._pass_on(self._lines.get_nowait())
+                self._dispatch(self._lines.get_nowait())
 
-    def _pass_on(self, line: Heartbeat | Event | str | None) -> None:
+    def _dispatch(self, line: Heartbeat | Event | str | None) -> None:
         match line:
             case Heartbeat() as heartbeat:
                 self.hang_detector.record(heartbeat)
@@ -235,7 +235,7 @@ class StageSupervisor:
 
 
 def _log_path(store: Store, name: str) -> Path:
-    """In the run's folder if that is on this machine, otherwise in the temporary folder."""
+    """The log in the run's folder if that is on this machine, otherwise in the temporary folder."""
     run = hashlib.sha256(store.url.encode()).hexdigest()[:16]
-    elsewhere = Path(tempfile.gettempdir()) / f"millrace-{os.getuid()}" / run / name
-    return store.local_path(name) or elsewhere
+    temporary = Path(tempfile.gettempdir()) / f"millrace-{os.getuid()}" / run / name
+    return store.local_path(name) or temporary

@@ -50,7 +50,7 @@ def _for_people(machine: Mapping[str, Any], results: Sequence[Result], before: M
         "",
         f"{machine['time']}, commit {machine['commit']}",
         f"{len(machine['gpus'])} × {machine['gpus'][0]}",
-        *(f"{line['what']}: {line['found']}" for line in machine["doctor"]["lines"] if line["group"] == "GPUs"),
+        *(f"{line['what']}: {line['value']}" for line in machine["doctor"]["lines"] if line["group"] == "GPUs"),
         "",
         f"{len(never)} of {len(results)} parts had never been run on a GPU; {len(ran)} of these ran now.",
         "",

@@ -4,7 +4,7 @@
     each other config ─► campaign ─────────────────────────────► measured  ─┴─► a row
 
 All stages are the real ones. The fit sees the two runs that it is fitted on and no other, and nothing is set by row. A
-reward or a model that these runs do not have is measured alone: how long it takes, or how long its responses are.
+row whose model these runs do not have is predicted with the lengths of its own responses.
 
 python -m benchmarks.planner [--runs FOLDER] [--only NAME …] [--json PATH]
 """
@@ -13,16 +13,15 @@ import argparse
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from benchmarks.planner.cases import FITTED, PREDICTED, Case
-from benchmarks.planner.runs import figures, lengths_alone, read_case, reward_alone, run_case
+from benchmarks.planner.runs import figures, run_case
 from benchmarks.report import machine, make_table, print_targets, write_json
-from configs.schema import RunConfig
+from millrace.planning.measured import read_measured
 from millrace.planning.simulation import simulate
 from millrace.planning.stored import StoredMachine, fit_machine
 from storage.stores.factory import open_store
@@ -57,7 +56,7 @@ def main() -> None:
     targets = {f"step time within {WITHIN:.0%} in {good} of {len(predicted)} runs, {LEAST} wanted": good >= LEAST}
     result = {
         "fitted": rows[: len(FITTED)],
-        "coefficients": asdict(fitted.coefficients),
+        "coefficients": {"engine": fitted.engine, "train": fitted.train},
         "rows": predicted,
         "targets": targets,
         "machine": machine(),
@@ -67,25 +66,17 @@ def main() -> None:
 
 
 def _row(fitted: StoredMachine, case: Case, folder: Path) -> Row:
-    config = read_case(folder).config
-    found, expected = figures(folder), _predict(fitted, case, config)
+    run, measured = read_measured(open_store(str(folder))), figures(folder)
+    lengths = fitted.lengths(run.config) if case.family in {fit.family for fit in FITTED} else run.lengths
+    outcome = simulate(run.config, fitted.costs(run.config), lengths, steps=_STEPS, warmup=_WARMUP)
+    idle = {f"idle_{stage}": share for stage, share in outcome.idle.items()}
     return {
         "name": case.name,
         "changed": dict(case.settings),
-        "measured": found,
-        "predicted": expected,
-        "step_ratio": expected["step_seconds"] / found["step_seconds"],
+        "measured": measured,
+        "predicted": {name: idle[name] if name in idle else getattr(outcome, name) for name in _FIGURES},
+        "step_ratio": outcome.step_seconds / measured["step_seconds"],
     }
-
-
-def _predict(fitted: StoredMachine, case: Case, config: RunConfig) -> Mapping[str, float]:
-    reward = reward_alone(config) if case.slow_reward else None
-    known = case.family in {one.family for one in FITTED}
-    lengths = fitted.lengths(config) if known else lengths_alone(config)
-    costs = fitted.costs(config, reward_seconds=reward)
-    outcome = simulate(config, costs, lengths, steps=_STEPS, warmup=_WARMUP)
-    idle = {f"idle_{stage}": share for stage, share in outcome.idle.items()}
-    return {name: idle[name] if name in idle else getattr(outcome, name) for name in _FIGURES}
 
 
 def _print(rows: Sequence[Row], targets: Mapping[str, bool]) -> None:

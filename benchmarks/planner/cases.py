@@ -1,4 +1,4 @@
-"""What the planner is asked about this machine: two families of configs, each with a run that the fit may see.
+"""Configs that the planner predicts on this machine: two families, each with a run that the fit may see.
 
 tiny    the preset tiny-cpu: responses of three tokens
 tail    a model that was never trained ends a response after each token with the same probability, so lengths are
@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PRESET = "configs/presets/tiny-cpu.yaml"
-FUNCTION = "benchmarks.planner.slow_reward:score"
 LETTERS: Mapping[str, int] = {"tail": 22, "longer": 46}
-"""How many different letters the prompts of a family have: a model that was never trained draws from these, the end
-of the response and two more tokens alike."""
+"""Number of different letters in the prompts of a family: a model that was never trained draws from these, the end of
+the response and two more tokens alike."""
 _PROMPTS, _PROMPT_LETTERS, _MAX_TOKENS = 512, 12, 240
 Settings = Mapping[str, object]
 
@@ -54,11 +53,6 @@ class Case:
     family: str
     settings: Settings = field(default_factory=dict)
 
-    @property
-    def slow_reward(self) -> bool:
-        """Whether its reward is not that of the fitted runs."""
-        return "scoring.reward" in self.settings
-
 
 FITTED: Sequence[Case] = (Case(name="tiny", family="tiny"), Case(name="tail", family="tail"))
 """The runs that the fit sees."""
@@ -79,14 +73,9 @@ PREDICTED: Sequence[Case] = (
     Case(name="tail-half-places", family="tail", settings={"generation.groups_per_batch": 4}),
     Case(name="tail-double-places", family="tail", settings={"generation.groups_per_batch": 16}),
     Case(name="tail-double-batch", family="tail", settings={"training.groups_per_step": 16, "training.max_steps": 40}),
-    Case(
-        name="tail-slow-reward",
-        family="tail",
-        settings={"scoring.reward": FUNCTION},
-    ),
     Case(name="tail-longer", family="longer"),
 )
-"""The runs that it is to predict, each by what it changes."""
+"""The runs that it predicts, each by what it changes."""
 
 
 def write_prompts(path: Path, letters: int) -> None:

@@ -26,7 +26,6 @@ from benchmarks.trl.figures import Figures, of_pair, of_pairs, targets_met
 from benchmarks.trl.roofline import measured
 from benchmarks.trl.runs import run_millrace, run_trl
 from benchmarks.trl.shapes import SHAPES, Shape, make_model, write_prompts
-from flows.deployment.database import user_cache
 
 
 def main() -> None:
@@ -41,7 +40,7 @@ def main() -> None:
     parser.add_argument(
         "--cache",
         type=Path,
-        default=user_cache() / "trl",
+        default=Path.home() / ".cache" / "millrace" / "trl",
         help="where TRL's environment (1.5 GB) and the start models are made and kept",
     )
     add_settings(parser)

@@ -1,20 +1,25 @@
 """The campaign: the single controller of a run. It holds no data; stages exchange it through streams.
 
-    prepare ─► bootstrap? ─┬─► generate ×G     ┐
-                           ├─► score ×S        │ long-running tasks, each supervising
-                           ├─► sync_weights    │ its own process
-                           ├─► train           │
-                           └─► evaluate        ┘
+    check ─► bootstrap? ─┬─► generate ×G     ┐
+                         ├─► score ×S        │ long-running tasks, each supervising
+                         ├─► sync_weights    │ its own process
+                         ├─► train           │
+                         └─► evaluate        ┘
     control loop: waits for train, or until the time is up ─► STOP ─► the others drain
                                      ─► evaluate at the end ─► promote ─► summary.json ─► report
 
-One call is one attempt. What its budget leaves undone, the next attempt continues: a schedule that calls the flow every
-night with `resume="latest"` is a campaign of weeks. Cancel, Suspend, SIGTERM and Ctrl-C reach the control loop; on its
-way out it sets STOP, and every stage drains.
+One call is one attempt. The next attempt continues the work that its budget leaves undone: a schedule that calls the
+flow every night with `resume="latest"` is a campaign of weeks. Cancel, Suspend, SIGTERM and Ctrl-C reach the control
+loop; on its way out it sets STOP, and every stage drains.
+
+The control loop polls the flow run's states. Prefect's worker polls for a cancellation too, but it stops once the
+server was away for half a minute, and a campaign at a terminal has no worker. Prefect itself acts on a suspension only
+when the next task starts, which in a campaign is the evaluation at its end.
 """
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,24 +31,21 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from configs.recipe import THREADS as BOOTSTRAP_THREADS
 from configs.schema import RunConfig
-from flows.campaign.attempt import attempt_under_way
-from flows.campaign.cancellation import Cancellation, num_suspensions, wait_for_former
+from flows.campaign.attempt import StageTasks, attempt_under_way, run_together, submit_stages
 from flows.campaign.hub import with_local_copies
-from flows.campaign.prepare import Resume, check, prepare, run_store
+from flows.campaign.prepare import Resume, check, claim, run_store
+from flows.campaign.remote_stages import run_remotely
 from flows.campaign.report import Outcome, write_report, write_summary
-from flows.campaign.stage_group import StageGroup
 from flows.display.artifacts import artifact_key, final_message, flow_run_link, promoted_card, show
 from flows.display.ui_reporter import UiReporter
 from millrace.errors import MillraceError
 from millrace.evaluation.promotion import read_decision
-from millrace.runs.record import read_attempt
 from millrace.runtime.arguments import EVALUATE_AT_END, StageArguments
 from storage.checkpoints import read_latest
 from storage.failpoints import failpoint
-from storage.stores.factory import open_store
+from tasks.events import FlowRunStates, read_states
 from tasks.jobs import evaluation_job, jobs, stages_here
-from tasks.remote_stage import run_remotely
-from tasks.stages import LONG_RUNNING, bootstrap, evaluate, promote
+from tasks.stages import bootstrap, evaluate, promote
 from tasks.start import warm_up
 from tasks.stop import STOP, STOP_NOW
 
@@ -60,16 +62,15 @@ OPTIONS: dict[str, Any] = {
     # Room for the most replicas and hosts that a config may ask for, and for evaluation.
     "task_runner": ThreadPoolTaskRunner(max_workers=288),
     "persist_result": False,
-    "validate_parameters": True,
 }
-"""Of every flow that runs a campaign."""
+"""Options of each flow that runs a campaign."""
 
 
 @flow(**OPTIONS)
 def campaign(
     config: RunConfig, run_id: str | None = None, resume: Resume = "never", accept_changed_inputs: bool = False
 ) -> dict[str, Any] | State[dict[str, Any]]:
-    """Asynchronous RL post-training as `config` describes it: one attempt. Its result is the content of summary.json.
+    """Asynchronous RL post-training as `config` describes it: one attempt. Returns the content of summary.json.
 
     If a person cancels it in the Prefect UI, it drains and returns the state Cancelled. If a person suspends it, it
     drains and its process ends; once resumed, the same flow run continues the run.
@@ -79,115 +80,111 @@ def campaign(
         run_id: The run's folder under storage.root; null: the config's name.
         resume: never: the run must not exist yet. required: it must, and continues from its latest checkpoint. latest:
             it continues if it exists, and starts otherwise.
-        accept_changed_inputs: Whether a run is continued although its prompts, rewards or another input hold something
-            else than before. The change is recorded.
+        accept_changed_inputs: Whether a run continues although the content of its prompts, rewards or another input has
+            changed. The change is recorded.
 
     Raises InputError for a user error before anything has run, and StageDied if a stage can't be kept alive.
     """
     run_id = run_id or config.name
-    former = num_suspensions()
-    if former and resume == "never":
-        # The run that exists is this flow run's own.
+    # Prefect suspends only flow runs of a deployment.
+    suspended_before = len(suspensions(read_states(runtime.flow_run.id))) if runtime.deployment.id else 0
+    if suspended_before and resume == "never":
+        # The existing run belongs to this flow run.
         resume = "latest"
     config = with_local_copies(config, run_store(config, run_id), get_run_logger().info)
-    checked = check(config, run_id, resume=resume, accept_changed_inputs=accept_changed_inputs)
-    if former:
-        wait_for_former(checked.store, config.supervision.drain_seconds)
-    return _attempt(config, run_id, resume, checked.inputs, former)
+    inputs = check(config, run_id, resume=resume, accept_changed_inputs=accept_changed_inputs)
+    return run_attempt.fn(config, run_id, resume, inputs, suspended_before)
 
 
 @flow(**OPTIONS)
-def checked_campaign(
-    config: RunConfig, run_id: str, resume: Resume, inputs: dict[str, str]
+def run_attempt(
+    config: RunConfig, run_id: str, resume: Resume, inputs: dict[str, str], suspended_before: int = 0
 ) -> dict[str, Any] | State[dict[str, Any]]:
-    """The same flow for `millrace run`, which makes the checks itself before it starts a Prefect server."""
-    return _attempt(config, run_id, resume, inputs)
+    """Runs one attempt whose config and inputs `check` has accepted, as `campaign` does after its checks.
 
-
-def _attempt(
-    config: RunConfig, run_id: str, resume: Resume, inputs: dict[str, str], former: int = 0
-) -> dict[str, Any] | State[dict[str, Any]]:
-    """One attempt whose config and inputs were checked. `former`: how often the flow run was suspended before."""
+    `millrace run` makes the checks before it waits for a Prefect server. `suspended_before`: how often the flow run was
+    suspended before this process began.
+    """
     STOP.clear()
     STOP_NOW.clear()
     warm_up(stages_here(config))
     minutes = config.budget.duration_minutes
     ends_at = math.inf if minutes is None else time.monotonic() + 60 * minutes
-    run = prepare(config, run_id, resume=resume, inputs=inputs, flow_run=flow_run_link())
-    arguments = StageArguments(run_url=run.run_url, attempt=run.attempt, replica=0, handover=run.handover)
-    store = open_store(run.run_url)
-    attempt = read_attempt(store, run.attempt)
+    store, attempt = claim(config, run_id, resume=resume, inputs=inputs, flow_run=flow_run_link())
     for change in attempt.changes:
-        get_run_logger().info("attempt %s: %s", run.attempt, change)
-    with attempt_under_way(store, run.attempt, run.handover, "campaign") as heartbeats:
-        with UiReporter(run.run_url), Cancellation(former) as cancellation:
+        get_run_logger().info("attempt %s: %s", attempt.number, change)
+    with attempt_under_way(store, attempt.number, "campaign") as (arguments, heartbeats):
+        with UiReporter(store.url), FlowRunStates(runtime.flow_run.id) as flow_run:
             failpoint("controller.prepared")
             if config.model.path is None:
                 bootstrap(arguments, BOOTSTRAP_THREADS)
             failpoint("controller.bootstrapped")
             # A finished run submitted again has nothing to train; its last evaluation may still be missing.
             if attempt.first_step < config.training.max_steps:
-                _run_stages(config, arguments, ends_at, cancellation)
+                _train(config, arguments, ends_at, flow_run, suspended_before)
                 # Stages of other hosts would take the last heartbeat for a request to drain.
                 heartbeats.publish()
-            if cancellation.suspended is not None:
-                # Prefect's way to end the process and leave the state as it is.
-                raise Pause(state=cancellation.suspended)
-            if cancellation.asked():
+            request = stop_request(flow_run.states, suspended_before)
+            if request is not None and request.is_paused():
+                # Prefect's way to end the process and keep the state.
+                raise Pause(state=request)
+            if request is not None:
                 return Cancelled(message="its stages have drained; the run can be resumed")
             failpoint("controller.trained")
             # If the time was up before the trainer began, there is nothing new to measure.
             if read_latest(store) is not None:
-                _evaluate_at_end(config, arguments)
+                job = evaluation_job(config, EVALUATE_AT_END)
+                if job.work_pool is None:
+                    evaluate(replace(arguments, replica=EVALUATE_AT_END), config.training.threads)
+                else:
+                    run_remotely(arguments, job)
                 promote(arguments, config.training.threads)
             failpoint("controller.evaluated")
-        summary = write_summary(store, run.attempt)
+        summary = write_summary(store, attempt.number)
         failpoint("controller.summarised")
         outcome: Outcome = "finished" if summary["state"] == "finished" else "window over"
-        report = write_report(store, run.attempt, outcome)
-        show(report, key=artifact_key(run_id, "report"), description="The result of this attempt")
-        decision = read_decision(store, run.attempt)
+        report = write_report(store, attempt.number, outcome)
+        show(report, key=artifact_key(run_id, "report"), description=f"Attempt {attempt.number}: {outcome}")
+        decision = read_decision(store, attempt.number)
         if decision is not None and decision.promoted:
-            card = promoted_card(run.run_url, run_id, decision)
+            card = promoted_card(store.url, run_id, decision)
             show(card, key=artifact_key(run_id, "promoted"), description=decision.headline)
         return Completed(message=final_message(decision, summary), data=summary)
 
 
-def _run_stages(config: RunConfig, arguments: StageArguments, ends_at: float, cancellation: Cancellation) -> None:
-    """Runs the long-running stages until the trainer is done, a person cancels, or it is `ends_at` (time.monotonic)."""
+def _train(
+    config: RunConfig, arguments: StageArguments, ends_at: float, flow_run: FlowRunStates, suspended_before: int
+) -> None:
+    """Runs the long-running stages until the trainer is done, a person stops the campaign, or it is `ends_at`."""
     all_jobs = jobs(config)
-    with StageGroup() as group:
+
+    def submit() -> StageTasks:
         for job in all_jobs:
-            if job.work_pool is not None:
-                group.add(job.name, run_remotely.submit(arguments, job))
-                continue
-            for process in job.processes:
-                future = LONG_RUNNING[process.stage].submit(
-                    replace(arguments, replica=process.replica), process.threads
-                )
-                group.add(f"{process.stage}-{process.replica}", future)
+            if job.work_pool is None:
+                yield from submit_stages(job, arguments)
+            else:
+                yield job.name, run_remotely.submit(arguments, job)
         failpoint("controller.started")
-        # Without `evaluation.every` the evaluation ends after the base model.
-        may_end_first = {job.name for job in all_jobs if job.may_end_first}
-        while (ended := group.wait_for_first(ends_at, cancellation.asked)) in may_end_first:
-            continue
-        if ended is None:
-            get_run_logger().info("%s: the stages drain", _why_it_ends(cancellation))
-        elif ended != "train-0":
-            raise MillraceError(f"{ended} ended before the trainer did")
+
+    def stop_requested() -> bool:
+        return stop_request(flow_run.states, suspended_before) is not None
+
+    # Without `evaluation.every` the evaluation ends after the base model.
+    may_end_first = {job.name for job in all_jobs if job.may_end_first}
+    ended = run_together(submit(), may_end_first=may_end_first, ends_at=ends_at, stop_requested=stop_requested)
+    if ended not in (None, "train-0"):
+        raise MillraceError(f"{ended} ended before the trainer did")
     STOP.clear()
 
 
-def _why_it_ends(cancellation: Cancellation) -> str:
-    if cancellation.suspended is not None:
-        return "the campaign is suspended"
-    return "the campaign is cancelled" if cancellation.asked() else "budget.duration_minutes is spent"
+def stop_request(states: Sequence[State], suspended_before: int) -> State | None:
+    """The state by which a person has cancelled or suspended the flow run, though it may be resumed by now."""
+    if states and (states[-1].is_cancelling() or states[-1].is_cancelled()):
+        return states[-1]
+    new = suspensions(states)[suspended_before:]
+    return new[-1] if new else None
 
 
-def _evaluate_at_end(config: RunConfig, arguments: StageArguments) -> None:
-    """Measures the latest checkpoint, and the base model if there was no time for it."""
-    job = evaluation_job(config, EVALUATE_AT_END)
-    if job.work_pool is None:
-        evaluate(replace(arguments, replica=EVALUATE_AT_END), config.training.threads)
-    else:
-        run_remotely(arguments, job)
+def suspensions(states: Sequence[State]) -> list[State]:
+    """The states in which a flow run's process should end. A pause without rescheduling waits inside the process."""
+    return [state for state in states if state.is_paused() and state.state_details.pause_reschedule]

@@ -1,4 +1,4 @@
-"""The campaign with a short form: a preset, what people change first, and any other setting as `section.key=value`.
+"""The campaign with a short form: a preset, the settings that people change first, and any other one by its key.
 
 preset ─► changed by the form's fields ─► changed by `advanced` ─► RunConfig ─► the campaign
 """
@@ -24,7 +24,7 @@ Preset = Literal[
     "smollm2-cpu",
     "tiny-vllm-cpu",
 ]
-"""The files of configs/presets, the one to begin with first."""
+"""The files of configs/presets, the default first."""
 
 
 def _flow_run_name() -> str:
@@ -47,46 +47,42 @@ def campaign_from_preset(
     accept_changed_inputs: bool = False,
     advanced: list[str] | None = None,
 ) -> dict[str, Any] | State[dict[str, Any]]:
-    """One attempt of a campaign as a preset describes it, with a few changes. Its result is that of `campaign`.
+    """One attempt of a campaign as a preset describes it, with a few changes. Returns the result of `campaign`.
 
     Args:
-        preset: The config to begin with, a file of configs/presets.
-        name: The run's name, and its folder under storage.root. Empty: the preset's.
-        max_steps: The run's last optimizer step, training.max_steps. 0: the preset's.
-        duration_minutes: Time for this attempt, budget.duration_minutes; the next one continues. 0: the preset's.
-        model: Folder of the model to train, model.path. Empty: the preset's.
-        prompts: What is asked, prompts.source. Empty: the preset's.
-        reward: What a response earns, scoring.reward. Empty: the preset's.
-        learning_rate: training.learning_rate. 0: the preset's.
-        max_staleness: How many versions behind the trainer a trajectory may be, staleness.max_staleness. -1: the
-            preset's.
+        preset: The config to begin with, a file of configs/presets. Fields that are left as they are keep its values.
+        name: The run's name, and its folder under storage.root.
+        max_steps: The run's last optimizer step, training.max_steps.
+        duration_minutes: Time for this attempt, budget.duration_minutes; the next one continues.
+        model: Folder of the model to train, model.path.
+        prompts: The questions, prompts.source.
+        reward: The score of a response, scoring.reward.
+        learning_rate: training.learning_rate.
+        max_staleness: How many versions behind the trainer a trajectory may be, staleness.max_staleness.
         resume: latest: the run continues if it exists, and starts otherwise. never: it must not exist yet. required:
             it must.
-        accept_changed_inputs: Whether the run is continued although its prompts, rewards or another input hold
-            something else than before.
+        accept_changed_inputs: Whether the run continues although the content of its prompts, rewards or another input
+            has changed.
         advanced: Any other setting, one `section.key=value` per entry, as with `millrace run --set`. They win over the
             fields above.
 
-    Raises ConfigError for a setting that is wrong, and what `campaign` raises.
+    Raises ConfigError for a wrong setting, and the errors of `campaign`.
     """
-    config = config_of(
-        preset,
-        {
-            "name": name or None,
-            "training.max_steps": max_steps or None,
-            "budget.duration_minutes": duration_minutes or None,
-            "model.path": model or None,
-            "prompts.source": prompts or None,
-            "scoring.reward": reward or None,
-            "training.learning_rate": learning_rate or None,
-            "staleness.max_staleness": None if max_staleness < 0 else max_staleness,
-        },
-        advanced or [],
-    )
+    fields = {
+        "name": name or None,
+        "training.max_steps": max_steps or None,
+        "budget.duration_minutes": duration_minutes or None,
+        "model.path": model or None,
+        "prompts.source": prompts or None,
+        "scoring.reward": reward or None,
+        "training.learning_rate": learning_rate or None,
+        "staleness.max_staleness": None if max_staleness < 0 else max_staleness,
+    }
+    config = preset_config(preset, fields, advanced or [])
     return campaign.fn(config, config.name, resume, accept_changed_inputs)
 
 
-def config_of(preset: Preset, fields: dict[str, str | float | None], advanced: list[str]) -> RunConfig:
+def preset_config(preset: Preset, fields: dict[str, str | float | None], advanced: list[str]) -> RunConfig:
     """The preset, changed by each of the `fields` that is not None and then by `advanced`. Raises ConfigError."""
-    filled = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in fields.items() if value is not None]
-    return load_config(PRESETS / f"{preset}.yaml", [*filled, *advanced], option="the form")
+    settings = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in fields.items() if value is not None]
+    return load_config(PRESETS / f"{preset}.yaml", [*settings, *advanced], option="the form")

@@ -1,4 +1,4 @@
-"""What a run reads besides its config: the name of each input, and what it holds now in a few words.
+"""The inputs of a run besides its config: a name for each, and a short text that changes with its content.
 
 prompts, evaluation sets        ─► number and hash of the rows ┐
 rewards                         ─► version                     ├─► recorded with each attempt,
@@ -15,127 +15,96 @@ from pathlib import Path
 from configs.schema import RunConfig
 from millrace.errors import InputError
 from millrace.evaluation.examiner import EvaluationSet, evaluation_sets
-from millrace.evaluation.results import HELD_OUT
 from millrace.prompts.dataset import PromptSet, load_prompts
 from millrace.rewards.import_path import source_hash
 from millrace.rewards.scorer import make_scorer
 from millrace.runs.record import Attempt, changed_inputs
 from millrace.types import Prompt
 
+_ALL_STAGES = ("generate", "score", "train", "evaluate")
 _MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
-_WHOLE_BYTES = 64 << 20
-_BLOCK_BYTES = 4096
-_BLOCKS = 4096
+_BLOCK_BYTES, _MAX_BLOCKS = 4096, 4096
 
 
 def run_inputs(
-    config: RunConfig, prompts: PromptSet, sets: Mapping[str, EvaluationSet], rewards: Mapping[str, str]
+    config: RunConfig,
+    stages: Collection[str] = _ALL_STAGES,
+    *,
+    prompts: PromptSet | None = None,
+    sets: Mapping[str, EvaluationSet] | None = None,
+    rewards: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """All inputs of a run by key and value of the config. `rewards` are the versions that `Scorer.check` returns."""
-    return {
-        **_prompt_inputs(config, prompts),
-        **_set_inputs(config, sets),
-        **_reward_inputs(config, rewards),
-        **_policy_inputs(config),
-        **_objective_inputs(config),
-    }
+    """The inputs that these stages read, as this host has them, by key and value of the config.
 
-
-def stage_inputs(config: RunConfig, stages: Collection[str]) -> dict[str, str]:
-    """Those that these stages read, as this host has them. Raises InputError for one that can't be read."""
+    `prompts`, `sets` and `rewards`, the versions that `Scorer.check` returns, are loaded unless given. Raises
+    InputError for an input that can't be read.
+    """
     inputs: dict[str, str] = {}
-    if not {"generate", "evaluate"}.isdisjoint(stages):
-        prompts = load_prompts(config.prompts)
-        inputs |= _prompt_inputs(config, prompts)
-        if "evaluate" in stages:
-            inputs |= _set_inputs(config, evaluation_sets(config.evaluation, config.prompts, prompts))
-    if not {"score", "evaluate"}.isdisjoint(stages):
-        further = [one.source for one in config.evaluation.sets.values()]
-        inputs |= _reward_inputs(config, make_scorer(config.scoring, config.prompts, further).check())
-    if not {"generate", "evaluate", "train"}.isdisjoint(stages):
-        inputs |= _policy_inputs(config)
+    functions: dict[str, str | None] = {}
+    files: dict[str, str | None] = {}
+    evaluates = "evaluate" in stages
+    if evaluates or "generate" in stages:
+        prompts = prompts or load_prompts(config.prompts)
+        source, eval_source = (f"prompts.{key} {getattr(config.prompts, key)}" for key in ("source", "eval_source"))
+        if config.prompts.eval_source is None:
+            inputs[source] = _hash_prompts([*prompts.train, *prompts.eval])
+        else:
+            inputs |= {source: _hash_prompts(prompts.train), eval_source: _hash_prompts(prompts.eval)}
+        if evaluates:
+            sets = sets or evaluation_sets(config.evaluation, config.prompts, prompts)
+            for name, settings in config.evaluation.sets.items():
+                # With the number: a change of it is a changed setting, not a changed input.
+                key = f"evaluation.sets.{name} {settings.source}, first {settings.num_prompts}"
+                inputs[key] = _hash_prompts(sets[name].prompts)
+    if evaluates or "score" in stages:
+        set_sources = [settings.source for settings in config.evaluation.sets.values()]
+        rewards = rewards or make_scorer(config.scoring, config.prompts, set_sources).check()
+        inputs |= {f"reward {name}": version for name, version in rewards.items()}
+        files["scoring.model"] = config.scoring.model
+    if evaluates or "generate" in stages or "train" in stages:
+        functions["environment.name"] = config.environment.name
+        files |= {"model.path": config.model.path, "model.chat_template": config.model.chat_template}
+        files["prompts.tools"] = config.prompts.tools
     if "train" in stages:
-        inputs |= _objective_inputs(config)
+        functions |= {"training.loss": config.training.loss.name, "training.advantage": config.training.advantage}
+    for key, path in functions.items():
+        # Built-in functions have names without a colon.
+        if path is not None and ":" in path:
+            inputs[f"{key} {path}"] = f"source {source_hash(path)}"
+    for key, path in files.items():
+        if path is not None:
+            inputs[f"{key} {path}"] = _hash_files(Path(path).expanduser())
     return inputs
 
 
 def check_same_inputs(attempt: Attempt, config: RunConfig, stages: Collection[str]) -> None:
     """Raises InputError unless this host has the inputs of these stages as the controller had them."""
-    if differing := changed_inputs(attempt, stage_inputs(config, stages)):
+    if differing := changed_inputs(attempt, run_inputs(config, stages)):
         raise InputError(
-            f"host {socket.gethostname()} has other inputs than the controller: {'; '.join(differing)}; "
-            "expected the same on every host"
+            f"host {socket.gethostname()} has other inputs than the controller: {'; '.join(differing)}",
+            expected="the same on every host",
         )
 
 
-def _prompt_inputs(config: RunConfig, prompts: PromptSet) -> dict[str, str]:
-    source, eval_source = (f"prompts.{key} {getattr(config.prompts, key)}" for key in ("source", "eval_source"))
-    if config.prompts.eval_source is None:
-        return {source: _rows([*prompts.train, *prompts.eval])}
-    return {source: _rows(prompts.train), eval_source: _rows(prompts.eval)}
-
-
-def _set_inputs(config: RunConfig, sets: Mapping[str, EvaluationSet]) -> dict[str, str]:
-    further = {name: config.evaluation.sets[name] for name in sets if name != HELD_OUT}
-    # More or fewer prompts are another setting, and no other input.
-    return {
-        f"evaluation.sets.{name} {one.source}, first {one.num_prompts}": _rows(sets[name].prompts)
-        for name, one in further.items()
-    }
-
-
-def _reward_inputs(config: RunConfig, versions: Mapping[str, str]) -> dict[str, str]:
-    return {f"reward {name}": version for name, version in versions.items()} | _file_inputs(
-        {"scoring.model": config.scoring.model}
-    )
-
-
-def _policy_inputs(config: RunConfig) -> dict[str, str]:
-    model = config.model
-    return _source_inputs({"environment.name": config.environment.name}) | _file_inputs(
-        {"model.path": model.path, "model.chat_template": model.chat_template, "prompts.tools": config.prompts.tools}
-    )
-
-
-def _objective_inputs(config: RunConfig) -> dict[str, str]:
-    return _source_inputs({"training.loss": config.training.loss.name, "training.advantage": config.training.advantage})
-
-
-def _source_inputs(functions: Mapping[str, str | None]) -> dict[str, str]:
-    """Those that are import paths."""
-    own = {key: path for key, path in functions.items() if path is not None and ":" in path}
-    return {f"{key} {path}": f"source {source_hash(path)}" for key, path in own.items()}
-
-
-def _file_inputs(paths: Mapping[str, str | None]) -> dict[str, str]:
-    given = {key: path for key, path in paths.items() if path is not None}
-    return {f"{key} {path}": _files(Path(path).expanduser()) for key, path in given.items()}
-
-
-def _rows(prompts: Sequence[Prompt]) -> str:
-    """In order, because groups count them; without their places, because a file may be formatted anew."""
+def _hash_prompts(prompts: Sequence[Prompt]) -> str:
+    """In order, because groups count them; without their lines in the file, which may be formatted anew."""
     rows = ([prompt.text, prompt.answer, prompt.messages, prompt.tools] for prompt in prompts)
     return f"{len(prompts):,} prompts {_hash(json.dumps(row).encode() for row in rows)}"
 
 
-def _files(path: Path) -> str:
-    """A file, or those of a model folder that affect the policy or its tokens."""
-    files = [path]
-    if path.is_dir():
-        files = sorted(file for pattern in _MODEL_FILES for file in path.glob(pattern))
-    return f"files {_hash(part for file in files for part in (file.name.encode(), *_sampled(file)))}"
+def _hash_files(path: Path) -> str:
+    """Hashes a file, or the files of a model folder that affect the policy or its tokens."""
+    files = sorted(file for pattern in _MODEL_FILES for file in path.glob(pattern)) if path.is_dir() else [path]
+    return f"files {_hash(part for file in files for part in (file.name.encode(), *_sample(file)))}"
 
 
-def _sampled(file: Path) -> Iterable[bytes]:
-    """Its size and all of it, or of large weights blocks from all over it: training changes every tensor a little."""
+def _sample(file: Path) -> Iterable[bytes]:
+    """The file's size and evenly spaced blocks, of a small file all of it: training changes every tensor a little."""
     size = file.stat().st_size
     yield str(size).encode()
     with file.open("rb") as content:
-        if size <= _WHOLE_BYTES:
-            yield content.read()
-            return
-        for block in range(_BLOCKS):
-            content.seek(block * (size - _BLOCK_BYTES) // (_BLOCKS - 1))
+        for start in range(0, size, max(_BLOCK_BYTES, size // _MAX_BLOCKS)):
+            content.seek(start)
             yield content.read(_BLOCK_BYTES)
 
 

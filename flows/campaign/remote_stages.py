@@ -1,47 +1,187 @@
-"""Runs stages on this host for a controller on another, which starts this flow through a work pool of `placement`.
+"""Stages on another host: the task that has a work pool's worker run them, and the flow that runs them there.
 
-    campaign ─► tasks.remote_stage ─► deployment `stages/<pool>` ─► a worker of the pool ─► this flow ─► stages
-                    ▲                                                                               │   ▲
-                    └──── the run's store ◄── heartbeats: at work, ended, failed with a sentence ───┘   │
-                                     └─────── the controller's heartbeats: draining, or silent ──STOP───┘
+    campaign ─► run_remotely ─► deployment `stages/<pool>` ─► a worker of the pool ─► flow `stages` ─► stages
+        ▲   ▲                                                                             │   ▲
+        │   └── the run's store ◄── heartbeats: at work, ended, failed with a sentence ───┘   │
+        │                └───────── the controller's heartbeats: draining, or silent ────STOP─┘
+        └── states of the flow run: crashed, cancelled
 
-The tasks, processes and retries are the same as on the controller's host. When one stage ends by itself, as the
-trainer does, this host's part of the attempt ends. Before a campaign starts, `check_pools` checks its work pools.
+A host that is silent for too long counts as lost, and the task's retry runs the job somewhere else. The host learns
+from the controller's heartbeats when to drain, which needs no Prefect server. Its tasks, processes and retries are the
+same as on the controller's host. Before a campaign starts, `check_pools` checks its work pools.
 """
 
-import shutil
+import contextlib
+import contextvars
 import socket
 import threading
+import time
 from collections.abc import Sequence
+from pathlib import PurePosixPath
+from typing import Any
+from uuid import UUID
 
-from prefect import flow, runtime
+import httpx
+from prefect import Task, flow, get_run_logger, runtime, task
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.objects import WorkerStatus
-from prefect.exceptions import ObjectNotFound
+from prefect.client.schemas.objects import FlowRun, State, TaskRun, WorkerStatus
+from prefect.deployments import run_deployment
+from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.settings import PREFECT_API_URL
+from prefect.states import Cancelled
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.schema_tools import validate
 from prefect.utilities.schema_tools.validation import ValidationError
 
-from flows.campaign.attempt import handover_folder
+from flows.campaign.attempt import handover_folder, run_together, submit_stages
 from flows.campaign.inputs import check_same_inputs
-from flows.campaign.stage_group import StageGroup
-from millrace.errors import InputError, PlaceYielded, RunMissing
+from millrace.errors import InputError, LedgerMismatch, PlaceYielded, RunMissing, StageDied
 from millrace.runs.provenance import Provenance, provenance
 from millrace.runs.record import CONTROLLER, read_attempt
 from millrace.runtime.arguments import StageArguments, attempt_config
 from millrace.runtime.heartbeat import SILENT_SECONDS, HeartbeatMonitor, HeartbeatPublisher, own_interface
-from storage.errors import NotInStore
+from storage.errors import Fenced, NotInStore
 from storage.stores.base import Store
 from storage.stores.factory import open_store
+from tasks.events import FlowRunStates, emit
 from tasks.fork_server import STAGES
 from tasks.jobs import Job
-from tasks.remote_stage import FINAL_ERRORS
-from tasks.stages import LONG_RUNNING
+from tasks.restart_budget import keep_going, restart_budget_of
+from tasks.stages import STAGE_TASK
 from tasks.start import warm_up
 from tasks.stop import STOP, STOP_NOW
 
 _POLL_SECONDS = 1.0
+_ACCEPT_SECONDS = 25.0
+"""After this time, a job that no worker has accepted is reported."""
+_REPORT_SECONDS = 40.0
+"""For a host to report that its stages have drained."""
+_LATE_SECONDS = 5.0
+"""For a host's last heartbeat to arrive through the store once its flow run has ended."""
+FINAL_ERRORS = (InputError, Fenced, LedgerMismatch, PlaceYielded)
+"""Errors after which the host does not start the stage again."""
+
+
+def request_place_again(task: Task[Any, Any], task_run: TaskRun, state: State[Any]) -> bool:
+    """Decides as `keep_going`, but a place that was given back to the pool is requested again, behind other jobs."""
+    if isinstance(state.result(raise_on_failure=False), PlaceYielded):
+        return not STOP.is_set()
+    return keep_going(task, task_run, state)
+
+
+@task(
+    name="place",
+    task_run_name="{job.name}@{job.work_pool}",
+    **STAGE_TASK | {"retry_condition_fn": request_place_again},
+)
+def run_remotely(arguments: StageArguments, job: Job) -> None:
+    """Has the work pool of `job` run its stages until they end or drain.
+
+    Raises InputError, Fenced, LedgerMismatch or PlaceYielded with the other host's sentence, and StageDied after
+    anything else.
+    """
+    run_url = arguments.run_url
+    store = open_store(run_url)
+    drain_seconds = attempt_config(read_attempt(store, arguments.attempt)).supervision.drain_seconds
+    budget = restart_budget_of(str(runtime.task_run.id))
+    if budget.restarts:
+        emit("stage.restarted", run_url, {"stage": job.name, "cause": budget.cause, "restarts": budget.restarts})
+    flow_run = run_deployment(
+        f"stages/{job.work_pool}",
+        parameters={"run_url": run_url, "attempt": arguments.attempt, "job": job.model_dump(mode="json")},
+        flow_run_name=f"{job.name} of {PurePosixPath(run_url).name}",
+        job_variables=job.job_variables,
+        timeout=0,
+    )
+    # A coroutine only inside an event loop, and there is none here.
+    assert isinstance(flow_run, FlowRun)
+    remote = _RemoteStage(store, job, flow_run.id, drain_seconds)
+    try:
+        with FlowRunStates(flow_run.id) as states:
+            remote.monitor(states)
+    finally:
+        budget.add_work(remote.at_work_seconds, SILENT_SECONDS)
+
+
+class _RemoteStage:
+    """The flow run `stages` of a job, as seen from the controller."""
+
+    def __init__(self, store: Store, job: Job, flow_run_id: UUID, drain_seconds: float) -> None:
+        self._job = job
+        self._run_url = store.url
+        self._flow_run_id = flow_run_id
+        self._drain_seconds = drain_seconds
+        self._heartbeats = HeartbeatMonitor(store, job.status_record, job.number)
+        self._submitted = time.monotonic()
+        self._accepted: float | None = None
+        self._waiting_reported = False
+
+    @property
+    def at_work_seconds(self) -> float:
+        """Time since a host accepted the job."""
+        return 0.0 if self._accepted is None else time.monotonic() - self._accepted
+
+    def monitor(self, flow_run: FlowRunStates) -> None:
+        """Waits until the job has ended, or STOP is set before a host accepted it. Raises as `run_remotely` does."""
+        stopping: float | None = None
+        ended: float | None = None
+        while True:
+            now = time.monotonic()
+            silent_seconds = self._heartbeats.look()
+            # A status record of an earlier flow run says nothing about this one.
+            status = self._heartbeats.status if self._heartbeats.owner_id == str(self._flow_run_id) else {}
+            where = f"{self._job.name} of work pool {self._job.work_pool} {status.get('doing', '')}".rstrip()
+            if status.get("ended"):
+                if status.get("sentence") is not None:
+                    errors = {kind.__name__: kind for kind in FINAL_ERRORS}
+                    raise errors.get(status.get("final") or "", StageDied)(status["sentence"])
+                return
+            if status:
+                self._accepted = self._accepted or now
+                if silent_seconds > SILENT_SECONDS:
+                    self._give_up()
+                    raise StageDied(f"{where} has been silent for {silent_seconds:.0f} s: it counts as lost")
+            elif STOP.is_set():
+                self._give_up()
+                return
+            elif now - self._submitted > _ACCEPT_SECONDS and not self._waiting_reported:
+                self._report_waiting(now - self._submitted)
+            if flow_run.states and (final := flow_run.states[-1]).is_final():
+                ended = ended or now
+                if now - ended > _LATE_SECONDS:
+                    if final.is_failed() and not status:
+                        # It failed before its first heartbeat: the host can't serve the run, and its error says why.
+                        raise InputError(f"{where}: {_error_text(final)}")
+                    raise StageDied(f"{where}: its flow run has ended as {final.name}: {final.message}")
+            if STOP.is_set():
+                stopping = stopping or now
+                if STOP_NOW.is_set() or now - stopping > self._drain_seconds + _REPORT_SECONDS:
+                    self._give_up()
+                    raise StageDied(f"{where} has not drained after {now - stopping:.0f} s")
+            time.sleep(_POLL_SECONDS)
+
+    def _report_waiting(self, seconds: float) -> None:
+        self._waiting_reported = True
+        sentence = f"no worker of work pool {self._job.work_pool} has taken {self._job.name} for {seconds:.0f} s"
+        get_run_logger().error(sentence)
+        emit("placement.waiting", self._run_url, {"stage": self._job.name, "sentence": sentence})
+
+    def _give_up(self) -> None:
+        """Keeps workers from starting or continuing the flow run, if the server can be reached."""
+
+        def cancel() -> None:
+            with contextlib.suppress(httpx.HTTPError, PrefectException), get_client(sync_client=True) as client:
+                state: State[Any] = Cancelled(message="given up by its campaign")
+                client.set_flow_run_state(self._flow_run_id, state, force=True)
+
+        # A copy of this context has the server's address.
+        threading.Thread(target=contextvars.copy_context().run, args=(cancel,), daemon=True).start()
+
+
+def _error_text(final: State[Any]) -> str:
+    """The error of a failed flow run, without Prefect's introduction and the error's type."""
+    _, _, error = (final.message or "").partition("encountered an exception: ")
+    return error.partition(": ")[2] or final.message or final.name or "failed"
 
 
 @flow(
@@ -58,7 +198,7 @@ def stages(run_url: str, attempt: int, job: Job) -> None:
     STOP_NOW.clear()
     warm_up(process.stage for process in job.processes)
     store = open_store(run_url)
-    _check(store, attempt, job)
+    _check_host(store, attempt, job)
     with HeartbeatPublisher(
         store,
         job.status_record,
@@ -67,61 +207,50 @@ def stages(run_url: str, attempt: int, job: Job) -> None:
         doing=f"on {socket.gethostname()}",
         draining=STOP.is_set,
     ) as publisher:
+        over = threading.Event()
+        threading.Thread(target=_monitor_controller, args=(store, str(attempt), over), daemon=True).start()
         try:
-            _run(store, run_url, attempt, job)
+            with handover_folder(f"{run_url} {job.name}", attempt) as handover:
+                arguments = StageArguments(run_url=run_url, attempt=attempt, replica=0, handover=handover)
+                run_together(submit_stages(job, arguments))
         except Exception as error:
             final = type(error).__name__ if isinstance(error, FINAL_ERRORS) else None
             publisher.publish(ended=True, sentence=str(error), final=final)
-            if isinstance(error, PlaceYielded):
-                return
-            raise
-        publisher.publish(ended=True, sentence=None, final=None)
+            if not isinstance(error, PlaceYielded):
+                raise
+        else:
+            publisher.publish(ended=True, sentence=None, final=None)
+        finally:
+            over.set()
+            STAGES.close()
 
 
-def _check(store: Store, number: int, job: Job) -> None:
+def _check_host(store: Store, number: int, job: Job) -> None:
     """Raises InputError unless this host sees the run, has the controller's code and inputs, and is in its network."""
+    host = f"host {socket.gethostname()}"
     try:
         attempt = read_attempt(store, number)
     except (RunMissing, NotInStore) as error:
         raise InputError(
-            f"host {socket.gethostname()} sees no attempt {number} of a run at {store.url}: expected a storage.root "
-            "that the controller and every host of placement share"
+            f"{host} sees no attempt {number} of a run at {store.url}",
+            expected="a storage.root that the controller and every host of placement share",
         ) from error
     code, controller_code = _code(provenance()), _code(attempt.provenance)
     if code != controller_code:
         raise InputError(
-            f"host {socket.gethostname()} runs {code} of Millrace, the controller {controller_code}: "
-            "expected the same code on every host"
+            f"{host} runs {code} of Millrace, the controller {controller_code}", expected="the same code on every host"
         )
     config = attempt_config(attempt)
-    stages_of_job = {process.stage for process in job.processes}
-    check_same_inputs(attempt, config, stages_of_job)
-    where = config.placement.train
-    if where.network is not None and "train" in stages_of_job:
-        own_interface(where.network, "placement.train.network")
+    job_stages = {process.stage for process in job.processes}
+    check_same_inputs(attempt, config, job_stages)
+    network = config.placement.train.network
+    if network is not None and "train" in job_stages:
+        own_interface(network, "placement.train.network")
 
 
 def _code(made_by: Provenance) -> str:
     changed = " with changes" if made_by.dirty else ""
     return f"commit {made_by.commit[:12]}{changed}" if made_by.commit else "no commit known"
-
-
-def _run(store: Store, run_url: str, attempt: int, job: Job) -> None:
-    handover = handover_folder(f"{run_url} {job.name}", attempt)
-    over = threading.Event()
-    threading.Thread(target=_monitor_controller, args=(store, str(attempt), over), daemon=True).start()
-    try:
-        with StageGroup() as group:
-            for process in job.processes:
-                arguments = StageArguments(run_url=run_url, attempt=attempt, replica=process.replica, handover=handover)
-                group.add(
-                    f"{process.stage}-{process.replica}", LONG_RUNNING[process.stage].submit(arguments, process.threads)
-                )
-            group.wait_for_first()
-    finally:
-        over.set()
-        STAGES.close()
-        shutil.rmtree(handover, ignore_errors=True)
 
 
 def _monitor_controller(store: Store, attempt: str, over: threading.Event) -> None:
@@ -134,42 +263,36 @@ def _monitor_controller(store: Store, attempt: str, over: threading.Event) -> No
             return
 
 
-def check_pools(remote: Sequence[Job]) -> None:
-    """Raises InputError, naming the key, for the first job whose pool can't run it. `remote`: jobs with a work pool."""
-    if PREFECT_API_URL.value() is None:
-        raise InputError(
-            f"{_setting(remote[0])}, but PREFECT_API_URL is not set: "
-            "expected the address of the Prefect server that has this work pool"
-        )
-    with get_client(sync_client=True) as client:
-        for pool, job in {str(job.work_pool): job for job in remote}.items():
-            _check_pool(client, pool, job)
+def check_pools(remote_jobs: Sequence[Job]) -> None:
+    """Raises InputError, naming the key, for the first job whose work pool can't run it."""
+    configured = PREFECT_API_URL.value() is not None
+    with get_client(sync_client=True) if configured else contextlib.nullcontext() as client:
+        for pool, job in {str(job.work_pool): job for job in remote_jobs}.items():
+            reason = "PREFECT_API_URL is not set" if client is None else _pool_problem(client, pool, job)
+            if reason is not None:
+                raise InputError(
+                    key=f"placement.{job.processes[0].stage}.work_pool",
+                    read=f"{pool!r}, but {reason}",
+                    expected=f"a pool for which `make host POOL={pool}` runs on a host",
+                )
 
 
-def _check_pool(client: SyncPrefectClient, pool: str, job: Job) -> None:
-    setting = _setting(job)
+def _pool_problem(client: SyncPrefectClient, pool: str, job: Job) -> str | None:
+    """Why the work pool can't run the job; None if it can."""
     try:
         work_pool = client.read_work_pool(pool)
-    except ObjectNotFound as error:
-        raise InputError(f"{setting}, but the Prefect server at {client.api_url} has no such work pool") from error
+    except ObjectNotFound:
+        return f"the Prefect server at {client.api_url} has no such work pool"
     try:
         deployment = client.read_deployment_by_name(f"stages/{pool}")
-    except ObjectNotFound as error:
-        raise InputError(
-            f"{setting}, but that pool has no deployment stages/{pool}: "
-            f"expected `make host POOL={pool}` on one of its hosts"
-        ) from error
+    except ObjectNotFound:
+        return f"that pool has no deployment stages/{pool}"
+    variables = {**deployment.job_variables, **job.job_variables}
     try:
-        variables = {**deployment.job_variables, **job.job_variables}
         validate(variables, work_pool.base_job_template.get("variables", {}), raise_on_error=True, preprocess=False)
     except ValidationError as error:
-        raise InputError(f"{setting}, and that pool does not take its job_variables: {error}") from error
-    if work_pool.is_push_pool or work_pool.is_managed_pool:
-        return
-    workers = client.read_workers_for_work_pool(pool)
-    if not any(worker.status == WorkerStatus.ONLINE for worker in workers):
-        raise InputError(f"{setting}, but no worker of that pool is online: expected `make host POOL={pool}` on a host")
-
-
-def _setting(job: Job) -> str:
-    return f"placement.{job.processes[0].stage}.work_pool is {job.work_pool!r}"
+        return f"that pool does not take its job_variables: {error}"
+    has_workers = not (work_pool.is_push_pool or work_pool.is_managed_pool)
+    if has_workers and all(w.status != WorkerStatus.ONLINE for w in client.read_workers_for_work_pool(pool)):
+        return "no worker of that pool is online"
+    return None

@@ -1,4 +1,4 @@
-"""What an attempt writes at its end: summary.json and a report for people.
+"""The results of an attempt at its end: summary.json and a report for people.
 
 status ─► summary.json                               as in `millrace status`
 status, promotion decision, history ─► Markdown ─┬─► reports/<attempt>.md in the run
@@ -15,23 +15,22 @@ from flows.display.tables import as_markdown
 from millrace.evaluation.promotion import read_decision
 from millrace.evaluation.results import HELD_OUT, ResultsReader
 from millrace.runs.history import Point, accuracies, read_steps, series, throughput
-from millrace.runs.record import AttemptEnd, end_attempt, read_attempt, read_end
+from millrace.runs.record import end_attempt, read_attempt, read_end
 from millrace.runs.status import StatusReader
 from storage import layout
 from storage.stores.base import Store
 
 Outcome = Literal["finished", "window over", "stopped"]
 """How an attempt ended: at the run's last step, with its budget spent, or before either."""
-
 _SENTENCES: Mapping[Outcome, str] = {
     "finished": "the run is at its end",
     "window over": "its budget is spent, and the next attempt continues from here",
     "stopped": "it was stopped; when resumed, the run continues from its latest checkpoint",
 }
-_MOST_POINTS = 100
-"""Per line of a plot: as many as a screen shows, in a few kilobytes of the server's database."""
-_MOST_ROWS = 30
-"""Of the table of evaluations; the folder `evaluations` has all."""
+_MAX_POINTS = 100
+"""Most points per line of a plot: a few kilobytes in the server's database."""
+_MAX_EVALUATIONS = 30
+"""Most rows of the table of evaluations; the folder `evaluations` has all."""
 
 
 def write_summary(store: Store, attempt: int) -> dict[str, Any]:
@@ -48,95 +47,72 @@ def write_summary(store: Store, attempt: int) -> dict[str, Any]:
     return status
 
 
-def write_report(store: Store, attempt: int, outcome: Outcome) -> str:
-    """Stores `reports/<attempt>.md` in the run, replacing an earlier one, and returns its text.
+def write_report(store: Store, number: int, outcome: Outcome) -> str:
+    """Stores `reports/<number>.md` in the run, replacing an earlier one, and returns its text.
 
     Raises StreamCorrupt or LedgerMismatch if the run is damaged.
     """
-    markdown = _report(store, attempt, outcome)
-    store.put(layout.report(attempt), markdown.encode())
+    status = StatusReader(store).look()
+    attempt = read_attempt(store, number)
+    steps = max(0, status["steps"] - attempt.first_step)
+    result = (
+        f"In {status['wall_seconds'] / 60:.1f} minutes this attempt made {steps:,} optimizer steps, to version "
+        f"{status['steps']:,} of {status['max_steps']:,}: {_SENTENCES[outcome]}."
+    )
+    if (finished := already_finished(status)) is not None:
+        result += f" It was {finished}."
+    if status["early_stop"] is not None:
+        result += f" Training ended early: {status['early_stop']}."
+    paragraphs = [f"# {status['run_id']}, attempt {number}: {outcome}", result]
+    if number > 0:
+        end = read_end(store, number - 1)
+        if end is None:
+            paragraphs.append("The attempt before it was killed.")
+        elif end.state == "failed":
+            paragraphs.append(f"The attempt before it failed: {end.cause}.")
+    if attempt.changes:
+        paragraphs.append(f"Changed since the attempt before it: {'; '.join(attempt.changes)}.")
+    decision = read_decision(store, number)
+    paragraphs.append("No checkpoint was judged for promotion." if decision is None else f"Gate: {decision.sentence}.")
+    rows = [*figures(status), *_busy_shares(status["seconds"])]
+    paragraphs.append(as_markdown([{"figure": name, "value": value} for name, value in rows]))
+    paragraphs += _plots(store)
+    paragraphs += [
+        as_markdown(table) for table in (evaluation_rows(status)[-_MAX_EVALUATIONS:], decision_rows(status)) if table
+    ]
+    paragraphs.append(f"The run is stored at `{store.url}`.\n")
+    markdown = "\n\n".join(paragraphs)
+    store.put(layout.report(number), markdown.encode())
     return markdown
 
 
-def _report(store: Store, attempt: int, outcome: Outcome) -> str:
-    status = StatusReader(store).look()
-    decision = read_decision(store, attempt)
-    gate = "No checkpoint was judged for promotion." if decision is None else f"Gate: {decision.sentence}."
-    key_figures = [{"figure": name, "value": value} for name, value in [*figures(status), *_busy(status)]]
-    tables = [table for table in (evaluation_rows(status)[-_MOST_ROWS:], decision_rows(status)) if table]
-    return "\n\n".join(
-        [
-            f"# {status['run_id']}, attempt {attempt}: {outcome}",
-            _sentence(store, attempt, outcome, status),
-            *_before(store, attempt),
-            *_changes(store, attempt),
-            gate,
-            as_markdown(key_figures),
-            *_plots(store),
-            *map(as_markdown, tables),
-            f"The run is stored at `{store.url}`.\n",
-        ]
-    )
-
-
-def _sentence(store: Store, attempt: int, outcome: Outcome, status: dict[str, Any]) -> str:
-    done = max(0, status["steps"] - read_attempt(store, attempt).first_step)
-    return (
-        f"In {status['wall_seconds'] / 60:.1f} minutes this attempt made {done:,} optimizer steps, to version "
-        f"{status['steps']:,} of {status['max_steps']:,}: {_SENTENCES[outcome]}."
-        + ("" if (finished := already_finished(status)) is None else f" It was {finished}.")
-        + ("" if status["early_stop"] is None else f" Training ended early: {status['early_stop']}.")
-    )
-
-
-def _before(store: Store, attempt: int) -> list[str]:
-    """A paragraph on the attempt before it, if that did not end as it should."""
-    end = read_end(store, attempt - 1) if attempt else AttemptEnd(state="finished")
-    if end is None:
-        return ["The attempt before it was killed."]
-    return [f"The attempt before it failed: {end.cause}."] if end.state == "failed" else []
-
-
-def _changes(store: Store, attempt: int) -> list[str]:
-    """A paragraph on the settings and inputs that differ from the attempt before it; none if none do."""
-    changes = read_attempt(store, attempt).changes
-    return [f"Changed since the attempt before it: {'; '.join(changes)}."] if changes else []
-
-
-def _busy(status: dict[str, Any]) -> list[tuple[str, str]]:
+def _busy_shares(seconds: Mapping[str, float]) -> list[tuple[str, str]]:
     """The busy share of each stage's time over the whole run."""
-    seconds = status["seconds"]
-    found = []
-    for stage in ("generate", "score", "train", "sync"):
-        busy, idle = seconds[stage], seconds[f"idle_{stage}"]
-        share = f"{busy / (busy + idle):.0%} of {busy + idle:,.0f} s" if busy + idle else "–"
-        found.append((f"{stage} busy", share))
-    return found
+    totals = {stage: seconds[stage] + seconds[f"idle_{stage}"] for stage in ("generate", "score", "train", "sync")}
+    return [
+        (f"{stage} busy", f"{seconds[stage] / total:.0%} of {total:,.0f} s" if total else "–")
+        for stage, total in totals.items()
+    ]
 
 
 def _plots(store: Store) -> list[str]:
     """The plots that have data."""
     steps = read_steps(store)
-    wanted: list[tuple[str, dict[str, Sequence[Point]]]] = [
-        ("Reward", {"reward": series(steps, "reward_mean", _MOST_POINTS)}),
-        (
-            "Staleness, policy versions",
-            {
-                "mean": series(steps, "staleness_mean", _MOST_POINTS),
-                "largest": series(steps, "staleness_max", _MOST_POINTS, max),
-            },
-        ),
-        ("Throughput of the trainer, response tokens per second", {"tokens/s": throughput(steps, _MOST_POINTS)}),
+    by_set = accuracies(ResultsReader(store).read(), _MAX_POINTS)
+    accuracy = {name: [(point.version, point.value) for point in points] for name, points in by_set.items()}
+    band = [(point.version, *point.interval) for point in by_set.get(HELD_OUT, ()) if point.interval is not None]
+    staleness: dict[str, Sequence[Point]] = {
+        "mean": series(steps, "staleness_mean", _MAX_POINTS),
+        "largest": series(steps, "staleness_max", _MAX_POINTS, max),
+    }
+    plots: list[tuple[str, Mapping[str, Sequence[Point]]]] = [
+        ("Reward", {"reward": series(steps, "reward_mean", _MAX_POINTS)}),
+        ("Held-out accuracy" if len(accuracy) == 1 else "Accuracy by evaluation set", accuracy),
+        ("Staleness, policy versions", staleness),
+        ("Throughput of the trainer, response tokens per second", {"tokens/s": throughput(steps, _MAX_POINTS)}),
     ]
-    reward, *rest = [line_chart(title, lines) if any(lines.values()) else "" for title, lines in wanted]
-    return [plot for plot in (reward, _accuracy_plot(store), *rest) if plot]
-
-
-def _accuracy_plot(store: Store) -> str:
-    """The accuracy on each set, and the interval of the held-out prompts; empty if nothing was evaluated."""
-    found = accuracies(ResultsReader(store).read(), _MOST_POINTS)
-    lines = {name: [(point.version, point.value) for point in points] for name, points in found.items()}
-    if not any(lines.values()):
-        return ""
-    band = [(point.version, *point.interval) for point in found[HELD_OUT] if point.interval is not None]
-    return line_chart("Held-out accuracy" if len(lines) == 1 else "Accuracy by evaluation set", lines, band=band)
+    return [
+        line_chart(title, lines, band=band if lines is accuracy else ())
+        for title, lines in plots
+        if any(lines.values())
+    ]

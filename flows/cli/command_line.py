@@ -8,7 +8,6 @@ import argparse
 import math
 import re
 import shlex
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,14 +17,9 @@ if TYPE_CHECKING:
     from configs.requests import GivenLengthsConfig
 
 Run = Callable[[argparse.Namespace], int]
+Option = tuple[tuple[str, ...], dict[str, Any]]
+"""Names and settings for `add_argument`."""
 Value = TypeVar("Value")
-
-
-class Option(NamedTuple):
-    """Names and settings for `add_argument`."""
-
-    names: tuple[str, ...]
-    settings: dict[str, Any]
 
 
 class Command(NamedTuple):
@@ -39,7 +33,7 @@ class Command(NamedTuple):
 
 def option(*names: str, **settings: Any) -> Option:
     """An argument, with the parameters of `ArgumentParser.add_argument`."""
-    return Option(names, settings)
+    return names, settings
 
 
 def add_command(parsers: "argparse._SubParsersAction[argparse.ArgumentParser]", command: Command) -> None:
@@ -105,15 +99,9 @@ lengths = _parser_of(
 
 def run_again(arguments: argparse.Namespace, run_id: str) -> str:
     """The command line of `millrace run` with the same config and settings, for the run `run_id`; without --resume."""
-    program = Path(sys.argv[0])
-    on_path = shutil.which("millrace")
-    if program.name != "millrace":
-        words = [sys.executable, "-m", "flows.cli.main"]
-    elif on_path is not None and Path(on_path).resolve() == program.resolve():
-        words = ["millrace"]
-    else:
-        words = [sys.argv[0]]
-    words += ["run", str(arguments.config)]
+    is_script = Path(sys.argv[0]).name == "millrace"
+    program = [sys.argv[0]] if is_script else [sys.executable, "-m", "flows.cli.main"]
+    words = [*program, "run", str(arguments.config)]
     if arguments.set:
         words += ["--set", *arguments.set]
     if arguments.root is not None:

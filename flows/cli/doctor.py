@@ -1,4 +1,4 @@
-"""`millrace doctor`."""
+"""`millrace doctor`: the diagnosis of this machine as a table."""
 
 import argparse
 import json
@@ -27,8 +27,8 @@ def _doctor(arguments: argparse.Namespace) -> int:
             group = line.group
             table.add_row("", plain(group, "bold"))
         mark, style = ("✗", "bold red") if line.stops_campaigns else _MARKS[line.state]
-        found = plain(line.found, "" if line.state == "ok" else style)
-        table.add_row(plain(mark, style), plain(line.what), found, plain(line.remedy))
+        value = plain(line.value, "" if line.state == "ok" else style)
+        table.add_row(plain(mark, style), plain(line.what), value, plain(line.remedy))
     if stopping := [line.what for line in lines if line.stops_campaigns]:
         verdict = plain(f"No campaign can run here yet: {', '.join(stopping)}.", "bold red")
     else:

@@ -1,4 +1,4 @@
-"""The `millrace` command: parses the command line, then imports and calls what it needs.
+"""The `millrace` command: parses the command line, then imports and calls the requested command.
 
 Exit codes: 0 done · 1 a stage that kept dying, with its cause and the end of its log, or an internal error, with its
 traceback · 2 a user error, in one line · 3 another controller took over the run · after draining, so that --resume
@@ -6,7 +6,6 @@ continues it: 4 cancelled in the Prefect UI, 130 / 143 stopped by Ctrl-C / SIGTE
 """
 
 import argparse
-import importlib.metadata
 import json
 import os
 import sys
@@ -45,13 +44,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USER_ERROR
 
 
+class _PrintVersion(argparse.Action):
+    """Looks the version up when it is needed: a source tree may not be installed."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        import importlib.metadata
+
+        print(f"millrace {importlib.metadata.version('millrace')}")
+        parser.exit()
+
+
 def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands; parsed arguments hold the function `run_command`."""
     from dashboard.integrations.sinks import mirror
     from dashboard.server import cli as dashboard
     from flows.cli import doctor, maintenance, plan, replay, runs, show
 
     parser = argparse.ArgumentParser(prog="millrace", description="Asynchronous RL post-training as Prefect flows.")
-    parser.add_argument("--version", action="version", version=f"millrace {importlib.metadata.version('millrace')}")
+    parser.add_argument("--version", action=_PrintVersion, nargs=0, help="print the version of Millrace")
     parsers = parser.add_subparsers(dest="command", required=True)
     add_command(parsers, _RUN)
     for module in (runs, plan, doctor, replay, show, maintenance):
@@ -75,7 +85,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise InputError("missing", key="--run-id", expected="with --resume the run to continue")
     run_id = f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}" if arguments.run_id is None else arguments.run_id
 
-    # These two processes start while this one imports what it needs itself, and makes its checks.
+    # The server and the warm process start while this one imports modules and makes its checks.
     from flows.deployment.server import prefect_server
     from tasks.jobs import stages_here
     from tasks.start import warm_up

@@ -1,4 +1,4 @@
-"""`millrace inspect | fsck | compact | gc | export | import`: their command lines, and what they print."""
+"""`millrace inspect | fsck | compact | gc | export | import`: their command lines and output."""
 
 import argparse
 import json
@@ -137,11 +137,10 @@ def _summary(summary: "RunSummary") -> Iterator[RenderableType]:
         times = ("–" if t is None else local_time(t) for t in (stream.t_first, stream.t_last))
         state = "damaged" if stream.problem is not None else "ended" if stream.ended else "open"
         removed = f"{stream.removed_parts:,} parts" if stream.removed_parts else "–"
-        schemas = ", ".join(map(str, stream.schema_versions)) or "–"
-        writers.append([stream.name, *times, state, removed, str(stream.epochs), schemas])
+        writers.append([stream.name, *times, state, removed, str(stream.epochs)])
     columns = ("parts", "rows", "tokens", "size", "versions")
     yield new_table("streams", left=("stream",), right=columns, rows=streams)
-    left, right = ("stream", "first commit", "last commit", "state"), ("removed", "epochs", "schema")
+    left, right = ("stream", "first commit", "last commit", "state"), ("removed", "epochs")
     yield new_table("writers", left=left, right=right, rows=writers)
     yield from _files("checkpoints", summary.checkpoints)
     yield from _files("weights in the store", summary.weights)

@@ -1,4 +1,4 @@
-"""`millrace plan`: its command line, and what it prints and writes."""
+"""`millrace plan`: its command line, its tables and its files."""
 
 import argparse
 import json
@@ -55,9 +55,7 @@ COMMANDS = [
         _plan,
         "say what a campaign will take, before it runs: split of the GPUs, seconds per step, staleness, memory, cost",
         [
-            option(
-                "config", type=Path, nargs="?", help="a YAML file (default with --from: the first run's config)"
-            ),
+            option("config", type=Path, nargs="?", help="a YAML file (default with --from: the first run's config)"),
             SET,
             option("--hardware", metavar="KIND", help="kind of GPU, such as h100"),
             option("--gpus", type=count, metavar="N", help="total GPUs, shared by trainer and generators"),

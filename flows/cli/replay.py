@@ -1,9 +1,11 @@
-"""`millrace replay`: its command line, and what it prints."""
+"""`millrace replay`: its command line and its tables."""
 
 import argparse
 import time
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
 
 from flows.cli.command_line import SET, Command, not_negative, option, version
 from flows.display.tables import echo, for_terminal
@@ -28,7 +30,7 @@ def _replay(arguments: argparse.Namespace) -> int:
         check(request)
         wait_for_server()
         echo(f"replay {request.run_id}")
-        stop_on_signals()
+        stop_on_signals(Console())
         try:
             results: dict[str, Any] = replay(request)
         except tuple(STOPS) as stopped:

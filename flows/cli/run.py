@@ -4,14 +4,14 @@ import importlib
 import signal
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from rich.console import Console
 
 from configs.schema import RunConfig
 from configs.stored import changed_keys
 from flows.campaign.hub import with_local_copies
-from flows.campaign.prepare import Checked, Resume, check, run_store
+from flows.campaign.prepare import Resume, check, run_store
 from flows.display.key_figures import already_finished
 from flows.display.live_view import View, panel
 from flows.display.tables import echo
@@ -26,19 +26,17 @@ class Terminated(BaseException):
     """SIGTERM as an exception: Prefect passes the signal on once the flow has drained its stages."""
 
 
-class CancelledInTheUI(Exception):
-    """A person cancelled the flow run, and its stages have drained."""
+STOPS: dict[type[BaseException], int] = {KeyboardInterrupt: 130, Terminated: 143}
+"""Exit codes after Ctrl-C and SIGTERM. Every stage has drained by then."""
+CANCELLED = 4
+"""Exit code after a cancellation in the Prefect UI. Every stage has drained by then."""
 
 
-STOPS: dict[type[BaseException], int] = {KeyboardInterrupt: 130, Terminated: 143, CancelledInTheUI: 4}
-"""Exit codes after Ctrl-C, SIGTERM and a cancellation in the Prefect UI. Every stage has drained by then."""
-
-
-def stop_on_signals() -> None:
-    """From now on, Ctrl-C raises KeyboardInterrupt in the main thread, and SIGTERM Terminated; a line says so."""
+def stop_on_signals(console: Console) -> None:
+    """Makes Ctrl-C raise KeyboardInterrupt in the main thread, and SIGTERM Terminated, after a line that says so."""
 
     def stop(signal_number: int, frame: FrameType | None) -> NoReturn:
-        echo("stopping: each stage finishes and commits what it is doing; stop once more to kill them")
+        echo("stopping: each stage finishes and commits what it is doing; stop once more to kill them", console=console)
         raise KeyboardInterrupt if signal_number == signal.SIGINT else Terminated
 
     # SIGINT too: a shell script starts its background jobs with it ignored, and this one has stages to drain.
@@ -54,7 +52,7 @@ def run_campaign(
     wait_for_server: Callable[[], None],
     command: str,
 ) -> int:
-    """Runs a campaign to its end. Returns 0, or one of `STOPS` if it was stopped.
+    """Runs a campaign to its end. Returns 0, or CANCELLED or a code of STOPS if it was stopped.
 
     `wait_for_server` is the value of `flows.deployment.server.prefect_server`. `command`, with --resume added, is what
     a person types to continue the run. Raises the errors of `flows.campaign.prepare.check` before anything is created,
@@ -62,65 +60,50 @@ def run_campaign(
     """
     failpoints.arm("controller")
     console = Console()
-    config = with_local_copies(config, run_store(config, run_id), echo)
+    store = run_store(config, run_id)
+    config = with_local_copies(config, store, echo)
     with console.status("checking the config, the model, the reward and the prompts"):
-        checked = check(
+        inputs = check(
             config,
             run_id,
             resume=resume,
             accept_changed_inputs=accept_changed_inputs,
             meanwhile=lambda: importlib.import_module("flows.campaign.flow"),
         )
-    store = checked.store
+    # Imported while the server starts.
+    from prefect.exceptions import CancelledRun
+
+    from flows.campaign.flow import run_attempt
+
     echo(f"run {run_id} at {store.url}")
     if store.exists(layout.RUN):
         attempt = latest_attempt(store)
         settings = changed_keys(attempt.config, config.model_dump(mode="json"))
         echo(*(f"resumed with another setting: {change}" for change in settings))
-        echo(*(f"resumed with another input: {change}" for change in changed_inputs(attempt, checked.inputs)))
-    stop_on_signals()
+        echo(*(f"resumed with another input: {change}" for change in changed_inputs(attempt, inputs)))
+    stop_on_signals(console)
     try:
-        status = _campaign(config, run_id, resume, checked, console, wait_for_server)
+        with console.status("waiting for the Prefect server"):
+            wait_for_server()
+        with View(store, console):
+            status = run_attempt(config, run_id, resume, inputs)
     except StageDied as error:
         if store.exists(layout.RUN):
             error.add_note(f"once the cause is fixed, continue with:\n{command} --resume")
         raise
-    except tuple(STOPS) as stop:
+    except (KeyboardInterrupt, Terminated, CancelledRun) as stop:
         if store.exists(layout.RUN):
             echo(f"stopped{_stored(store)}; continue with:", f"{command} --resume")
         else:
             echo("stopped before the run began; start it with:", command)
-        return STOPS[type(stop)]
+        return STOPS.get(type(stop), CANCELLED)
+    assert isinstance(status, dict)
     echo(panel(status, {}), f"summary at {store.url}/summary.json")
     if (finished := already_finished(status)) is not None:
         echo(finished)
     if status["state"] != "finished":
         echo(f"this attempt's budget is spent{_stored(store)}; continue with:", f"{command} --resume")
     return 0
-
-
-def _campaign(
-    config: RunConfig,
-    run_id: str,
-    resume: Resume,
-    checked: Checked,
-    console: Console,
-    wait_for_server: Callable[[], None],
-) -> dict[str, Any]:
-    # Imported while the server starts.
-    from prefect.exceptions import CancelledRun
-
-    from flows.campaign.flow import checked_campaign
-
-    with console.status("waiting for the Prefect server"):
-        wait_for_server()
-    with View(checked.store, console):
-        try:
-            status = checked_campaign(config, run_id, resume, checked.inputs)
-        except CancelledRun as error:
-            raise CancelledInTheUI from error
-        assert isinstance(status, dict)
-        return status
 
 
 def _stored(store: Store) -> str:

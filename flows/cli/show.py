@@ -14,7 +14,7 @@ from flows.display.tables import echo, local_time, new_table, plain, shortened
 
 if TYPE_CHECKING:
     from millrace.replay.diff import Diff
-    from millrace.replay.show import Shown, ShownGroup
+    from millrace.replay.show import ShownGroup, ShownStep
 
 DIFFERENT = 1
 """Exit code if two runs differ."""
@@ -50,7 +50,7 @@ def _diff(arguments: argparse.Namespace) -> int:
     return DIFFERENT if difference.batch or difference.numbers else 0
 
 
-def _step(shown: "Shown") -> Iterator[RenderableType]:
+def _step(shown: "ShownStep") -> Iterator[RenderableType]:
     trajectories = sum(len(group.rewards) for group in shown.groups)
     tokens = sum(sum(group.lengths) for group in shown.groups)
     yield (
@@ -106,7 +106,7 @@ def _group(group: "ShownGroup") -> Sequence[Any]:
 
 
 def _comparison(diff: "Diff") -> Iterator[RenderableType]:
-    """From config to data to loss."""
+    """Yields the differences from config to data to loss."""
     yield f"A  {diff.run_a}"
     yield f"B  {diff.run_b}"
     for title, differences in (

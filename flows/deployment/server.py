@@ -1,21 +1,29 @@
-"""A private Prefect server on loopback, for a campaign started without one. It ends with the campaign.
+"""Prefect servers: a private one on loopback for a campaign that starts without one, and the one of `make server`.
 
 millrace run ──► is PREFECT_API_URL set? ──yes──► that server
                           │ no
-                          └──► python -m flows.deployment.server PORT    starts while the controller makes its checks
-                                                                         and imports what it needs
+                          └──► python -m flows.deployment.server PORT    starts while the controller checks the config
+
 The private server runs in its own session, so that Ctrl-C does not reach it and a draining campaign can still report.
 Its standard input is a lifeline: it closes when the controller ends for any reason, and then the server stops. If the
 server ends first, it is started again on its port, with its database: Prefect's clients retry until it answers.
+
+A failed SQLite statement must not freeze either server:
+
+    event loop's thread            connection's thread
+    a statement ─────────────────► fails: "database is locked"; its cursor lives on in the error's traceback
+    another statement ───────────► waits up to 60 s for a lock, and meanwhile holds the connection's mutex
+    frees the old cursor: waits for that mutex, so the event loop and the holder of the lock stand still
+
+Freeing a closed cursor needs no mutex. So a cursor closes itself, in the connection's thread, when its statement fails.
 """
 
 import atexit
 import contextlib
-import gc
-import http.client
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -23,6 +31,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from millrace.errors import InputError
 
@@ -30,17 +39,19 @@ _START_SECONDS = 90.0
 _STOP_SECONDS = 10.0
 _ANSWER_SECONDS = 10.0
 _POLL_SECONDS = 0.03
+_MAX_RESTARTS = 10
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-_RESTARTS = 10
-"""Most restarts of a server that ends again and again."""
 _SETTINGS = {
-    # Written in batches: with a transaction for each task run and event, SQLite is locked for too long.
+    # Task runs and events are written in batches, because a transaction for each locks SQLite for too long.
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "50",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
     "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_READ_BATCH_SIZE": "50",
-    # A campaign uses no blocks. Prefect must not note that they were registered either: a server with a UI that opens
-    # the same database later registers them.
+}
+"""Settings of both servers."""
+_PRIVATE_SETTINGS = {
+    # A campaign uses no blocks. Prefect must not record them as registered either: a server with a UI that opens the
+    # same database later registers them.
     "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
     "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
 }
@@ -48,55 +59,60 @@ _SETTINGS = {
 
 @contextlib.contextmanager
 def prefect_server() -> Iterator[Callable[[], None]]:
-    """Starts a private server unless one is configured. Its value waits for it; from then on Prefect uses it.
+    """Starts a private server unless one is configured; yields a function that waits for it and makes Prefect use it.
 
-    What comes before that call takes place while the server starts. A server that was never waited for ends with the
-    block, others with this process. Enter it before anything else imports Prefect. Exit handlers run in reverse order,
-    so Prefect's own then still reach the server before ours stops it. Raises InputError if the configured server does
-    not answer, or if there is none and Prefect has no folder to write to.
+    A server that was never waited for ends with the block, others with this process. Enter the block before anything
+    imports Prefect: exit handlers run in reverse order, so Prefect's own then still reach the server. Raises InputError
+    if the configured server does not answer, or if there is none and Prefect's folder can't be written.
     """
-    atexit.register(_stop)
-    # At once, because importing Prefect takes as long as a third of the server's start. If it turns out that a profile
-    # names a server, this one ends again.
-    unwritable = None if os.environ.get("PREFECT_API_URL") else _unwritable_home()
-    started = None if os.environ.get("PREFECT_API_URL") or unwritable else _start()
-    from prefect.settings import PREFECT_API_URL, temporary_settings
-
-    configured: str | None = PREFECT_API_URL.value()
-    if configured:
-        _stop()
-        _check_answers(configured)
-        yield lambda: None
-        return
-    if unwritable:
-        raise InputError(unwritable)
-    server = started or _start()
+    # Started before Prefect is imported, which takes a third of the server's start. If a profile turns out to name a
+    # server, this one ends again.
+    private, home_error = None, None
+    if not os.environ.get("PREFECT_API_URL") and (home_error := _home_error()) is None:
+        private = _PrivateServer()
     with contextlib.ExitStack() as unused, contextlib.ExitStack() as settings:
-        unused.callback(_stop)
+        if private is not None:
+            unused.callback(private.stop)
+        from prefect.settings import PREFECT_API_URL, temporary_settings
 
         def wait() -> None:
-            server.await_start()
-            unused.pop_all()
-            settings.enter_context(temporary_settings(updates={PREFECT_API_URL: f"http://127.0.0.1:{server.port}/api"}))
+            if private is not None:
+                private.wait_until_started()
+                unused.pop_all()
+                settings.enter_context(temporary_settings(updates={PREFECT_API_URL: private.url}))
 
+        configured: str | None = PREFECT_API_URL.value()
+        if configured:
+            unused.close()
+            private = None
+            check_answers(configured)
+        elif home_error is not None:
+            raise home_error
         yield wait
 
 
 class _PrivateServer:
-    """A server of this process, on a free port."""
-
     def __init__(self) -> None:
-        self.port = free_port()
+        self._port = free_port()
+        self.url = f"http://127.0.0.1:{self._port}/api"
         self._stopping = threading.Event()
-        self._process = self._spawn()
+        self._process = self._start_process()
+        atexit.register(self.stop)
 
-    def await_start(self) -> None:
-        """Waits until it answers; from then on it is started again if it ends. Raises RuntimeError if it never does."""
-        _wait_until_healthy(self.port, self._process)
-        threading.Thread(target=self._keep_alive, name="prefect server", daemon=True).start()
+    def wait_until_started(self) -> None:
+        """Waits until it answers; from then on it is restarted if it ends. Raises RuntimeError if it never answers."""
+        deadline = time.monotonic() + _START_SECONDS
+        while self._process.poll() is None and time.monotonic() < deadline:
+            # It listens once its database is migrated and its services run.
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port), _ANSWER_SECONDS):
+                threading.Thread(target=self._restart_when_ended, name="prefect server", daemon=True).start()
+                return
+            time.sleep(_POLL_SECONDS)
+        code = self._process.returncode
+        outcome = f"did not answer within {_START_SECONDS:.0f} s" if code is None else f"ended with exit code {code}"
+        raise RuntimeError(f"the private Prefect server {outcome}")
 
     def stop(self) -> None:
-        """Ends it for good."""
         self._stopping.set()
         process = self._process
         process.terminate()
@@ -105,32 +121,32 @@ class _PrivateServer:
         process.kill()
         process.wait()
 
-    def _spawn(self) -> subprocess.Popen[bytes]:
-        own = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+    def _start_process(self) -> subprocess.Popen[bytes]:
+        settings = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
         return subprocess.Popen(
-            [sys.executable, "-m", "flows.deployment.server", str(self.port)],
+            [sys.executable, "-m", "flows.deployment.server", str(self._port)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, **own},
+            env={**os.environ, **settings},
         )
 
-    def _keep_alive(self) -> None:
+    def _restart_when_ended(self) -> None:
         from prefect.logging import get_logger
 
-        for _ in range(_RESTARTS):
+        for _ in range(_MAX_RESTARTS):
             code = self._process.wait()
             if self._stopping.wait(_POLL_SECONDS):
                 return
             how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
             get_logger(__name__).warning("the private Prefect server ended (%s) and is started again", how)
-            self._process = self._spawn()
+            self._process = self._start_process()
             if self._stopping.is_set():
                 self.stop()
 
 
-def _unwritable_home() -> str | None:
-    """A sentence if Prefect can't write to its folder, where the private server's database is."""
+def _home_error() -> InputError | None:
+    """The error if Prefect can't write to its folder, where the private server's database is."""
     if any(os.environ.get(f"PREFECT_{part}_DATABASE_CONNECTION_URL") for part in ("SERVER", "API")):
         return None
     home = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
@@ -139,43 +155,33 @@ def _unwritable_home() -> str | None:
         with tempfile.TemporaryFile(dir=home):
             return None
     except OSError as error:
-        return (
-            f"Prefect's folder {home} can't be written ({error.strerror}); expected a writable HOME, or PREFECT_HOME "
-            "set to a writable folder"
+        return InputError(
+            file=home,
+            read=f"Prefect's folder can't be written ({error.strerror})",
+            expected="a writable HOME, or PREFECT_HOME set to a writable folder",
         )
 
 
-_private: list[_PrivateServer] = []
-
-
-def _start() -> _PrivateServer:
-    """A private server that is starting."""
-    _private.append(_PrivateServer())
-    return _private[-1]
-
-
-def _stop() -> None:
-    while _private:
-        _private.pop().stop()
-
-
-def _check_answers(url: str) -> None:
-    """Raises InputError at once; Prefect itself would retry for minutes."""
+def check_answers(url: str) -> None:
+    """Raises InputError at once if no server answers at `url`; Prefect itself would retry for minutes."""
     import httpx
 
     try:
         httpx.get(f"{url}/health", timeout=_ANSWER_SECONDS)
-    except (httpx.ConnectError, httpx.TimeoutException) as error:
-        raise InputError(f"PREFECT_API_URL is {url}, but no Prefect server answers there: {error}") from error
+    except (httpx.TransportError, httpx.InvalidURL) as error:
+        raise InputError(
+            key="PREFECT_API_URL",
+            read=f"{url}, but no Prefect server answers there ({error})",
+            expected="the address of a running one, such as that of `make server`",
+        ) from error
 
 
 def bypass_proxies() -> None:
     """Adds loopback to NO_PROXY, for this process and its children: no proxy reaches this machine's own servers."""
-    known = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    hosts = [host.strip() for host in known.split(",") if host.strip()]
-    hosts += [host for host in _LOOPBACK if host not in hosts]
+    value = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    hosts = [host.strip() for host in value.split(",") if host.strip()]
     # Both, because libraries differ in which of the two they prefer.
-    os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(hosts)
+    os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(dict.fromkeys([*hosts, *_LOOPBACK]))
 
 
 def free_port() -> int:
@@ -186,51 +192,61 @@ def free_port() -> int:
         return port
 
 
-def _wait_until_healthy(port: int, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + _START_SECONDS
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise RuntimeError(f"the private Prefect server exited with code {process.returncode} while starting")
-        if _is_healthy(port):
-            return
-        time.sleep(_POLL_SECONDS)
-    raise RuntimeError(f"the private Prefect server was not healthy within {_START_SECONDS:.0f} s")
+class _Cursor(sqlite3.Cursor):
+    def execute(self, *arguments: Any) -> "_Cursor":
+        return self._attempt(super().execute, *arguments)
+
+    def executemany(self, *arguments: Any) -> "_Cursor":
+        return self._attempt(super().executemany, *arguments)
+
+    def _attempt(self, statement: Callable[..., Any], *arguments: Any) -> "_Cursor":
+        try:
+            statement(*arguments)
+        except sqlite3.Error:
+            self.close()
+            raise
+        return self
 
 
-def _is_healthy(port: int) -> bool:
-    # Not httpx: each of its clients loads all certificates, and this is asked often while both cores are busy.
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ANSWER_SECONDS)
-    with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
-        connection.request("GET", "/api/health")
-        return connection.getresponse().status == http.HTTPStatus.OK
-    return False
+class _Connection(sqlite3.Connection):
+    def cursor(self, factory: Any = _Cursor) -> Any:
+        return super().cursor(factory)
+
+
+def close_failed_cursors() -> None:
+    """Makes the cursors of this process's new SQLite connections close themselves when they fail."""
+    from sqlalchemy import Engine, event
+
+    @event.listens_for(Engine, "do_connect")
+    def choose_factory(dialect: Any, record: Any, arguments: list[Any], options: dict[str, Any]) -> None:
+        if dialect.name == "sqlite":
+            options.setdefault("factory", _Connection)
 
 
 def _serve(port: int) -> None:
-    # Nothing that is imported becomes garbage: looking for some takes an eighth of the time until the server listens.
-    gc.disable()
-    for name, value in _SETTINGS.items():
-        os.environ.setdefault(name, value)
-    threading.Thread(target=_watch, name="lifeline", daemon=True).start()
+    """Runs the private server until its standard input closes."""
+
+    def stop_when_closed() -> None:
+        while os.read(0, 1024):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop_when_closed, name="lifeline", daemon=True).start()
     import uvicorn
     from prefect.server.api.server import create_app
-    from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL
 
-    from flows.deployment.database import close_failed_cursors, copy_template, user_cache
-
-    close_failed_cursors()
-    copy_template(str(PREFECT_API_DATABASE_CONNECTION_URL.value()), user_cache())
-    app = create_app()
-    gc.freeze()
-    gc.enable()
-    uvicorn.run(app, host="127.0.0.1", port=port, log_level="error")
-
-
-def _watch() -> None:
-    while os.read(0, 1024):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
+    uvicorn.run(create_app(), host="127.0.0.1", port=port, log_level="error")
 
 
 if __name__ == "__main__":
-    _serve(int(sys.argv[1]))
+    close_failed_cursors()
+    is_private = sys.argv[1].isdecimal()
+    for name, value in {**_SETTINGS, **(_PRIVATE_SETTINGS if is_private else {})}.items():
+        os.environ.setdefault(name, value)
+    if is_private:
+        _serve(int(sys.argv[1]))
+    else:
+        # Prefect's own command, as `make server` runs it.
+        from prefect.cli import app
+
+        app()

@@ -20,25 +20,25 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.responses import WorkerFlowRunResponse
 from prefect.workers.process import ProcessWorker
 
-MOST_RUNS = 64
-"""The pool's limit decides. A worker needs a limit of its own to count its runs."""
+MAX_RUNS = 64
+"""The pool's limit decides. Without a limit, a worker does not count its runs."""
 _GRACE_SECONDS = 720.0
 """Time for flow runs to end after a signal: `supervision.drain_seconds`, 600 s by default, and the rest for a server
 that is slow to answer."""
 _INTERRUPT_SECONDS = 25.0
 """Ctrl-C in a terminal reaches the flow runs too, and a second signal at once would disturb their drain. SIGINT sent to
 this process alone does not reach them, so they get SIGTERM after this time."""
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 
 
-async def work(pool: str, limit: int = MOST_RUNS) -> None:
+async def work(pool: str, limit: int = MAX_RUNS) -> None:
     """Runs the pool's flow runs, at most `limit` at once, until SIGTERM or Ctrl-C."""
-    stop: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.put_nowait, number)
+        asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
     worker = _Worker(work_pool_name=pool, name=socket.gethostname(), limit=limit)
     working = asyncio.create_task(worker.start())
-    stopping = asyncio.create_task(stop.get())
+    stopping = asyncio.create_task(signals.get())
     await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if stopping.done() and worker.is_setup:
         await _drain(worker, stopping.result())
@@ -62,20 +62,19 @@ class _Worker(ProcessWorker, ABC):
 
 
 async def _drain(worker: ProcessWorker, number: signal.Signals) -> None:
-    """Returns once no flow run is left, or their time is up."""
+    """Returns once all flow runs have ended, or their time is up."""
     worker.limiter.total_tokens = 1
     now = asyncio.get_running_loop().time
-    patience_ends = now() + (_INTERRUPT_SECONDS if number == signal.SIGINT else 0.0)
-    deadline = patience_ends + _GRACE_SECONDS
+    terminate_at = now() + (_INTERRUPT_SECONDS if number == signal.SIGINT else 0.0)
     signalled: set[int] = set()
     while worker.limiter.borrowed_tokens > 0:
-        if now() > deadline:
+        if now() > terminate_at + _GRACE_SECONDS:
             print(f"flow runs did not end within {_GRACE_SECONDS:.0f} s; they are killed", flush=True)
             return
         # Repeated, because a run that was just starting gets its process late.
-        children = {child.pid for child in psutil.Process().children()} if now() >= patience_ends else set()
+        children = {child.pid for child in psutil.Process().children()} if now() >= terminate_at else set()
         for pid in children - signalled:
             signalled.add(pid)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-        await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.sleep(_POLL_SECONDS)

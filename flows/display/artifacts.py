@@ -1,4 +1,4 @@
-"""What the Prefect UI shows of a run besides its tasks: keys of artifacts, links, messages, cards."""
+"""Artifacts of a run in the Prefect UI: their keys, links, the last message, the card of a promotion."""
 
 import logging
 import os

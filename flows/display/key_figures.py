@@ -80,8 +80,8 @@ def evaluation_line(evaluation: dict[str, Any]) -> str:
     measures = {"accuracy": held_out, "accuracy_interval": evaluation["interval"], "prompts": evaluation["prompts"]}
     version = evaluation["policy_version"]
     base = "" if version else ", the base model"
-    others = "".join(f"; {name} {accuracy_text(accuracy)}" for name, accuracy in sets)
-    return f"{version}{base}: held-out accuracy {_accuracy(measures, 'prompts')}{others}"
+    further = "".join(f"; {name} {accuracy_text(accuracy)}" for name, accuracy in sets)
+    return f"{version}{base}: held-out accuracy {_accuracy(measures, 'prompts')}{further}"
 
 
 def evaluation_rows(status: dict[str, Any]) -> list[Row]:

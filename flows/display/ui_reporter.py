@@ -85,21 +85,10 @@ class UiReporter(Background):
 
 
 class Artifacts:
-    """The artifacts of the run `run_id` while it runs.
+    """The artifacts of the run `run_id` while it runs. `clock` is a monotonic clock in seconds."""
 
-    `write_table` is called with (rows, key, description). `clock` is a monotonic clock in seconds.
-    """
-
-    def __init__(
-        self,
-        run_id: str,
-        write_table: Callable[[list[Row], str, str], object] = lambda rows, key, description: create_table_artifact(
-            rows, key=key, description=description
-        ),
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, run_id: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._run_id = run_id
-        self._write_table = write_table
         self._clock = clock
         self._rates = Rates(clock)
         self._bar: Any = None
@@ -151,7 +140,7 @@ class Artifacts:
                 continue
             # An attempt that fails counts too, so that an unreachable server is not asked at each look.
             self._tables[name] = (now, shown)
-            self._write_table(rows, self._key(name), description)
+            create_table_artifact(rows, key=self._key(name), description=description)
             self._tables[name] = (now, content)
             if name == "staleness":
                 self._earlier = status

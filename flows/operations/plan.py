@@ -1,4 +1,4 @@
-"""The deployment `plan`: what a campaign will take, as artifacts of a flow run.
+"""The deployment `plan`: predicts time, memory and cost of a campaign, as artifacts of a flow run.
 
     config, request ─► plan ─► Markdown with a chart, a table of the simulated configs, JSON
 
@@ -43,10 +43,10 @@ def plan(config: RunConfig, request: PlanRequest) -> dict[str, Any]:
 
 def as_markdown(plan: Plan) -> str:
     """The plan for the Prefect UI, with a chart of seconds per step if GPUs can be divided in several ways."""
-    figures, *others = map(for_markdown, sections(plan))
+    figures, *tables = map(for_markdown, sections(plan))
     lines = splits(plan)
     chart = [line_chart("Seconds per step by split", lines, x_name="GPUs of the trainer")] if lines else []
-    return "\n\n".join([f"# {headline(plan)}", figures, *chart, *others, ""])
+    return "\n\n".join([f"# {headline(plan)}", figures, *chart, *tables, ""])
 
 
 def table_rows(plan: Plan) -> list[Row]:

@@ -16,9 +16,9 @@ from configs.schema import RunConfig
 from flows.display.tables import Section
 from millrace.errors import InputError
 from millrace.planning.candidate import Candidate, Machine, explicit_values
-from millrace.planning.gpus import GpuMachine, shape_of_model
+from millrace.planning.gpus import GpuMachine
 from millrace.planning.hardware import GIB, hardware_named
-from millrace.planning.models import model_named, shape_of_folder
+from millrace.planning.models import model_named, shape_of_folder, shape_of_model
 from millrace.planning.plan import Plan, make_plan, what_if
 from millrace.planning.search import simulator
 from millrace.planning.stored import fit_machine
@@ -39,14 +39,11 @@ def answer(config: RunConfig, request: PlanRequest) -> Plan:
     """
     machine = _machine(config, request)
     fine = simulator(_STEPS, _ROLLOUTS) if request.steps is None else simulator(request.steps)
-    divides_gpus = isinstance(machine, GpuMachine)
     if request.what_if:
         after = with_overrides(explicit_values(config), request.what_if, where="the config", option="--what-if")
         changes = {key: parse_scalar(text) for key, _, text in (change.partition("=") for change in request.what_if)}
-        return what_if(
-            config, after, changes, machine, fine, divides_gpus=divides_gpus, dollars_per_gpu_hour=request.price
-        )
-    if divides_gpus and request.gpus is None:
+        return what_if(config, after, changes, machine, fine, dollars_per_gpu_hour=request.price)
+    if machine.divides_gpus and request.gpus is None:
         raise InputError("missing", key="--gpus", expected="how many GPUs, or --what-if to compare two configs")
     return make_plan(
         config,
@@ -78,7 +75,7 @@ def _machine(config: RunConfig, request: PlanRequest) -> Machine:
     else:
         folder = Path(request.model)
         shape = shape_of_folder(folder) if folder.is_dir() else model_named(request.model)
-    return GpuMachine(shape=shape, hardware=hardware, given=request.lengths)
+    return GpuMachine(shape=shape, hardware=hardware, given_lengths=request.lengths)
 
 
 def write_config(plan: Plan, path: Path) -> None:
@@ -184,14 +181,12 @@ def _bill(entry: Candidate, plan: Plan, step_seconds: float, gpus: int) -> dict[
         "GPU-hours": f"{gpus * step_seconds / 3600:.3g} per step, {million:.3g} per million tokens trained",
         "cost": "give --price" if per_step is None else f"${per_step:,.2f} per step, ${per_day:,.0f} a day",
     }
-    if entry.storage is not None:
-        written, checkpoint = (size / 1e9 for size in entry.storage)
+    if (upkeep := entry.upkeep) is not None:
+        written, checkpoint = upkeep.bytes_per_day / 1e9, upkeep.checkpoint_bytes / 1e9
         bill["storage"] = f"{written:,.0f} GB a day, checkpoints of {checkpoint:,.0f} GB, before anything is deleted"
-    if entry.failures is not None:
-        mtbf, lost = entry.failures
-        often = f"a GPU of the trainer every {mtbf / 3600:,.0f} hours, by assumption"
+        often = f"a GPU of the trainer every {upkeep.mtbf / 3600:,.0f} hours, by assumption"
         steps = entry.config.training.checkpoint_every
-        bill["failures"] = f"{often}; {lost:.1%} of the time lost, at a checkpoint every {steps} steps"
+        bill["failures"] = f"{often}; {upkeep.share_lost:.1%} of the time lost, at a checkpoint every {steps} steps"
     return bill
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from prefect import flow, runtime
+from prefect import flow
 from prefect.futures import PrefectFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 
@@ -20,8 +20,7 @@ from configs.losses import LOSS_NAMES
 from configs.recipe import choose_recipe
 from configs.requests import ReplayRequest
 from configs.schema import RunConfig
-from flows.campaign.attempt import attempt_under_way, handover_folder
-from flows.campaign.stage_group import StageGroup
+from flows.campaign.attempt import attempt_under_way, run_together
 from flows.display.artifacts import artifact_key, show
 from flows.operations.replay_results import as_markdown, collect
 from millrace.errors import InputError, RunExists
@@ -31,7 +30,7 @@ from millrace.replay.selection import check_same_tokens, plan
 from millrace.replay.source_run import SourceRun
 from millrace.rewards.scorer import make_scorer
 from millrace.runs.record import create_run, end_attempt
-from millrace.runtime.arguments import EVALUATE_AT_END, StageArguments, attempt_config
+from millrace.runtime.arguments import EVALUATE_AT_END, attempt_config
 from storage import layout
 from storage.stores.base import Store, probe
 from storage.stores.factory import open_store
@@ -39,14 +38,9 @@ from tasks.stages import compare, evaluate, score, train, verify
 from tasks.stop import STOP, STOP_NOW
 
 
-def _flow_run_name() -> str:
-    request = runtime.flow_run.parameters["request"]
-    return str(request.run_id if isinstance(request, ReplayRequest) else request["run_id"])
-
-
 @flow(
     name="replay",
-    flow_run_name=_flow_run_name,
+    flow_run_name="{request.run_id}",
     # Enough for the largest number of scorers that a config allows.
     task_runner=ThreadPoolTaskRunner(max_workers=64),  # type: ignore[arg-type]
     persist_result=False,
@@ -64,9 +58,7 @@ def replay(request: ReplayRequest) -> dict[str, Any]:
     STOP_NOW.clear()
     config = check(request)
     store = _prepare(request, config)
-    handover = handover_folder(store.url, 0)
-    arguments = StageArguments(run_url=store.url, attempt=0, replica=0, handover=handover)
-    with attempt_under_way(store, 0, handover, "replay"):
+    with attempt_under_way(store, 0, "replay") as (arguments, _):
         if request.rescore is not None:
             replicas = range(config.scoring.replicas)
             _finish(
@@ -94,11 +86,7 @@ def _finish(stages: Mapping[str, PrefectFuture[Any]]) -> None:
 
     Raises the error of a stage that failed.
     """
-    with StageGroup() as group:
-        for stage, future in stages.items():
-            group.add(stage, future)
-        for _ in stages:
-            group.wait_for_first()
+    run_together(stages.items(), may_end_first=stages.keys())
     STOP.clear()
 
 

@@ -5,9 +5,8 @@ from typing import Any
 
 from flows.display.plots import line_chart
 from flows.display.tables import Section, for_markdown
-from millrace.replay.comparison import Comparison
 from millrace.replay.rescore import compare_scores
-from millrace.replay.results import read_results, read_spec, read_table, write_result
+from millrace.replay.results import LossComparison, read_results, read_spec, read_table, write_result
 from millrace.replay.source_run import SourceRun
 from millrace.runs.history import read_steps, throughput
 from millrace.runs.record import latest_attempt
@@ -70,7 +69,7 @@ def as_markdown(results: Mapping[str, Any], store: Store) -> str:
     """The results for the Prefect UI, with plots of a comparison; `store` holds the replay's run."""
     parts = list(map(for_markdown, sections(results)))
     if "comparison" in results:
-        comparison = Comparison(read_table(store, "comparison"))
+        comparison = LossComparison(read_table(store, "comparison"))
         for name, title in _FIGURES.items():
             lines = comparison.series(name)
             if longest := max(map(len, lines.values())):

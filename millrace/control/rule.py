@@ -1,23 +1,18 @@
-"""Which staleness bound and how many places the next versions get: a pure rule over what the steps measured.
+"""Which staleness bound the next versions get: a pure rule over what the steps measured.
 
     after each change: the steps that still train what was admitted before it; then windows of bound + 1 steps, and at
     least 3 or 8, of whose means the first line that holds decides
     ESS below its target                               bound down to where the ESS is expected at its target
     the last change did not gain what it was for       bound back
-    trainer waits, and generators are busy             places up by as much as the trainer is faster
     another bound is expected to gain 2 % or more      that bound
-    trainer never waits, generators do, and the ESS
-        has lost half of what it may                   as many places as they keep busy, and a quarter more
     any three steps in a row: ESS below its floor      bound to its minimum
 
-It starts with the lowest bound at which all places can be filled.
-
-What a bound is expected to gain: steps per second, each counted by its ESS and by the share of its tokens that are
-young enough to be trained. bound + 1 steps are on their way. If both sides wait, more are needed, by as much as the
-time that both wait is of the time that they work (Little's law). What lies ready all the time, beyond the next
-step's, is too many, as CoDel judges a queue (Nichols and Jacobson, 2012). χ² = 1 / ESS − 1 grows with the square of
-the distance between two policies. And what is lost of long responses falls with the steps that they may take. So one
-window tells how far to go.
+Expected gain: steps per second, each counted by its ESS and by the share of its tokens that are young enough to be
+trained. bound + 1 steps are on their way. If trainer and generators both wait, more are needed, by as much as the time
+that both wait is of the time that they work (Little's law). What lies ready all the time, beyond the next step's, is
+too many, as CoDel judges a queue (Nichols and Jacobson, 2012). χ² = 1 / ESS − 1 grows with the square of the distance
+between two policies. And what is lost of long responses falls with the steps that they may take. So one window tells
+how far to go.
 
 Each change is an experiment, because much is not in this picture: stages that share cores gain nothing from waiting
 less. It stays if the gain rises by 5 % or a quarter of what was expected. Otherwise the bound goes back, and is
@@ -28,6 +23,7 @@ and a stage that slows down is answered at once.
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import ceil
+from statistics import fmean
 from typing import Any, Literal
 
 from configs.generation import GenerationConfig
@@ -35,37 +31,27 @@ from configs.operation import StalenessConfig
 
 _NEVER_WAITS, _MOST_WAITS = 0.01, 0.95
 """Shares of waiting: below the first there is none, and above the second it says no more than that it is too much."""
-_WAITS = 0.05
-"""Share of a step's time above which the trainer waits."""
-_IDLE, _MOSTLY_BUSY = 0.05, 0.2
-"""Shares of the generators' time without work: above the first they need room, below the second places are not cut."""
 _WHOLE = 0.98
 """Length ratio below which the bound is not lowered."""
-_SCARCE = 0.5
-"""Share of what the ESS may lose, above which generators get fewer places for fresher groups."""
 _WORTH = 0.02
 """Expected gain for which the bound is changed."""
-_ESS_TARGET, _ESS_FLOOR = 0.95, 0.5
 _FLOOR_STEPS = 3
-_SHORT, _LONG = 3, 8
-"""Fewest steps of a window: where there is much to win, and where noise could hide it."""
-_MUCH = 0.25
-"""Share of a step's time."""
+_SHORT, _LONG, _MUCH = 3, 8, 0.25
+"""Fewest steps of a window: where there is much to win, such as this share of a step's time, and where noise could hide
+it."""
 _PATIENCE, _MOST_PATIENCE = 32, 1024
-"""Steps until a rejected value is tried again: the first time, and at most."""
+"""Steps until a rejected bound is tried again: the first time, and at most."""
 _MUCH_MORE = 2.0
-"""Times as much to win, and a rejected value is tried again at once: what it failed at was something else."""
+"""Times the expected gain for which a rejected bound is tried again at once: it failed for another reason."""
 _SERVED, _PLENTY = 0.25, 0.05
 """Share of the expected gain that a change has to bring; and the gain that is enough in any case."""
 _OTHERWISE = 1.25
 """Times as long as the trainer waited before a raise, and the raise is not what made the difference."""
 
-Action = Literal["raise", "back", "lower", "floor", "places"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What one step measured. Seconds are sums since the trainer started."""
+    """Measurements of one step. Seconds are sums since the trainer started."""
 
     effective_sample_size: float
     """Of the ratios π/μ, before any clipping, as a share of its value on policy."""
@@ -82,7 +68,7 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class Means:
-    """Means of a window of steps."""
+    """Means over a window of steps."""
 
     effective_sample_size: float
     length_ratio: float
@@ -96,29 +82,24 @@ class Means:
 
     @classmethod
     def of(cls, before: Reading, readings: Sequence[Reading]) -> "Means":
-        """Those of the steps after `before`, one reading each."""
-        last, count = readings[-1], len(readings)
+        """Computes the means of the steps after `before`, one reading each."""
+        last = readings[-1]
         seconds = last.trainer_seconds - before.trainer_seconds
         generating = last.generators_seconds - before.generators_seconds
         idle = last.generators_waited - before.generators_waited
         return cls(
-            effective_sample_size=sum(reading.effective_sample_size for reading in readings) / count,
-            length_ratio=sum(reading.length_ratio for reading in readings) / count,
+            effective_sample_size=fmean(reading.effective_sample_size for reading in readings),
+            length_ratio=fmean(reading.length_ratio for reading in readings),
             steps_ready=min(reading.steps_ready for reading in readings),
-            trainer_waits=(last.trainer_waited - before.trainer_waited) / seconds if seconds > 0 else 0.0,
+            trainer_waits=min(1.0, (last.trainer_waited - before.trainer_waited) / seconds) if seconds > 0 else 0.0,
             generators_wait=idle / generating if generating > 0 else 0.0,
-            seconds_per_step=seconds / count,
+            seconds_per_step=seconds / len(readings),
         )
 
     @property
     def gain(self) -> float:
         """Steps per second, each counted as the share of it that teaches."""
-        return self.effective_sample_size * (1 - self._lost) / self.seconds_per_step
-
-    @property
-    def _lost(self) -> float:
-        """Share of the tokens that were too old to be trained."""
-        return max(0.0, 1 - self.length_ratio)
+        return self.effective_sample_size * min(1.0, self.length_ratio) / self.seconds_per_step
 
     def expected_ess(self, other: int, bound: int) -> float:
         """ESS under another bound than the one that these are of."""
@@ -133,40 +114,40 @@ class Means:
         else:
             # The groups of the next step have to lie ready, or the trainer would wait for them.
             needed = bound + 1 - max(0.0, self.steps_ready - 1)
-        lost = min(1.0, self._lost * (bound + 1) / (other + 1))
+        lost = min(1.0, max(0.0, 1 - self.length_ratio) * (bound + 1) / (other + 1))
         return self.expected_ess(other, bound) * (1 - lost) / max(1.0, needed / (other + 1))
 
 
 @dataclass(kw_only=True)
 class RejectedBound:
-    """A value that did not serve: neither it nor any above it is tried until some version.
+    """A bound that did not serve: neither it nor any above it is tried until some version.
 
-    Values that are rejected downwards are noted and asked for as negative numbers.
+    Bounds that are rejected downwards are noted and looked up as negative numbers.
     """
 
     value: int | None = None
     until: int = 0
     patience: int = _PATIENCE
     expected_gain: float = 1.0
-    """What it was expected to gain, as a share."""
+    """The gain that it was expected to bring, as a share."""
 
     def note(self, value: int, version: int, *, expected_gain: float = 1.0) -> None:
-        """Rejects a value. If it was rejected before and tried once more, it is left alone twice as long."""
+        """Rejects a bound. If it was rejected before and tried once more, it is left alone twice as long."""
         if version >= self.until:
             again = self.value is not None and value >= self.value
             self.patience = min(_MOST_PATIENCE, 2 * self.patience) if again else _PATIENCE
         self.value, self.until, self.expected_gain = value, version + self.patience, expected_gain
 
-    def forbids(self, value: int, version: int, expected_gain: float = 0.0) -> bool:
+    def forbids(self, value: int, version: int, expected_gain: float) -> bool:
         """Whether `value` is left alone at this version, though it is expected to gain so much."""
         if self.value is None or value < self.value or version >= self.until:
             return False
         return expected_gain <= _MUCH_MORE * self.expected_gain
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """A change of the bound, until it has shown what it gains: what was before, and what is expected."""
+    """A change of the bound, until it has shown what it gains."""
 
     before: int
     """The bound before it."""
@@ -185,42 +166,8 @@ class Experiment:
             # No raise makes the trainer wait longer: something else has changed meanwhile.
             return None
         return (
-            f"the bound of before gave {self.gain:.3g} steps per second, counted by their effective sample size, and "
+            f"the bound before it gave {self.gain:.3g} steps per second, counted by their effective sample size, and "
             f"this one {means.gain:.3g}"
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What the rule may choose from, and what it aims at."""
-
-    min_staleness: int
-    max_staleness: int
-    filled: int
-    """The lowest bound at which all places can be filled, of those between the two."""
-    group_size: int
-    """Fewest places of a generator."""
-    max_places: int
-    ess_target: float
-    """The bound falls while the effective sample size of π/μ, as a share of what it is on policy, is below this …"""
-    ess_floor: float
-    """… and at once to `min_staleness` after some steps below this."""
-
-    @classmethod
-    def of(
-        cls, staleness: StalenessConfig, generation: GenerationConfig, *, groups_per_step: int, max_places: int
-    ) -> "Limits":
-        """Those of a config, whose generators have so many places each at most."""
-        steps_in_flight = max_places * generation.replicas / (groups_per_step * generation.group_size)
-        lowest = min(1, staleness.max_staleness)
-        return cls(
-            min_staleness=lowest,
-            max_staleness=staleness.max_staleness,
-            filled=min(max(ceil(steps_in_flight) - 1, lowest), staleness.max_staleness),
-            group_size=generation.group_size,
-            max_places=max_places,
-            ess_target=_ESS_TARGET,
-            ess_floor=_ESS_FLOOR,
         )
 
 
@@ -228,140 +175,120 @@ class Limits:
 class Decision:
     """A change, and why."""
 
-    action: Action
+    action: Literal["raise", "back", "lower", "floor"]
     max_staleness: int
     """The bound to move to, policy versions."""
-    places: int
-    """Requests that a generator may have in flight."""
     reason: str
     """One sentence, with the numbers."""
     measured: dict[str, float]
     """What the reason rests on, by name."""
 
 
+def starting_bound(staleness: StalenessConfig, generation: GenerationConfig, groups_per_step: int) -> int:
+    """Returns the lowest allowed bound at which all places of the generators can be filled."""
+    steps_in_flight = generation.groups_per_batch * generation.replicas / groups_per_step
+    return min(max(ceil(steps_in_flight) - 1, staleness.min_staleness), staleness.max_staleness)
+
+
 @dataclass(kw_only=True)
 class Rule:
-    """The rule above, with the bound and the places that it has chosen."""
+    """The rule above, with the bound that it has chosen."""
 
-    limits: Limits
-    max_staleness: int
-    places: int
+    limits: StalenessConfig
+    bound: int
     too_low: RejectedBound = field(default_factory=RejectedBound)
     """The highest bound that gained nothing when it was lowered to."""
     too_high: RejectedBound = field(default_factory=RejectedBound)
     """The lowest bound that gained nothing when it was raised to, or at which the ESS was below its target."""
-    too_few: RejectedBound = field(default_factory=RejectedBound)
-    """The most places with which the trainer had to wait though generators were busy."""
     experiment: Experiment | None = None
 
     def __post_init__(self) -> None:
         self._readings: list[Reading] = []
         self._before: Reading | None = None
-        self._settling = self.max_staleness + 1
+        self._settling = self.bound + 1
         self._below_floor = 0
-
-    @classmethod
-    def start(cls, limits: Limits) -> "Rule":
-        """The rule at the beginning of a run: all places, and a bound that fills them."""
-        return cls(limits=limits, max_staleness=limits.filled, places=limits.max_places)
 
     def to_json(self) -> dict[str, Any]:
         """Returns what it has chosen and what it rejects, as JSON for a checkpoint."""
-        values = asdict(self)
-        del values["limits"]
-        return values
+        return {name: value for name, value in asdict(self).items() if name != "limits"}
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any], limits: Limits) -> "Rule":
-        """The inverse of `to_json`, within `limits`, which may have changed since."""
+    def from_json(cls, values: Mapping[str, Any], limits: StalenessConfig) -> "Rule":
+        """Inverts `to_json`, within `limits`, which may have changed since."""
         return cls(
             limits=limits,
-            max_staleness=min(max(values["max_staleness"], limits.min_staleness), limits.max_staleness),
-            places=min(max(values["places"], limits.group_size), limits.max_places),
-            **{name: RejectedBound(**values[name]) for name in ("too_low", "too_high", "too_few")},
+            bound=min(max(values["bound"], limits.min_staleness), limits.max_staleness),
+            too_low=RejectedBound(**values["too_low"]),
+            too_high=RejectedBound(**values["too_high"]),
             experiment=values["experiment"] and Experiment(**values["experiment"]),
         )
 
     def step(self, reading: Reading, version: int) -> Decision | None:
         """Takes the reading of the step that made `version`; returns what changes from then on, if anything."""
-        low = reading.effective_sample_size < self.limits.ess_floor
-        self._below_floor = self._below_floor + 1 if low else 0
+        limits = self.limits
+        is_low = reading.effective_sample_size < limits.ess_floor
+        self._below_floor = self._below_floor + 1 if is_low else 0
         self._readings.append(reading)
         means = Means.of(self._before or self._readings[0], self._readings)
-        if self._below_floor >= _FLOOR_STEPS and self.max_staleness > self.limits.min_staleness:
-            return self._apply(self._to_floor(means, version))
-        if self._settling > 0:
+        if self._below_floor >= _FLOOR_STEPS and self.bound > limits.min_staleness:
+            decision: Decision | None = self._go_to_floor(means, version)
+        elif self._settling > 0:
             self._settling -= 1
-            self._begin_window()
-            return None
-        scarce = means.effective_sample_size < self.limits.ess_target
-        fewest = _SHORT if scarce or means.trainer_waits > _MUCH else _LONG
-        if len(self._readings) < max(self.max_staleness + 1, fewest):
-            return None
-        self._begin_window()
-        decision = self._decide(means, version)
-        return None if decision is None else self._apply(decision)
-
-    def _begin_window(self) -> None:
-        self._before, self._readings = self._readings[-1], []
-
-    def _apply(self, decision: Decision) -> Decision:
-        # What was admitted under the old bound is trained before what is admitted under the new one.
-        waits = decision.action == "raise"
-        self._settling = 1 + (self.max_staleness if waits else max(self.max_staleness, decision.max_staleness))
-        self.max_staleness, self.places = decision.max_staleness, decision.places
-        self._below_floor = 0
+            decision = None
+        else:
+            scarce = means.effective_sample_size < limits.ess_target
+            fewest = _SHORT if scarce or means.trainer_waits > _MUCH else _LONG
+            if len(self._readings) < max(self.bound + 1, fewest):
+                return None
+            decision = self._decide(means, version)
+        self._before, self._readings = reading, []
+        if decision is not None:
+            # What was admitted under the old bound is trained before what is admitted under the new one.
+            self._settling = 1 + (self.bound if decision.action == "raise" else max(self.bound, decision.max_staleness))
+            self.bound, self._below_floor = decision.max_staleness, 0
         return decision
 
-    def _to_floor(self, means: Means, version: int) -> Decision:
-        self.too_high.note(self.max_staleness, version)
-        self._begin_window()
+    def _go_to_floor(self, means: Means, version: int) -> Decision:
+        self.too_high.note(self.bound, version)
         self.experiment = None
         reason = (
             f"the effective sample size was below the floor of {self.limits.ess_floor:g} in {_FLOOR_STEPS} steps in a "
             "row; nothing is admitted until the bound is down"
         )
-        return self._decision("floor", means, reason, max_staleness=self.limits.min_staleness)
+        return Decision(action="floor", max_staleness=self.limits.min_staleness, reason=reason, measured=asdict(means))
 
     def _decide(self, means: Means, version: int) -> Decision | None:
-        limits, bound = self.limits, self.max_staleness
+        limits, bound, measured = self.limits, self.bound, asdict(means)
         experiment, self.experiment = self.experiment, None
-        if means.effective_sample_size < limits.ess_target and bound > limits.min_staleness:
+        ess, target = means.effective_sample_size, limits.ess_target
+        if ess < target and bound > limits.min_staleness:
             self.too_high.note(bound, version)
-            ess, target = means.effective_sample_size, limits.ess_target
             reason = f"effective sample size {ess:.3f} is below the target of {target:g}"
-            return self._decision("lower", means, reason, max_staleness=min(bound - 1, self._affordable(means)))
+            lower = min(bound - 1, self._affordable(means))
+            return Decision(action="lower", max_staleness=lower, reason=reason, measured=measured)
         if experiment is not None and (why := experiment.why_rejected(means, bound)):
             if bound > experiment.before:
                 self.too_high.note(experiment.before + 1, version, expected_gain=experiment.expected)
             else:
                 self.too_low.note(-bound, version, expected_gain=experiment.expected)
             before = min(max(experiment.before, limits.min_staleness), limits.max_staleness)
-            return self._decision("back", means, why, max_staleness=before)
-        at_work = f"the trainer waits {means.trainer_waits:.0%} of its time, generators {means.generators_wait:.0%}"
-        if means.trainer_waits > _WAITS and means.generators_wait <= _IDLE and self.places < limits.max_places:
-            self.too_few.note(-self.places, version)
-            places = min(limits.max_places, ceil(self.places / (1 - min(_MOST_WAITS, means.trainer_waits))))
-            return self._decision("places", means, at_work, places=places)
+            return Decision(action="back", max_staleness=before, reason=why, measured=measured)
         best, gain = self._best_bound(means, version)
-        if gain < _WORTH or best == bound:
-            return self._fewer_places(means, version, at_work)
-        self.experiment = Experiment(
-            before=bound,
-            gain=means.gain,
-            waiting=means.trainer_waits * means.seconds_per_step,
-            expected=gain,
-        )
+        if gain < _WORTH:
+            return None
+        waiting = means.trainer_waits * means.seconds_per_step
+        self.experiment = Experiment(before=bound, gain=means.gain, waiting=waiting, expected=gain)
         reason = (
-            f"{at_work}, groups for {means.steps_ready:.1f} steps lie ready all the time, effective sample size "
-            f"{means.effective_sample_size:.3f}, length trained ÷ taken {means.length_ratio:.3f}: a bound of "
-            f"{best} is expected to gain {gain:.0%}"
+            f"the trainer waits {means.trainer_waits:.0%} of its time, generators {means.generators_wait:.0%}, groups "
+            f"for {means.steps_ready:.1f} steps lie ready all the time, effective sample size {ess:.3f}, length "
+            f"trained ÷ taken {means.length_ratio:.3f}: a bound of {best} is expected to gain {gain:.0%}"
         )
-        return self._decision("raise" if best > bound else "lower", means, reason, max_staleness=best)
+        action: Literal["raise", "lower"] = "raise" if best > bound else "lower"
+        return Decision(action=action, max_staleness=best, reason=reason, measured=measured)
 
     def _best_bound(self, means: Means, version: int) -> tuple[int, float]:
         """Returns the bound that is expected to gain most, of those that may be tried now, and that gain as a share."""
-        limits, bound = self.limits, self.max_staleness
+        limits, bound = self.limits, self.bound
         now = means.expected_gain(bound, bound)
         best, most = bound, 0.0
         # At 0 nothing overlaps, so the trainer always waits: only too low an ESS makes that worth while.
@@ -379,19 +306,6 @@ class Rule:
         """Returns the highest bound at which the ESS is expected at its target; the minimum at least."""
         limits = self.limits
         for bound in range(limits.max_staleness, limits.min_staleness, -1):
-            if means.expected_ess(bound, self.max_staleness) >= limits.ess_target:
+            if means.expected_ess(bound, self.bound) >= limits.ess_target:
                 return bound
         return limits.min_staleness
-
-    def _fewer_places(self, means: Means, version: int, at_work: str) -> Decision | None:
-        scarce = 1 - means.effective_sample_size > _SCARCE * (1 - self.limits.ess_target)
-        if means.trainer_waits >= _NEVER_WAITS or not scarce:
-            return None
-        kept = max(self.limits.group_size, ceil(1.25 * self.places * (1 - means.generators_wait)))
-        if means.generators_wait <= _MOSTLY_BUSY or kept > 0.8 * self.places or self.too_few.forbids(-kept, version):
-            return None
-        return self._decision("places", means, at_work, places=kept)
-
-    def _decision(self, action: Action, means: Means, reason: str, **changes: int) -> Decision:
-        same = {"max_staleness": self.max_staleness, "places": self.places}
-        return Decision(action=action, reason=reason, measured=asdict(means), **{**same, **changes})

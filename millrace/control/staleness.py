@@ -1,4 +1,4 @@
-"""The staleness bound and the generators' places of one trainer, from version to version.
+"""The staleness bound of one trainer, from version to version.
 
     step ─► readings of trainer and generators ─► rule ─► decisions/<n>.json ─► terms of the next version
                                                                                    └─► with its weights to generators
@@ -12,8 +12,8 @@ that was in force when it could be sampled. A generator that holds version v adm
 `millrace.rollouts.staleness` holds for each version alone. A bound falls by at most one per version. So v + b(v) never
 falls: nothing that was admitted becomes too old because the bound fell, and while it falls nothing is admitted.
 
-With a fixed bound nothing is decided, and all versions have the same terms. Everything that the trainer needs to
-continue is in its checkpoints; the readings of the steps since the last decision are not, and are taken anew.
+With a fixed bound nothing is decided, and all versions have the same terms. Checkpoints hold everything that the
+trainer needs to continue except the readings of the steps since the last decision, which are taken anew.
 """
 
 import time
@@ -22,7 +22,7 @@ from typing import Any
 
 from configs.generation import GenerationConfig
 from configs.operation import StalenessConfig
-from millrace.control.rule import Decision, Limits, Reading, Rule
+from millrace.control.rule import Decision, Reading, Rule, starting_bound
 from millrace.runs.decisions import Decisions, StoredDecision
 from millrace.weights.base import AdmissionPolicy
 from storage.progress import read_status
@@ -36,7 +36,7 @@ class Bounds:
         self._changes = [(int(version), int(bound)) for version, bound in changes]
 
     def in_force(self, version: int) -> int:
-        """The bound at a version, policy versions."""
+        """Returns the bound at a version, policy versions."""
         return next((bound for since, bound in reversed(self._changes) if since <= version), self._changes[0][1])
 
     def move(self, version: int, target: int) -> None:
@@ -47,7 +47,7 @@ class Bounds:
             self._changes.append((version, bound))
 
     def oldest_trainable(self, trainer_version: int) -> int:
-        """The oldest version whose tokens may carry loss when a trainer at `trainer_version` takes their group."""
+        """Returns the oldest version whose tokens may carry loss when a trainer at this version takes their group."""
         version = trainer_version
         while version > 0 and version - 1 + self.in_force(version - 1) >= trainer_version:
             version -= 1
@@ -60,59 +60,16 @@ class Bounds:
         self._changes = [(first, self.in_force(first)), *(change for change in self._changes if change[0] > first)]
 
     def to_json(self) -> list[list[int]]:
-        """The changes, as JSON for a checkpoint."""
+        """Returns the changes, as JSON for a checkpoint."""
         return [[version, bound] for version, bound in self._changes]
 
 
-class StalenessControl:
-    """The terms of each version, fixed or moved by the rule.
+class StalenessController:
+    """Decides for the trainer `incarnation` of a run, by what trainer and generators measure, and stores decisions.
 
     `fixed` are the terms with a fixed bound, and with an adaptive one the most that it may come to. `state` is that of
-    the checkpoint from which a trainer starts, if there is one.
+    the checkpoint from which the trainer starts, if there is one.
     """
-
-    def __init__(
-        self,
-        staleness: StalenessConfig,
-        generation: GenerationConfig,
-        fixed: AdmissionPolicy,
-        *,
-        groups_per_step: int,
-        state: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._fixed = fixed
-        self.rule: Rule | None = None
-        self.bounds = Bounds([(0, fixed.max_staleness)])
-        if staleness.control == "adaptive":
-            limits = Limits.of(staleness, generation, groups_per_step=groups_per_step, max_places=fixed.places)
-            self.rule = Rule.from_json(state["rule"], limits) if state else Rule.start(limits)
-            self.bounds = Bounds(state["bounds"] if state else [(0, self.rule.max_staleness)])
-
-    def bound_at(self, trainer_version: int) -> int:
-        """The bound in force when a trainer at this version takes a group, policy versions."""
-        return trainer_version - self.bounds.oldest_trainable(trainer_version)
-
-    def terms(self, version: int) -> AdmissionPolicy:
-        """What generators may do under the weights of `version`."""
-        places = self._fixed.places if self.rule is None else self.rule.places
-        return AdmissionPolicy(max_staleness=self.bounds.in_force(version), places=places)
-
-    def step(self, version: int, reading: Reading) -> Decision | None:
-        """Takes what the step that made `version` measured, and fixes the terms of the version after it."""
-        if self.rule is None:
-            return None
-        decision = self.rule.step(reading, version)
-        self.bounds.move(version + 1, self.rule.max_staleness)
-        self.bounds.forget(version)
-        return decision
-
-    def state(self) -> dict[str, Any]:
-        """JSON for a checkpoint."""
-        return {} if self.rule is None else {"bounds": self.bounds.to_json(), "rule": self.rule.to_json()}
-
-
-class StalenessController(StalenessControl):
-    """Decides for the trainer `incarnation` of a run, by what trainer and generators measure, and stores decisions."""
 
     def __init__(
         self,
@@ -126,12 +83,29 @@ class StalenessController(StalenessControl):
         incarnation: int,
         state: Mapping[str, Any] | None,
     ) -> None:
-        super().__init__(staleness, generation, fixed, groups_per_step=groups_per_step, state=state)
-        self._store, self._decisions = store, decisions
+        self._store, self._decisions, self._fixed = store, decisions, fixed
         self._incarnation = incarnation
         self._num_generators = generation.replicas
         self._started = time.monotonic()
-        self._on_policy_ess: float | None = (state or {}).get("on_policy_ess")
+        self._on_policy_ess: float | None = None
+        self._rule: Rule | None = None
+        self._bounds = Bounds([(0, fixed.max_staleness)])
+        if staleness.control == "adaptive":
+            if state:
+                self._rule = Rule.from_json(state["rule"], staleness)
+                self._bounds = Bounds(state["bounds"])
+                self._on_policy_ess = state["on_policy_ess"]
+            else:
+                self._rule = Rule(limits=staleness, bound=starting_bound(staleness, generation, groups_per_step))
+                self._bounds = Bounds([(0, self._rule.bound)])
+
+    def bound_at(self, trainer_version: int) -> int:
+        """Returns the bound in force when a trainer at this version takes a group, policy versions."""
+        return trainer_version - self._bounds.oldest_trainable(trainer_version)
+
+    def terms(self, version: int) -> AdmissionPolicy:
+        """Returns what generators may do under the weights of `version`."""
+        return AdmissionPolicy(max_staleness=self._bounds.in_force(version), places=self._fixed.places)
 
     def decide(
         self, version: int, *, effective_sample_size: float, length_ratio: float, steps_ready: float, waited: float
@@ -142,12 +116,12 @@ class StalenessController(StalenessControl):
         steps' worth, and `waited` the seconds that the trainer has waited for groups so far. Returns what changes, once
         it is stored. Raises Fenced if another trainer decides for this run.
         """
-        if self.rule is None:
+        if self._rule is None:
             return None
         if self._on_policy_ess is None:
             # The rollouts of the first step are all of the policy that it trains.
             self._on_policy_ess = effective_sample_size or 1.0 if version == 1 else 1.0
-        idle, seconds = self._generators()
+        idle, seconds = self._generator_seconds()
         reading = Reading(
             effective_sample_size=min(1.0, effective_sample_size / self._on_policy_ess),
             length_ratio=length_ratio,
@@ -157,21 +131,29 @@ class StalenessController(StalenessControl):
             generators_waited=idle,
             generators_seconds=seconds,
         )
-        decision = self.step(version, reading)
+        decision = self._rule.step(reading, version)
+        self._bounds.move(version + 1, self._rule.bound)
+        self._bounds.forget(version)
         if decision is not None:
             stored = StoredDecision(
-                t=time.time(), incarnation=self._incarnation, policy_version=version, **vars(decision)
+                t=time.time(),
+                incarnation=self._incarnation,
+                policy_version=version,
+                places=self._fixed.places,
+                **vars(decision),
             )
             self._decisions.add(stored)
         return decision
 
     def state(self) -> dict[str, Any]:
-        """JSON for a checkpoint."""
-        state = super().state()
-        return {**state, "on_policy_ess": self._on_policy_ess} if state else {}
+        """Returns JSON for a checkpoint."""
+        if self._rule is None:
+            return {}
+        rule = self._rule.to_json()
+        return {"bounds": self._bounds.to_json(), "rule": rule, "on_policy_ess": self._on_policy_ess}
 
-    def _generators(self) -> tuple[float, float]:
-        """Seconds that all generators have waited so far, and seconds that they have lived.
+    def _generator_seconds(self) -> tuple[float, float]:
+        """Sums the seconds that all generators have waited so far, and the seconds that they have lived.
 
         While a straggler is on its way a generator is at work, and most of its places may be free for want of room.
         Such a time counts as waiting by the share of these places.

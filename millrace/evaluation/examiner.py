@@ -92,9 +92,9 @@ class Examiner:
         held_out = measured.pop(HELD_OUT)
         return {**held_out, "sets": measured} if measured else held_out
 
-    def _measure(self, asked: EvaluationSet) -> dict[str, Any]:
+    def _measure(self, prompt_set: EvaluationSet) -> dict[str, Any]:
         greedy = Sampling(temperature=0.0, top_p=1.0, max_new_tokens=self._rules.sampling.max_new_tokens)
-        answers = self._answers(asked.prompts, greedy, seed=0)
+        answers = self._answers(prompt_set.prompts, greedy, seed=0)
         errors = sum(answer.reward is None for answer in answers)
         estimate = accuracy(answers) if errors < len(answers) else None
         measured = {
@@ -103,10 +103,10 @@ class Examiner:
             "prompts": len(answers),
             "errors": errors,
         }
-        samples = asked.samples
+        samples = prompt_set.samples
         if samples == 1:
             return measured
-        repeated = [prompt for prompt in asked.prompts for _ in range(samples)]
+        repeated = [prompt for prompt in prompt_set.prompts for _ in range(samples)]
         drawn = self._answers(repeated, self._rules.sampling, seed=self._rules.seed)
         errors = sum(answer.reward is None for answer in drawn)
         by_prompt = [drawn[first : first + samples] for first in range(0, len(drawn), samples)]

@@ -149,7 +149,7 @@ def latest_promoted(store: Store) -> Promotion | None:
 def check_empty(folder: Path) -> None:
     """Raises InputError unless `folder` is empty or missing, so that a model is not mixed with other files."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError("it is there already", file=folder, expected="a new or empty folder for the model")
+        raise InputError("it exists", file=folder, expected="a new or empty folder for the model")
 
 
 def fetch_promoted(store: Store, folder: Path) -> Promotion:

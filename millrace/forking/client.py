@@ -37,7 +37,7 @@ class ForkServer:
     """A fork server process, started with the command `program`. Close it when done.
 
     `recipe` (plain JSON) says what to load; `loaded` waits for the reply. `adopts`: whether the children become this
-    process's own, as the program's call of `serve` says too. `log` gets what the fork server writes to standard error.
+    process's own, as in the program's call of `serve`. `log` gets the fork server's standard error.
     It ends when this process ends, however that happens.
     """
 
@@ -48,14 +48,14 @@ class ForkServer:
         *,
         adopts: bool,
         environment: Mapping[str, str],
-        log: "IO[bytes] | None" = None,
+        log: IO[bytes] | None = None,
     ) -> None:
         self._adopts = adopts
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        self._control, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with server_end:
             self._process = subprocess.Popen(
                 program,
-                stdin=theirs.fileno(),
+                stdin=server_end.fileno(),
                 # Modules may print when they are imported.
                 stdout=subprocess.DEVNULL,
                 stderr=log,
@@ -66,7 +66,7 @@ class ForkServer:
         self._send(recipe)
 
     def loaded(self, seconds: float) -> dict[str, Any]:
-        """The reply to the recipe. Raises TimeoutError after so many seconds, and ForkServerLost if it ended."""
+        """The reply to the recipe. Raises TimeoutError after that time, and ForkServerLost if it ended."""
         self._control.settimeout(seconds)
         try:
             return self._receive()
@@ -78,38 +78,37 @@ class ForkServer:
 
         If the fork server has ended, waiting for the birth says so.
         """
-        birth = Birth(self, adopted=self._adopts)
-        with birth.theirs as theirs:
-            self._send(values, theirs.fileno(), *descriptors)
-        return birth
+        birth, child_end = socket.socketpair()
+        with child_end:
+            self._send(values, child_end.fileno(), *descriptors)
+        return Birth(self, birth, adopted=self._adopts)
 
     def forget(self, pid: int) -> None:
-        """Has it wait for a child that is not adopted and about to end, so that its process id is free again."""
+        """Makes it reap a child that is not adopted and about to end, so that its process id is free again."""
         self._send({"reap": pid, "answer": False})
 
     def exit_code(self, pid: int) -> int:
-        """How a child that is not adopted ended: its exit code, or minus the signal. Waits until it has.
+        """Waits for the end of a child that is not adopted. Returns its exit code, or minus the signal.
 
         Raises ForkServerLost if the fork server has ended.
         """
         self._send({"reap": pid, "answer": True})
-        status: int = self._receive()["status"]
-        return status
+        return int(self._receive()["status"])
 
     def ending(self, seconds: float | None = None) -> str:
-        """Waits until the fork server has ended, and says how: `exit code 1`, or `SIGKILL`.
+        """Waits until the fork server has ended; returns how: `exit code 1`, or `SIGKILL`.
 
-        Raises subprocess.TimeoutExpired if it has not ended after so many seconds.
+        Raises subprocess.TimeoutExpired if it has not ended after that time.
         """
         code = self._process.wait(seconds)
         return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
-    def why_silent(self) -> str:
-        """Why its socket, or a child's, was closed before anything came."""
+    def lost(self) -> ForkServerLost:
+        """The error for a socket, its own or a child's, that was closed before anything came."""
         try:
-            return self.ending(_END_SECONDS)
+            return ForkServerLost(self.ending(_END_SECONDS))
         except subprocess.TimeoutExpired:
-            return "a child ended while it was forked"
+            return ForkServerLost("a child ended while it was forked")
 
     def close(self) -> None:
         """Ends the fork server. Its children live on."""
@@ -123,7 +122,7 @@ class ForkServer:
         with suppress(ConnectionResetError):
             message = self._control.recv(LONGEST_MESSAGE)
         if not message:
-            raise ForkServerLost(self.why_silent())
+            raise self.lost()
         values: dict[str, Any] = json.loads(message)
         return values
 
@@ -133,12 +132,12 @@ class ForkServer:
 
 
 class Birth:
-    """A child that was ordered. `socket` is this end of its birth socket, `theirs` the child's."""
+    """A child that was ordered. `socket` is this end of its birth socket."""
 
-    def __init__(self, server: ForkServer, *, adopted: bool) -> None:
+    def __init__(self, server: ForkServer, birth_socket: socket.socket, *, adopted: bool) -> None:
         self._server = server
-        self.socket, self.theirs = socket.socketpair()
-        self._adopting = adopted
+        self.socket = birth_socket
+        self._is_awaited = adopted
         if adopted:
             _adopt_orphans(+1)
 
@@ -156,20 +155,20 @@ class Birth:
         except TimeoutError as error:
             raise ForkServerLost(f"no answer for {_BORN_SECONDS:.0f} s") from error
         finally:
-            self._adopted()
+            self._stop_adopting()
             self.socket.settimeout(None)
         if not line:
-            raise ForkServerLost(self._server.why_silent())
+            raise self._server.lost()
         return int(line)
 
     def close(self) -> None:
         """Gives it up. A child born meanwhile finds its birth socket closed."""
-        self._adopted()
+        self._stop_adopting()
         self.socket.close()
 
-    def _adopted(self) -> None:
-        if self._adopting:
-            self._adopting = False
+    def _stop_adopting(self) -> None:
+        if self._is_awaited:
+            self._is_awaited = False
             _adopt_orphans(-1)
 
 
@@ -193,7 +192,7 @@ class ForkedProcess:
             return self.returncode
 
     def wait(self) -> int:
-        """The same, once it has ended."""
+        """Waits for its end; returns the same as `poll`."""
         if self.returncode is None:
             # Without collecting it, and so without the lock that a signal takes.
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
@@ -209,11 +208,9 @@ class ForkedProcess:
                 os.kill(self.pid, signal_number)
 
     def terminate(self) -> None:
-        """Asks it to stop."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Ends it at once."""
         self.send_signal(signal.SIGKILL)
 
 

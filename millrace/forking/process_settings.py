@@ -21,7 +21,7 @@ _LOWEST_PRIORITY = 19
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """From now on the kernel kills this process (SIGKILL) when its parent dies, however it dies.
+    """Makes the kernel kill this process (SIGKILL) when its parent dies, however it dies.
 
     `parent` is the parent's process id, if known: this process is killed at once if that parent has died already.
     """
@@ -49,7 +49,7 @@ def tie_to_launcher() -> int:
 
 
 def keep_freed_memory() -> None:
-    """From now on, up to 256 MiB of freed memory stay with the process. Does nothing without glibc.
+    """Keeps up to 256 MiB of freed memory with the process. Does nothing without glibc.
 
     glibc returns large blocks to the kernel when they are freed. A training step frees the same ones every time, and
     the first use of each page costs a page fault: about a tenth of the time of a step of 512 responses of ten tokens.
@@ -61,10 +61,9 @@ def keep_freed_memory() -> None:
 
 
 def take_idle_time() -> None:
-    """Lowers this process's priority, and that of all it starts later, for good: it gets what the others leave."""
+    """Lowers the priority of this process and of its later children for good: they get the time that others leave."""
     os.nice(_LOWEST_PRIORITY)
-    # Stages have a session each. Linux may share the processor between sessions first, and each session has a priority
-    # of its own.
+    # Stages have a session each. Linux may share the processor between sessions first, by the sessions' priorities.
     with suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(_LOWEST_PRIORITY))
 

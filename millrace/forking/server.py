@@ -9,7 +9,7 @@
 The go-between ends at once, so the kernel gives the child to the client, which has made itself a subreaper for that
 moment (prctl(2), PR_SET_CHILD_SUBREAPER). The client waits for its children and signals them as if it had started them
 itself, and they survive the fork server. That costs a second fork. Where children are many and short-lived, they are
-not adopted: there is no go-between, and the fork server waits for them on command.
+not adopted: they need no go-between, and the fork server waits for them on command.
 
 A process must have one thread when it forks: what other threads hold, such as locks, would stay held in the child.
 """
@@ -35,12 +35,12 @@ _ADOPTED_SECONDS = 0.0002
 
 @dataclass(frozen=True)
 class Order:
-    """What a forked child was asked for."""
+    """An order of a child, as the forked child gets it."""
 
     values: Mapping[str, Any]
     """Plain JSON."""
     birth: int
-    """Its birth socket, on which it has sent its process id as a line. The child closes it, or goes on using it."""
+    """Its birth socket, on which it has sent its process id as a line. The child closes it, or continues to use it."""
     descriptors: tuple[int, ...]
     """The descriptors that came with the order."""
     parent: int
@@ -91,14 +91,15 @@ def serve(control: socket.socket, *, adopted: bool) -> Order | None:
             return None
         values = json.loads(message)
         if not descriptors:
-            _wait_for(control, values)
+            _, status = os.waitpid(values["reap"], 0)
+            if values["answer"]:
+                reply(control, {"status": os.waitstatus_to_exitcode(status)})
             continue
         failpoint("fork_server.asked")
         if (forked := _fork(adopted)) == 0:
             control.close()
-            parent = client if adopted else server
-            order = Order(values, birth=descriptors[0], descriptors=tuple(descriptors[1:]), parent=parent)
-            _begin(order)
+            order = Order(values, descriptors[0], tuple(descriptors[1:]), parent=client if adopted else server)
+            _report_birth(order)
             return order
         for descriptor in descriptors:
             os.close(descriptor)
@@ -108,7 +109,7 @@ def serve(control: socket.socket, *, adopted: bool) -> Order | None:
 
 
 def _fork(adopted: bool) -> int:
-    """0 in the child; in the fork server the process id of its own child, which may be the go-between."""
+    """0 in the child; in the fork server the process id of its child, which may be the go-between."""
     forked = os.fork()
     if forked == 0 and adopted:
         go_between = os.getpid()
@@ -120,8 +121,8 @@ def _fork(adopted: bool) -> int:
     return forked
 
 
-def _begin(order: Order) -> None:
-    """Tells the client that this child is there. Ends it if the one to wait for it has gone."""
+def _report_birth(order: Order) -> None:
+    """Sends the client this child's process id. Ends the child if its parent has gone."""
     os.setsid()
     if os.getppid() != order.parent:
         os._exit(1)
@@ -129,10 +130,3 @@ def _begin(order: Order) -> None:
         os.write(order.birth, b"%d\n" % os.getpid())
     except BrokenPipeError:
         os._exit(1)
-
-
-def _wait_for(control: socket.socket, values: Mapping[str, Any]) -> None:
-    """Waits for a child that is not adopted, and says how it ended if that is asked for."""
-    _, status = os.waitpid(values["reap"], 0)
-    if values["answer"]:
-        reply(control, {"status": os.waitstatus_to_exitcode(status)})

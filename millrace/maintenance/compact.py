@@ -1,4 +1,4 @@
-"""A run as Parquet, for analysis: each trajectory with its score, what became of it, and every metric.
+"""A run as Parquet, for analysis: each trajectory with its score and its outcome, and every metric.
 
     ║ trajectories/<g> ║ part k ──────────────────┐
                                                   ├─► row by row ─► trajectories-00000.parquet, -00001, …
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from millrace.maintenance.listing import Contents, Kind, StoredStream, run_scoring
+from millrace.maintenance.contents import Contents, Kind, StoredStream, run_scoring
 from storage import layout
 from storage.errors import PartCorrupt, StreamCorrupt
 from storage.schema import CONSUMED, METRIC, SCORE, TRAJECTORY
@@ -31,13 +31,11 @@ _ROW_GROUP_ROWS = 4096
 _SCORES = [column.with_nullable(True) for column in SCORE if column.name != "row_id"]
 SCORED: pa.Schema = pa.schema([*TRAJECTORY, *_SCORES])
 """Columns of the trajectories' files. The columns of the score are null where a row has none."""
-MEASURED: pa.Schema = pa.schema(
-    [
-        *METRIC,
-        pa.field("stage", pa.string(), nullable=False, metadata={"doc": "which stage measured it"}),
-        pa.field("replica", pa.int32(), nullable=False, metadata={"doc": "which process of that stage, from 0"}),
-    ]
-)
+_STAGE = [
+    pa.field("stage", pa.string(), nullable=False, metadata={"doc": "which stage measured it"}),
+    pa.field("replica", pa.int32(), nullable=False, metadata={"doc": "which process of that stage, from 0"}),
+]
+MEASURED: pa.Schema = pa.schema([*METRIC, *_STAGE])
 """Columns of the metrics' files."""
 
 
@@ -53,17 +51,17 @@ class WrittenFile:
 
 @dataclass(kw_only=True)
 class Compacted:
-    """What was written."""
+    """The files written, and the rows left out."""
 
     files: list[WrittenFile] = field(default_factory=list)
     rows: int = 0
-    """Trajectories."""
+    """Trajectories written."""
     unscored_rows: int = 0
     """How many of these have no score."""
     missing_rows: int = 0
     """Trajectories left out because gc removed them, or because their file is damaged (see `problems`)."""
     problems: list[str] = field(default_factory=list)
-    """What could not be read, a sentence each."""
+    """Unreadable parts and streams, a sentence each."""
 
 
 def compact(store: Store, out: Store | None = None, *, file_bytes: int = FILE_BYTES) -> Compacted:
@@ -86,49 +84,42 @@ def compact(store: Store, out: Store | None = None, *, file_bytes: int = FILE_BY
 
 def _write(store: Store, name: str, schema: pa.Schema, batches: Iterable[pa.Table]) -> list[WrittenFile]:
     """Writes each batch as a file `<name>-00000.parquet` and so on, and deletes further files of an earlier call."""
-    files = []
+    files: dict[str, WrittenFile] = {}
     for number, table in enumerate(batches):
         sink = pa.BufferOutputStream()
         pq.write_table(table.cast(schema), sink, compression="zstd", row_group_size=_ROW_GROUP_ROWS)
         data = memoryview(sink.getvalue())
         path = f"{name}-{number:05d}.parquet"
         store.put(path, data)
-        files.append(WrittenFile(path=path, rows=table.num_rows, bytes=len(data)))
-    written = {file.path for file in files}
-    ours = re.compile(re.escape(name) + r"-\d{5}\.parquet")
+        files[path] = WrittenFile(path=path, rows=table.num_rows, bytes=len(data))
     for path in store.list(name.rpartition("/")[0]):
-        if ours.fullmatch(path) and path not in written:
+        if re.fullmatch(re.escape(name) + r"-\d{5}\.parquet", path) and path not in files:
             store.delete(path)
-    return files
+    return list(files.values())
 
 
 def _batches(tables: Iterable[pa.Table], file_bytes: int) -> Iterator[pa.Table]:
-    """The tables joined until they have at least `file_bytes`; the last batch may have fewer."""
-    waiting: list[pa.Table] = []
-    size = 0
+    """Concatenates tables until they have at least `file_bytes`; the last batch may have fewer."""
+    batch: list[pa.Table] = []
     for table in tables:
-        waiting.append(table)
-        size += table.nbytes
-        if size >= file_bytes:
-            yield pa.concat_tables(waiting)
-            waiting, size = [], 0
-    if waiting:
-        yield pa.concat_tables(waiting)
+        batch.append(table)
+        if sum(table.nbytes for table in batch) >= file_bytes:
+            yield pa.concat_tables(batch)
+            batch = []
+    if batch:
+        yield pa.concat_tables(batch)
 
 
 def _scored_tables(contents: Contents, done: Compacted) -> Iterator[pa.Table]:
     """The readable trajectories of each generator, part by part, with their scores."""
-    trajectories = contents.of_kind("trajectories")
-    if not trajectories:
-        return
     scoring = run_scoring(contents.store)
-    for stream in trajectories:
+    for stream in contents.of_kind("trajectories"):
         sets = contents.scores_of(stream.generator)
         streams = sets.pop(scoring, [None])
         done.problems += [
             f"{stream.name}: its scores by {reward!r} of {num} scorers were left out" for reward, num in sets
         ]
-        scores = [iter(()) if one is None else _parts(contents.store, one, done) for one in streams]
+        scores = [iter(()) if scored is None else _parts(contents.store, scored, done) for scored in streams]
         for record, table in _parts(contents.store, stream, done):
             _, score = next(scores[layout.scorer_of_part(record.part, len(scores))], (None, None))
             if table is None:
@@ -141,13 +132,16 @@ def _scored_tables(contents: Contents, done: Compacted) -> Iterator[pa.Table]:
                 score = None
             done.rows += table.num_rows
             done.unscored_rows += table.num_rows if score is None else 0
-            yield _joined(table, score)
+            for column in _SCORES:
+                values = pa.nulls(table.num_rows, column.type) if score is None else score[column.name]
+                table = table.append_column(column, values)
+            yield table
 
 
-def _joined(table: pa.Table, score: pa.Table | None) -> pa.Table:
-    for column in _SCORES:
-        values = pa.nulls(table.num_rows, column.type) if score is None else score[column.name]
-        table = table.append_column(column, values)
+def _measured(table: pa.Table, stream: StoredStream) -> pa.Table:
+    stage, _, replica = stream.path.rpartition("/")[2].rpartition("-")
+    for column, value in zip(_STAGE, (stage, int(replica)), strict=True):
+        table = table.append_column(column, pa.repeat(pa.scalar(value, column.type), table.num_rows))
     return table
 
 
@@ -159,19 +153,10 @@ def _tables(contents: Contents, kind: Kind, done: Compacted) -> Iterator[tuple[S
                 yield stream, table
 
 
-def _measured(table: pa.Table, stream: StoredStream) -> pa.Table:
-    stage, _, replica = stream.path.rpartition("/")[2].rpartition("-")
-    columns = {"stage": pa.repeat(stage, table.num_rows), "replica": pa.repeat(int(replica), table.num_rows)}
-    for name, values in columns.items():
-        table = table.append_column(MEASURED.field(name), values.cast(MEASURED.field(name).type))
-    return table
-
-
 def _parts(store: Store, stream: StoredStream, done: Compacted) -> Iterator[tuple[Record, pa.Table | None]]:
     """Every part of a stream; None instead of rows that are removed or damaged."""
-    reader = StreamReader(store, stream.path, stream.schema)
     try:
-        for part in reader.each():
+        for part in StreamReader(store, stream.path, stream.schema).each():
             if isinstance(part, Part):
                 yield part.record, part.table
                 continue

@@ -1,7 +1,7 @@
 """Writes a checkpoint of a stored run as a Hugging Face folder, completely or not at all.
 
 checkpoint ─► weights of all its ranks, adapters merged in ─┐   (none for the base model)
-start model ─► configuration, tokenizer ────────────────────┴─► a temporary folder beside the target ─► renamed
+start model ─► configuration, tokenizer ────────────────────┴─► a temporary folder next to it ─► renamed
 
 A promoted checkpoint is already stored as such a folder; `millrace.evaluation.promotion.fetch_promoted` copies it.
 """
@@ -10,13 +10,12 @@ import tempfile
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel
 
 from configs.schema import ModelConfig
 from millrace.chat.encoder import load_run_tokenizer
 from millrace.errors import InputError, ModelFolderError
 from millrace.evaluation.promotion import check_empty
-from millrace.maintenance.listing import best_stored
+from millrace.maintenance.contents import best_stored
 from millrace.models.loading import load_model, save_model
 from millrace.models.start_folder import start_folder
 from millrace.runs.record import attempt_of_step, read_run
@@ -29,26 +28,27 @@ from storage.stores.base import Store
 def export_checkpoint(store: Store, folder: Path, version: int | None = None, *, best: bool = False) -> int:
     """Writes the checkpoint of policy version `version`, the best one evaluated, or the newest, to `folder`.
 
-    Returns its version; 0 if the base model is the best one evaluated, which is then written. The weights have the
-    number format of the run's `model.dtype`. Raises InputError if `folder` exists and is not empty, or if no such
-    checkpoint is stored; RunMissing, ModelFolderError, and StreamCorrupt for a damaged file.
+    Returns its version; 0 if the base model is the best one evaluated, which is then written. Raises InputError if
+    `folder` exists and is not empty, or if no such checkpoint is stored; RunMissing, ModelFolderError, and
+    StreamCorrupt for a damaged file.
     """
     check_empty(folder)
     # Before the checkpoints, because "no run" says more than "no checkpoint".
     read_run(store)
     stored = stored_checkpoints(store)
     if not stored:
-        raise InputError(f"{store.url}: no checkpoint is stored yet, so there is none to export")
+        raise InputError("no checkpoint", file=store.url, expected="a run with a checkpoint to export")
     step = max(stored) if version is None else version
     if best:
         result = best_stored(store, stored.values(), base_model=True)
         if result is None:
-            raise InputError(f"{store.url}: no stored checkpoint was evaluated, so none is the best")
+            raise InputError("no evaluated checkpoint", file=store.url, expected="an evaluation to find the best by")
         step = int(result["policy_version"])
     base_is_best = best and step == 0
     if step not in stored and not base_is_best:
-        known = ", ".join(map(str, stored))
-        raise InputError(f"{store.url}: no checkpoint of version {step} is stored; stored versions: {known}")
+        raise InputError(
+            f"no checkpoint of version {step}", file=store.url, expected=f"one of {', '.join(map(str, stored))}"
+        )
     model = attempt_config(attempt_of_step(store, step)).model
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".tmp-") as temporary:
@@ -71,20 +71,17 @@ def write_model_folder(
     """
     model = load_model(start, model_config.dtype)
     if checkpoint is not None:
-        _load(model, store, checkpoint, start)
+        parameters = dict(model.named_parameters())
+        try:
+            weights = load_weights(store, checkpoint, parameters)
+            with torch.no_grad():
+                for name, parameter in parameters.items():
+                    parameter.copy_(weights[name])
+        except (KeyError, RuntimeError) as error:
+            raise ModelFolderError(
+                f"its model has other tensors than the checkpoint of version {checkpoint.step} ({error})",
+                file=start,
+                expected="the model that the run started from",
+            ) from error
     save_model(model, folder)
     load_run_tokenizer(start, model_config).save_pretrained(folder)
-
-
-def _load(model: PreTrainedModel, store: Store, checkpoint: Checkpoint, start: Path) -> None:
-    parameters = dict(model.named_parameters())
-    try:
-        weights = load_weights(store, checkpoint, parameters)
-        with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.copy_(weights[name])
-    except (KeyError, RuntimeError) as error:
-        raise ModelFolderError(
-            f"{start}: its model has other tensors than the checkpoint of version {checkpoint.step} ({error}); "
-            "expected the model that the run started from"
-        ) from error

@@ -1,8 +1,8 @@
-"""A machine that a plan is for, and a config that it considers there, with what is known of it."""
+"""A machine that a plan is for, and a config that the plan considers there, with its predicted figures."""
 
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol
 
 from pydantic import ValidationError
@@ -13,17 +13,24 @@ from millrace.planning.durations import Assumption, Costs, Lengths
 from millrace.planning.gpus import generator_gpus, num_gpus
 from millrace.planning.memory import MemoryReport
 from millrace.planning.simulation import Outcome
+from millrace.planning.training import trainer_gpus
+from millrace.planning.transfers import Upkeep
 from millrace.runs.figures import find_bottleneck
 
 Goal = Literal["fastest", "cheapest"]
+Simulate = Callable[[RunConfig, Costs, Lengths], Outcome]
 
 
 class Machine(Protocol):
-    """Where a plan is to run. Methods raise InputError for a config that they can't judge."""
+    """The machine of a plan. Methods raise InputError for a config that they can't judge."""
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name for people."""
+
+    @property
+    def divides_gpus(self) -> bool:
+        """Whether trainer and generators divide its GPUs; not on the machine of a stored run."""
 
     def allows_trainer_tensor(self, size: int) -> bool:
         """Whether so many tensor ranks can divide the model's layers."""
@@ -32,54 +39,45 @@ class Machine(Protocol):
         """Whether an engine can divide the model among so many GPUs."""
 
     def costs(self, config: RunConfig) -> Costs:
-        """How long everything takes."""
+        """Returns durations."""
 
     def lengths(self, config: RunConfig) -> Lengths:
-        """How long prompts and responses are."""
+        """Returns lengths of prompts and responses."""
 
     def memory(self, config: RunConfig) -> MemoryReport | None:
-        """What a GPU of each stage needs; None on the machine of a stored run, where all fitted."""
+        """Returns what a GPU of each stage needs; None on the machine of a stored run, where all fitted."""
 
-    def storage(self, config: RunConfig, step_seconds: float) -> tuple[float, float] | None:
-        """Bytes that it writes a day with steps of so many seconds, and bytes of a checkpoint; None if unknown."""
-
-    def failures(self, config: RunConfig, step_seconds: float) -> tuple[float, float] | None:
-        """Mean seconds between two failures of the trainer, and the share of all time they cost; None if unknown."""
+    def upkeep(self, config: RunConfig, step_seconds: float) -> Upkeep | None:
+        """Returns what is stored, and what failures cost, with steps of so many seconds; None if unknown."""
 
     def assumptions(self, config: RunConfig) -> Sequence[Assumption]:
-        """What the figures of a config rest on."""
+        """Lists what the figures of a config rest on."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Candidate:
-    """A config, in which keys it differs from the given one, and what it would do if that has been computed."""
+    """A config, its differences from the given one, and its predicted figures if it was simulated."""
 
     config: RunConfig
     overrides: Mapping[str, Any]
     """Dotted key → value."""
     divides_gpus: bool = True
-    """Whether trainer and generators divide GPUs; not on the machine of a stored run."""
     memory: MemoryReport | None = None
     costs: Costs | None = None
     outcome: Outcome | None = None
-    """Simulated; None if it was not, or does not fit."""
-    storage: tuple[float, float] | None = None
-    """Bytes that it writes a day, and bytes of a checkpoint."""
-    failures: tuple[float, float] | None = None
-    """Mean seconds between two failures of the trainer, and the share of all time that they cost."""
+    """None if it was not simulated, or does not fit."""
+    upkeep: Upkeep | None = None
     reason: str = ""
     """Why it lost, or why it was considered; empty for the winner."""
 
     @property
     def gpus(self) -> int | None:
-        """That it uses; None if they are not divided."""
+        """Number of GPUs that it uses; None if they are not divided."""
         return num_gpus(self.config) if self.divides_gpus else None
 
     @property
     def trainer_gpus(self) -> int:
-        """One per rank."""
-        parallel = self.config.training.parallel
-        return parallel.data * parallel.tensor
+        return trainer_gpus(self.config)
 
     @property
     def generator_tensor(self) -> int:
@@ -87,28 +85,19 @@ class Candidate:
         return generator_gpus(self.config)
 
     @property
-    def layout(self) -> tuple[object, ...]:
-        """What distinguishes its use of the machine from another's; places and bound aside."""
-        config, parallel = self.config, self.config.training.parallel
-        return (
-            config.training.groups_per_step,
-            config.pipeline.mode,
-            config.placement.colocated,
-            parallel.data,
-            parallel.tensor,
-            config.generation.replicas,
-            self.generator_tensor,
-        )
+    def split(self) -> tuple[int, ...]:
+        """GPUs of the trainer and of one generator; the number of generators where GPUs are not divided."""
+        return (self.trainer_gpus, self.generator_tensor) if self.divides_gpus else (self.config.generation.replicas,)
 
     @property
     def gpu_hours_per_million_tokens(self) -> float | None:
-        """Of response tokens trained."""
+        """Per million response tokens trained."""
         if self.outcome is None or self.gpus is None or not self.outcome.tokens_per_second:
             return None
         return self.gpus * 1e6 / self.outcome.tokens_per_second / 3600
 
     def score(self, goal: Goal) -> float:
-        """Higher is better. Raises ValueError for a candidate without an outcome."""
+        """Returns a figure of merit; higher is better. Raises ValueError for a candidate without an outcome."""
         if self.outcome is None:
             raise ValueError("nothing was simulated")
         rate = self.outcome.tokens_per_second
@@ -125,13 +114,13 @@ class Candidate:
 
     @property
     def trainer(self) -> str:
-        """Its GPUs, data × tensor ranks."""
+        """The trainer's GPUs, data × tensor ranks."""
         parallel = self.config.training.parallel
         return f"{self.trainer_gpus} = {parallel.data} × TP{parallel.tensor}"
 
     @property
     def generators(self) -> str:
-        """Their GPUs, replicas × GPUs of each; the number of replicas where GPUs are not divided."""
+        """The generators' GPUs, replicas × GPUs of each; the number of replicas where GPUs are not divided."""
         replicas, tensor = self.config.generation.replicas, self.generator_tensor
         return f"{replicas * tensor} = {replicas} × TP{tensor}" if self.divides_gpus else str(replicas)
 
@@ -143,12 +132,12 @@ class Candidate:
         return "sync" if self.config.pipeline.mode == "sync" else f"async ≤ {self.config.effective_max_staleness}"
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, plain JSON."""
-        config, costs, memory = self.config, self.costs, self.memory
+        """Returns everything as plain JSON."""
+        config, costs, memory, parallel = self.config, self.costs, self.memory, self.config.training.parallel
         return {
             "overrides": dict(self.overrides),
             "gpus": self.gpus,
-            "trainer": {"data": config.training.parallel.data, "tensor": config.training.parallel.tensor},
+            "trainer": {"data": parallel.data, "tensor": parallel.tensor},
             "generators": {
                 "replicas": config.generation.replicas,
                 "tensor": self.generator_tensor,
@@ -157,24 +146,24 @@ class Candidate:
             "mode": config.pipeline.mode,
             "colocated": config.placement.colocated,
             "max_staleness": config.effective_max_staleness,
-            "outcome": self.outcome and {**asdict(self.outcome), "idle": dict(self.outcome.idle)},
+            "outcome": self.outcome and asdict(self.outcome),
             "weight_sync_seconds": costs and {"handover": costs.handover, "push": costs.push, "pause": costs.pause},
             "bottleneck": self.bottleneck,
             "gpu_hours_per_million_tokens": self.gpu_hours_per_million_tokens,
             "memory_bytes_per_gpu": memory and {"trainer": memory.trainer, "generator": memory.generator},
             "memory_shortage": memory and memory.sentence,
-            "stored_bytes_per_day": self.storage and self.storage[0],
+            "stored_bytes_per_day": self.upkeep and self.upkeep.bytes_per_day,
             "reason": self.reason,
         }
 
 
 def explicit_values(config: RunConfig) -> dict[str, Any]:
-    """Returns what was set of a config, as JSON: what a file with it would hold."""
+    """Returns the settings that a config's file would hold, as JSON."""
     return config.model_dump(mode="json", exclude_unset=True)
 
 
-def changed(base: RunConfig, overrides: Mapping[str, Any], machine: Machine, *, divides_gpus: bool) -> Candidate | None:
-    """Returns `base` with `overrides`, and whether it fits into memory; None if the settings can't be combined."""
+def override(base: RunConfig, overrides: Mapping[str, Any], machine: Machine) -> Candidate | None:
+    """Returns `base` with `overrides` and the memory it needs; None if the settings can't be combined."""
     values = copy.deepcopy(explicit_values(base))
     for key, value in overrides.items():
         put_key(values, key, value)
@@ -182,4 +171,18 @@ def changed(base: RunConfig, overrides: Mapping[str, Any], machine: Machine, *, 
         config = RunConfig.model_validate(values)
     except ValidationError:
         return None
-    return Candidate(config=config, overrides=overrides, divides_gpus=divides_gpus, memory=machine.memory(config))
+    return make_candidate(config, overrides, machine)
+
+
+def make_candidate(config: RunConfig, overrides: Mapping[str, Any], machine: Machine) -> Candidate:
+    """Returns a candidate that has not been simulated yet."""
+    memory = machine.memory(config)
+    return Candidate(config=config, overrides=overrides, divides_gpus=machine.divides_gpus, memory=memory)
+
+
+def simulate_candidate(candidate: Candidate, machine: Machine, simulate: Simulate) -> Candidate:
+    """Adds the simulated outcome to a candidate. Raises InputError for a config that the machine can't judge."""
+    config = candidate.config
+    costs = machine.costs(config)
+    outcome = simulate(config, costs, machine.lengths(config))
+    return replace(candidate, costs=costs, outcome=outcome, upkeep=machine.upkeep(config, outcome.step_seconds))

@@ -1,4 +1,4 @@
-"""What a simulation is given: how long each part of a campaign takes, how long prompts and responses are, and why."""
+"""Inputs of a simulation: how long each part of a campaign takes, and how long prompts and responses are."""
 
 import math
 import random
@@ -6,12 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-_BLOCK_GROUPS = 1024
-"""Groups whose lengths are drawn at once."""
 _SAMPLED_GROUPS = 256
 
 
@@ -40,20 +38,13 @@ class Costs:
     """How long the trainer stands still for a checkpoint."""
     rollout: float = 0.0
     """How long a generator stands still for each response of a finished group: it becomes a row."""
-    score_part: float = 0.0
-    """One scorer per part of trajectories, in addition: the part is read, and its scores are committed."""
     overhead: float = 0.0
-    """What a trainer does between two steps: reading, accounts, metrics."""
-    recompute: Callable[[int], float] | None = None
-    """Tokens in the caches that a generator computes again after new weights, counted as for `decode` → seconds; None:
-    as `prefill`."""
+    """Trainer time between two steps: reading, accounts, metrics."""
     pads: bool = False
     """Whether a generator computes all requests in flight as if they were as long as the longest of them."""
-    collect: float = 0.0
-    """How long a generator stands still each time that responses end: it looks for weights and for room."""
     cores: float | None = None
-    """CPU cores that all stages share: if those that are busy have more threads, all get slower alike. None: each stage
-    has devices of its own."""
+    """CPU cores that all stages share: if the busy ones have more threads, all slow down alike. None: each stage has
+    devices of its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +60,7 @@ class Lengths(Protocol):
     """Lengths that depend on the group alone, so that two plans are compared on the same work."""
 
     def of_group(self, group_id: int) -> tuple[int, Sequence[int]]:
-        """Tokens of its prompt, and of each of its responses."""
+        """Returns the tokens of the group's prompt, and of each of its responses."""
 
     def __hash__(self) -> int:
         """Lengths are keys of a cache."""
@@ -77,36 +68,33 @@ class Lengths(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogNormalLengths:
-    """Prompts of one length, and responses of log-normal length, independent of each other."""
+    """Prompts of one length, and independent responses of log-normal length."""
 
     prompt_tokens: int
     mean_tokens: float
     """Mean length of a response before it is cut off."""
     sigma: float
-    """Standard deviation of the logarithm of the length; 0: all are alike."""
+    """Standard deviation of the logarithm of the length; 0: all responses have the same length."""
     max_tokens: int
     """Longer responses are cut off."""
     group_size: int
     seed: int = 0
 
     def of_group(self, group_id: int) -> tuple[int, Sequence[int]]:
-        block, place = divmod(group_id, _BLOCK_GROUPS)
-        return self.prompt_tokens, _block(self, block)[place]
+        return self.prompt_tokens, _draw_responses(self, group_id)
 
 
-@lru_cache(maxsize=64)
-def _block(lengths: LogNormalLengths, block: int) -> list[list[int]]:
-    """[_BLOCK_GROUPS][group_size] lengths of the groups from `block * _BLOCK_GROUPS` on, tokens."""
-    rng = np.random.default_rng((lengths.seed, block))
+@lru_cache(maxsize=2**16)
+def _draw_responses(lengths: LogNormalLengths, group_id: int) -> list[int]:
+    rng = np.random.default_rng((lengths.seed, group_id))
     mu = math.log(lengths.mean_tokens) - lengths.sigma**2 / 2
-    drawn = rng.lognormal(mu, lengths.sigma, (_BLOCK_GROUPS, lengths.group_size))
-    tokens: list[list[int]] = np.clip(np.rint(drawn), 1, lengths.max_tokens).astype(np.int64).tolist()
-    return tokens
+    drawn = rng.lognormal(mu, lengths.sigma, lengths.group_size)
+    return [min(lengths.max_tokens, max(1, round(tokens))) for tokens in drawn.tolist()]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StoredLengths:
-    """Lengths of groups that runs stored. Each group gets those of a stored one, drawn with replacement by its number.
+    """Lengths of groups that runs stored: each group gets those of a stored group, drawn with replacement.
 
     So a long prompt keeps its long responses, and a group that was long as a whole stays so.
     """
@@ -126,8 +114,7 @@ class StoredLengths:
         return prompt, [min(self.max_tokens, tokens) for tokens in responses]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MeanLengths:
+class MeanLengths(NamedTuple):
     """Mean lengths, tokens."""
 
     prompt: float

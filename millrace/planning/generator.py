@@ -1,8 +1,8 @@
 """One simulated generator: it admits its groups under the bound, and its engine decodes their requests together.
 
-    own groups ─► under the bound, a place free? ─► requests wait ─► a slot free? ─► prefill ─► decode ─► whole groups
-                                                                                     ▲           │
-                                                      new weights: pause, all caches ┴───────────┘
+    own groups ─► under the bound, room? ─► requests wait ─► a free slot? ─► prefill ─► decode ─► whole groups
+                                                                              ▲           │
+                                               new weights: pause, all caches ┴───────────┘
 
 All requests that are decoded advance together, a token each per `rate` seconds. So a request ends when the generator's
 token clock has advanced by its length, whatever happens to the rate: ends are kept in tokens.
@@ -19,31 +19,31 @@ if TYPE_CHECKING:
     from millrace.planning.simulation import Campaign
 
 _TOGETHER = 1e-6
-"""Of a token. Token clocks are sums of rounded numbers: what is closer together than this happens at once."""
+"""Tokens. Token clocks are sums of rounded numbers, so ends that differ by less happen at once."""
 
 
-class History:
-    """Which version a generator had at which time of its token clock."""
+class VersionHistory:
+    """Policy versions of a generator by its token clock."""
 
     def __init__(self) -> None:
         self._clocks: list[float] = []
         self._versions: list[int] = []
 
     def add(self, clock: float, policy_version: int) -> None:
-        """From `clock` on, the generator samples with this version, which is newer than those before."""
+        """Notes that from `clock` on the generator samples with this version, which is newer than those before."""
         self._clocks.append(clock)
         self._versions.append(policy_version)
 
     def version_of_first_token(self, start: float) -> int:
-        """The version that samples the first token of a request that starts then."""
+        """Returns the version that samples the first token of a request that starts at clock `start`."""
         return self._versions[bisect_left(self._clocks, start + 1 - _TOGETHER) - 1]
 
     def tokens_before(self, policy_version: int, start: float, length: int) -> int:
-        """How many of the first `length` tokens of a request that starts then are of versions before this one."""
-        place = bisect_left(self._versions, policy_version)
-        if place == len(self._versions):
+        """Counts, of the first `length` tokens of a request that starts at `start`, those of versions before this."""
+        index = bisect_left(self._versions, policy_version)
+        if index == len(self._versions):
             return length
-        return min(length, max(0, int(self._clocks[place] - start + _TOGETHER)))
+        return min(length, max(0, int(self._clocks[index] - start + _TOGETHER)))
 
 
 class Group:
@@ -51,12 +51,14 @@ class Group:
 
     __slots__ = ("history", "lengths", "min_version", "number", "prompt_tokens", "starts", "unfinished")
 
-    def __init__(self, number: int, policy_version: int, history: History, prompt: int, lengths: Sequence[int]) -> None:
+    def __init__(
+        self, number: int, policy_version: int, history: VersionHistory, prompt_tokens: int, lengths: Sequence[int]
+    ) -> None:
         self.number = number
         self.min_version = policy_version
-        """Under which it was admitted; once it is whole, the oldest version that sampled a token of it."""
+        """The version that admitted it; once it is whole, the oldest version that sampled a token of it."""
         self.history = history
-        self.prompt_tokens = prompt
+        self.prompt_tokens = prompt_tokens
         self.lengths = lengths
         self.starts: list[float] = []
         """By the generator's token clock, of those members that have started."""
@@ -67,39 +69,31 @@ class Generator:
     """Idle at time 0, and without weights."""
 
     def __init__(self, number: int, campaign: "Campaign", slots: int) -> None:
-        self.number = number
-        self.policy_version = -1
-        self.open = 0
-        """Requests of the groups admitted, without those that ended."""
-        self.places = slots
-        """Requests that it may have in flight under its weights."""
         self._campaign = campaign
         self._slots = slots
+        self._policy_version = -1
+        self._num_open = 0
+        """Requests of the groups admitted, without those that ended."""
         self._numbers = itertools.count(number, campaign.config.generation.replicas)
         self._next = next(self._numbers)
-        self._limit = 0
-        self._history = History()
+        self._history = VersionHistory()
         # Groups with requests that have no slot yet; of the first one some may have.
         self._waiting: deque[Group] = deque()
-        # A heap of (clock at the end, order, group, clock at which a request without a prompt would have started).
+        # A heap of (clock at the end, order, group, clock at which its cache would have been empty).
         self._running: list[tuple[float, int, Group, float]] = []
         self._order = itertools.count()
         self._origins = 0.0
+        """Sum of the last ones of `_running`."""
         # It has been simulated up to `_t`. While it computes prompts or loads weights, this is when it continues.
         self._t = self._t_loaded = 0.0
         self._clock = self._rate = 0.0
         self._planned = 0
         self._is_busy = False
 
-    @property
-    def free_share(self) -> float:
-        """Share of its places that hold no request because the bound admits no group."""
-        return max(0, self.places - self.open) / self._slots
-
     def load(self) -> None:
         """Loads the newest version that has arrived, and continues what is in flight."""
         campaign = self._campaign
-        if campaign.arrived <= self.policy_version:
+        if campaign.arrived <= self._policy_version:
             return
         if campaign.now < self._t_loaded:
             campaign.schedule(self._t_loaded, self.load)
@@ -107,23 +101,20 @@ class Generator:
         self._run_until(campaign.now)
         self._t += campaign.costs.pause
         if self._running:
-            recompute = campaign.costs.recompute or campaign.costs.prefill
-            self._t += recompute(round(len(self._running) * self._clock - self._counted_origins()))
+            self._t += campaign.costs.prefill(round(self._cached_tokens(self._clock)))
         self._t_loaded = self._t
-        self.policy_version = campaign.arrived
-        self._history.add(self._clock, self.policy_version)
-        self.places = campaign.control.terms(self.policy_version).places
-        self._limit = campaign.limit(self.policy_version)
+        self._policy_version = campaign.arrived
+        self._history.add(self._clock, self._policy_version)
         self._admit()
 
     def look_for_room(self) -> None:
-        """The trainer has dropped groups."""
-        if self.policy_version < 0:
-            return
-        self._limit = self._campaign.limit(self.policy_version)
-        if self.open < self.places and self._next < self._limit:
+        """Admits groups if the trainer's drops made room."""
+        if self._policy_version >= 0 and self._has_room():
             self._run_until(self._campaign.now)
             self._admit()
+
+    def _has_room(self) -> bool:
+        return self._num_open < self._slots and self._next < self._campaign.limit(self._policy_version)
 
     def _run_until(self, t: float) -> None:
         if t > self._t:
@@ -132,7 +123,7 @@ class Generator:
             self._t = t
 
     def _end(self, planned: int) -> None:
-        """The next requests end, unless something has changed since this was planned."""
+        """Ends the next requests, unless something has changed since this was planned."""
         if planned != self._planned:
             return
         campaign, running, clock = self._campaign, self._running, self._running[0][0]
@@ -141,26 +132,25 @@ class Generator:
         while running and running[0][0] - clock < _TOGETHER:
             _, _, group, origin = heapq.heappop(running)
             self._origins -= origin
-            self.open -= 1
+            self._num_open -= 1
             group.unfinished -= 1
             if not group.unfinished:
                 group.min_version = self._history.version_of_first_token(group.starts[0])
                 whole.append(group)
-        if whole:
-            self._t += campaign.costs.rollout * sum(len(group.lengths) for group in whole)
-            campaign.finish(self, self._t, whole)
-        self._t += campaign.costs.collect
+        self._t += campaign.costs.rollout * sum(len(group.lengths) for group in whole)
+        for group in whole:
+            campaign.finish(group, self._t)
         self._admit()
 
     def _admit(self) -> None:
         """Admits groups while there is room, gives free slots to requests, and computes their prompts."""
         campaign = self._campaign
-        while self.open < self.places and self._next < self._limit:
-            group = Group(self._next, self.policy_version, self._history, *campaign.lengths.of_group(self._next))
+        while self._has_room():
+            group = Group(self._next, self._policy_version, self._history, *campaign.lengths.of_group(self._next))
             self._next = next(self._numbers)
             self._waiting.append(group)
-            self.open += len(group.lengths)
-            campaign.admit(group)
+            self._num_open += len(group.lengths)
+            campaign.unscored.add(group)
         prompt_tokens = 0
         while self._waiting and len(self._running) < self._slots:
             group = self._waiting[0]
@@ -171,7 +161,7 @@ class Generator:
                 self._waiting.popleft()
         if prompt_tokens:
             self._t += campaign.costs.prefill(prompt_tokens)
-        self._plan()
+        self._plan_end()
 
     def _start(self, group: Group, slots: int) -> None:
         origin = self._clock - group.prompt_tokens
@@ -181,7 +171,7 @@ class Generator:
             group.starts.append(self._clock)
             self._origins += origin
 
-    def _plan(self) -> None:
+    def _plan_end(self) -> None:
         """Schedules the next end; what was planned before is void."""
         self._planned += 1
         if not self._running:
@@ -189,11 +179,17 @@ class Generator:
             self._campaign.schedule(self._t, self._rest, self._planned)
             return
         self._set_busy(is_busy=True)
-        costs, num_running, end = self._campaign.costs, len(self._running), self._running[0][0]
-        # Tokens in the cache half-way to the next end.
-        cached = num_running * (self._clock + end - 1) / 2 - self._counted_origins()
-        self._rate = costs.decode(num_running, int(cached))
+        end = self._running[0][0]
+        half_way = (self._clock + end - 1) / 2
+        self._rate = self._campaign.costs.decode(len(self._running), int(self._cached_tokens(half_way)))
         self._campaign.schedule(self._t + (end - self._clock) * self._rate, self._end, self._planned)
+
+    def _cached_tokens(self, clock: float) -> float:
+        """Tokens in the cache; in an engine that pads, as if all requests were as long as the longest."""
+        num_running = len(self._running)
+        if self._campaign.costs.pads:
+            return num_running * (clock - min(request[3] for request in self._running))
+        return num_running * clock - self._origins
 
     def _rest(self, planned: int) -> None:
         if planned == self._planned:
@@ -202,9 +198,3 @@ class Generator:
     def _set_busy(self, *, is_busy: bool) -> None:
         self._campaign.num_busy += is_busy - self._is_busy
         self._is_busy = is_busy
-
-    def _counted_origins(self) -> float:
-        """The sum of the origins; in an engine that pads, as if each were the oldest."""
-        if self._campaign.costs.pads:
-            return len(self._running) * min(request[3] for request in self._running)
-        return self._origins

@@ -13,11 +13,16 @@ tensor ranks divide. With checkpointing, a layer keeps its input alone, and only
 
 from dataclasses import dataclass
 
-from millrace.planning.hardware import GIB, Assumptions, Hardware
+from configs.schema import RunConfig
+from millrace.planning.hardware import GIB, Hardware
 from millrace.planning.models import BYTES, ModelShape
-from millrace.planning.training import TrainerSetup, trained_parameters
+from millrace.planning.training import TRAINED_BYTES, compute_dtype, trained_parameters, trainer_gpus
 from millrace.training.logprobs import CHUNK_ELEMENTS
 
+_RESERVED_BYTES = 4 * GIB
+"""Memory of a GPU for the CUDA context, NCCL, kernels' workspaces and fragmentation."""
+_GENERATOR_SHARE = 0.92
+"""Share of its GPU that vLLM 0.32 uses unless `gpu_memory_utilization` says otherwise."""
 _LOGITS_AT_ONCE = 3
 """Float32 matrices of a chunk that exist together: logits, probabilities, gradient."""
 
@@ -33,12 +38,10 @@ class MemoryReport:
 
     @property
     def trainer_fits(self) -> bool:
-        """Whether the trainer does."""
         return self.trainer <= self.capacity
 
     @property
     def fits(self) -> bool:
-        """Whether trainer and generators both do."""
         return max(self.trainer, self.generator) <= self.capacity
 
     @property
@@ -53,29 +56,30 @@ class MemoryReport:
         return "; ".join(short) or None
 
 
-def trainer_memory(shape: ModelShape, setup: TrainerSetup, assumptions: Assumptions) -> float:
-    """Bytes per GPU at the worst moment, for microbatches of `max_tokens_per_microbatch`."""
-    weight, frozen, compute = BYTES[setup.dtype], BYTES[setup.frozen_dtype], BYTES[setup.compute_dtype]
+def trainer_memory(shape: ModelShape, config: RunConfig) -> float:
+    """Returns the bytes per GPU at the worst moment, for microbatches of `max_tokens_per_microbatch`."""
+    training, tensor = config.training, config.training.parallel.tensor
+    frozen, compute = BYTES[config.model.dtype], BYTES[compute_dtype(config)]
     # Tensor ranks divide layers, and each has the rest.
-    own = (shape.layers * shape.layer_parameters / setup.tensor + shape.other_parameters) / setup.data
-    trained = own * trained_parameters(shape, setup) / shape.parameters
-    states = (own - trained) * frozen + 4 * trained * weight
-    layer = shape.layer_parameters / setup.tensor
+    sharded = (shape.layers * shape.layer_parameters / tensor + shape.other_parameters) / training.parallel.data
+    trained = sharded * trained_parameters(shape, config) / shape.parameters
+    states = (sharded - trained) * frozen + 4 * trained * TRAINED_BYTES
+    layer = shape.layer_parameters / tensor
+    gathered = 0.0
     # Alone and in one format, weights are used where they are.
-    sharded = setup.gpus > 1 or setup.compute_dtype != setup.dtype
-    # Gradients are summed in float32, in addition to those of the pass.
-    gathered = 2 * layer * compute + layer * (compute + 4) + shape.other_parameters * compute if sharded else 0.0
-    kept = setup.max_tokens_per_microbatch * compute
-    one_layer, trained_layers = layer_activations(shape, setup.tensor), shape.layers - setup.frozen_layers
-    if setup.activation_checkpointing:
-        activations = kept * (trained_layers * shape.hidden + one_layer)
-    else:
-        activations = kept * max(1, trained_layers) * one_layer
-    elements = min(CHUNK_ELEMENTS["cuda"], setup.max_tokens_per_microbatch * shape.vocabulary)
+    if trainer_gpus(config) > 1 or compute != TRAINED_BYTES:
+        # Gradients are summed in float32, in addition to those of the pass.
+        gathered = 2 * layer * compute + layer * (compute + 4) + shape.other_parameters * compute
+    microbatch = training.max_tokens_per_microbatch
+    one_layer, trained_layers = layer_activations(shape, tensor), shape.layers - training.frozen_layers
+    activations = max(1, trained_layers) * one_layer
+    if training.activation_checkpointing:
+        activations = trained_layers * shape.hidden + one_layer
+    elements = min(CHUNK_ELEMENTS["cuda"], microbatch * shape.vocabulary)
     # The gradient of the output layer's weight is summed over chunks in float32.
     logits = 4.0 * (elements * _LOGITS_AT_ONCE + shape.output_parameters)
-    reference = own * frozen + kept * one_layer if setup.reference else 0.0
-    return states + gathered + max(activations + logits, reference) + assumptions.reserved_bytes
+    reference = sharded * frozen + microbatch * compute * one_layer if training.kl.coefficient > 0 else 0.0
+    return states + gathered + max(microbatch * compute * activations + logits, reference) + _RESERVED_BYTES
 
 
 def layer_activations(shape: ModelShape, tensor: int) -> float:
@@ -88,7 +92,6 @@ def layer_activations(shape: ModelShape, tensor: int) -> float:
 def generator_memory(
     shape: ModelShape,
     hardware: Hardware,
-    assumptions: Assumptions,
     *,
     tensor: int,
     dtype: str,
@@ -96,11 +99,12 @@ def generator_memory(
     cached_tokens: float,
     memory_share: float | None,
 ) -> float:
-    """Bytes per GPU of an engine of `tensor` GPUs that holds `cached_tokens` in its key-value cache.
+    """Returns the bytes per GPU of an engine of `tensor` GPUs that holds `cached_tokens` in its key-value cache.
 
     `memory_share`: vLLM's `gpu_memory_utilization`; what it leaves counts as reserved.
     """
-    share = assumptions.generator_memory_share if memory_share is None else memory_share
+    share = _GENERATOR_SHARE if memory_share is None else memory_share
     weights = shape.parameters * BYTES[dtype] / tensor
+    # A key-value head is on several GPUs if there are fewer heads.
     cached = cached_tokens * shape.kv_bytes(kv_dtype) / min(tensor, shape.kv_heads)
-    return weights + cached + assumptions.reserved_bytes + (1 - share) * hardware.memory_bytes
+    return weights + cached + _RESERVED_BYTES + (1 - share) * hardware.memory_bytes

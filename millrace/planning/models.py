@@ -1,16 +1,17 @@
-"""The sizes of a model, from its config.json or by name: parameters, and the bytes of a token in the cache."""
+"""Sizes of a model, from its config.json or by name: parameters, and bytes of a token in the cache."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.recipe import Recipe
+from configs.recipe import choose_recipe
+from configs.schema import RunConfig
 from millrace.errors import InputError, ModelFolderError
 from storage.json_text import parse_json
 
 BYTES = {"float32": 4, "bfloat16": 2, "fp8": 1}
-"""Of a number, by number format."""
+"""Bytes of a number by number format."""
 _NEEDED = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 _BOOTSTRAP_VOCABULARY = 64
 """The vocabulary of a start model is known only when the prompts are."""
@@ -50,50 +51,36 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """All of them, tied ones once."""
+        """Number of parameters, tied ones once."""
         return self.layers * self.layer_parameters + self.other_parameters
 
     @property
     def layer_parameters(self) -> int:
-        """Of one layer, all experts included."""
-        return self._attention_parameters + max(1, self.experts) * self._expert_parameters
+        """Parameters of one layer, all experts included."""
+        return self._layer_parameters(self.experts)
+
+    @property
+    def active_layer_parameters(self) -> int:
+        """Parameters of one layer that compute a given token."""
+        return self._layer_parameters(self.experts_per_token)
+
+    def _layer_parameters(self, experts: int) -> int:
+        attention = 2 * (self.heads + self.kv_heads) * self.head_dim * self.hidden
+        return attention + max(1, experts) * 3 * self.hidden * self.intermediate
 
     @property
     def other_parameters(self) -> int:
-        """Outside of layers: embeddings, and the output layer if it is another tensor."""
+        """Parameters outside of layers: embeddings, and the output layer if it is another tensor."""
         return (1 if self.tied else 2) * self.output_parameters
 
     @property
     def output_parameters(self) -> int:
-        """Of the output layer."""
+        """Parameters of the output layer."""
         return self.vocabulary * self.hidden
-
-    @property
-    def active_layer_parameters(self) -> int:
-        """Of one layer, those that compute a given token."""
-        return self._attention_parameters + max(1, self.experts_per_token) * self._expert_parameters
-
-    @property
-    def active_parameters(self) -> int:
-        """Those whose products compute a given token: without embeddings, which are looked up, and idle experts."""
-        return self.layers * self.active_layer_parameters + self.output_parameters
-
-    def touched_parameters(self, tokens: int) -> float:
-        """Those that a step on so many tokens reads: of experts, the expected number with a token if all are alike."""
-        idle = self.experts * (1 - self.experts_per_token / self.experts) ** tokens if self.experts else 0.0
-        return self.layers * (self.layer_parameters - idle * self._expert_parameters) + self.output_parameters
 
     def kv_bytes(self, dtype: str) -> int:
         """Bytes of the key-value cache per token, in all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * BYTES[dtype]
-
-    @property
-    def _attention_parameters(self) -> int:
-        return 2 * (self.heads + self.kv_heads) * self.head_dim * self.hidden
-
-    @property
-    def _expert_parameters(self) -> int:
-        return 3 * self.hidden * self.intermediate
 
 
 def shape_of_folder(folder: Path) -> ModelShape:
@@ -101,7 +88,7 @@ def shape_of_folder(folder: Path) -> ModelShape:
     try:
         values = parse_json((folder / "config.json").read_bytes())
     except (OSError, ValueError) as error:
-        raise ModelFolderError(f"{folder}: its config.json can't be read ({error})") from error
+        raise ModelFolderError(f"its config.json can't be read ({error})", file=folder) from error
     return shape_of_config(values, str(folder))
 
 
@@ -112,7 +99,7 @@ def shape_of_config(values: Mapping[str, Any], name: str) -> ModelShape:
     for key in _NEEDED:
         if not isinstance(values.get(key), int):
             raise ModelFolderError(
-                f"{name}: its config.json has no {key}; expected the sizes of a causal language model"
+                f"its config.json has no {key}", file=name, expected="the sizes of a causal language model"
             )
     heads = values["num_attention_heads"]
     experts = values.get("num_experts") or values.get("num_local_experts") or 0
@@ -131,8 +118,11 @@ def shape_of_config(values: Mapping[str, Any], name: str) -> ModelShape:
     )
 
 
-def shape_of_recipe(recipe: Recipe) -> ModelShape:
-    """Returns the sizes of the tiny Llama that a run creates."""
+def shape_of_model(config: RunConfig) -> ModelShape:
+    """Reads the sizes of the config's model. Raises ModelFolderError if its folder does not say them."""
+    if config.model.path is not None:
+        return shape_of_folder(Path(config.model.path))
+    recipe = choose_recipe(config)
     return ModelShape(
         name="bootstrap",
         layers=recipe.num_layers,
@@ -168,16 +158,16 @@ _KNOWN: dict[str, tuple[int, ...]] = {
 }
 _TIED = ("qwen2.5-1.5b", "qwen2.5-3b", "qwen3-0.6b", "qwen3-1.7b", "qwen3-4b")
 _MIXTURES = ("qwen3-30b-a3b", "qwen3-235b-a22b")
-_EXPERTS, _EXPERTS_PER_TOKEN = 128, 8
 
 
 def model_named(name: str) -> ModelShape:
     """Returns the sizes of a published model: Llama 3.1, Qwen 2.5 or Qwen 3. Raises InputError for another name."""
     if name not in _KNOWN:
         raise InputError(
-            f'the sizes of "{name}" are not known; expected a model\'s folder or one of {", ".join(_KNOWN)}'
+            f'the sizes of "{name}" are not known', expected=f"a model's folder or one of {', '.join(_KNOWN)}"
         )
     layers, hidden, intermediate, heads, kv_heads, vocabulary = _KNOWN[name]
+    experts, experts_per_token = (128, 8) if name in _MIXTURES else (0, 0)
     return ModelShape(
         name=name,
         layers=layers,
@@ -187,6 +177,6 @@ def model_named(name: str) -> ModelShape:
         kv_heads=kv_heads,
         vocabulary=vocabulary,
         tied=name in _TIED,
-        experts=_EXPERTS if name in _MIXTURES else 0,
-        experts_per_token=_EXPERTS_PER_TOKEN if name in _MIXTURES else 0,
+        experts=experts,
+        experts_per_token=experts_per_token,
     )

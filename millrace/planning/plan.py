@@ -1,4 +1,4 @@
-"""A plan: a config for a machine, with what it will do there, and what else was considered.
+"""A plan: a config for a machine, with its predicted figures, and the alternatives.
 
 make_plan  the best config on a machine, and why the others lost
 what_if    a config as it is, and with changes
@@ -10,22 +10,30 @@ from typing import Any
 
 from configs.schema import RunConfig
 from configs.stored import put_key
-from millrace.planning.candidate import Candidate, Goal, Machine, explicit_values
+from millrace.planning.candidate import (
+    Candidate,
+    Goal,
+    Machine,
+    Simulate,
+    explicit_values,
+    make_candidate,
+    simulate_candidate,
+)
 from millrace.planning.durations import Assumption
-from millrace.planning.search import Search, Simulate, simulated
+from millrace.planning.search import Search
 
 _HANG_FACTOR = 4
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
-    """What `millrace plan` answers."""
+    """The answer of `millrace plan`."""
 
     base: RunConfig
     """The given config."""
     machine: str
     gpus: int | None
-    """That there are; None on a machine whose GPUs are not divided."""
+    """GPUs of the machine; None if they are not divided."""
     goal: Goal
     entries: Sequence[Candidate]
     """The winner first, then the runners-up; of a what-if, the config as it is, then the changed one."""
@@ -47,25 +55,25 @@ class Plan:
         return self.entries[1] if self.is_what_if else self.entries[0]
 
     def config(self) -> RunConfig:
-        """The chosen config, with the settings that its step time needs."""
+        """Returns the chosen config with its prediction."""
         values = explicit_values(self.chosen.config)
-        for key, value in hang_limit(self.chosen).items():
+        for key, value in _hang_limit(self.chosen).items():
             put_key(values, key, value)
         return RunConfig.model_validate(values)
 
     def changes(self, entry: Candidate) -> dict[str, Any]:
-        """Dotted key → value, of what an entry's config changes in the given one."""
-        overrides = {**entry.overrides, **hang_limit(entry)}
-        return {key: value for key, value in overrides.items() if _value(self.base, key) != value}
+        """Returns what an entry's config changes in the given one, prediction included, as dotted key → value."""
+        overrides = {**entry.overrides, **_hang_limit(entry)}
+        return {key: value for key, value in overrides.items() if _read_key(self.base, key) != value}
 
     def dollars(self, entry: Candidate, seconds: float) -> float | None:
-        """What an entry's GPUs cost in so many seconds."""
+        """Returns the price of an entry's GPUs for so many seconds."""
         if self.dollars_per_gpu_hour is None or entry.gpus is None:
             return None
         return entry.gpus * self.dollars_per_gpu_hour * seconds / 3600
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, plain JSON."""
+        """Returns everything as plain JSON."""
         return {
             "config": self.base.name,
             "machine": self.machine,
@@ -81,12 +89,19 @@ class Plan:
         }
 
 
-def hang_limit(entry: Candidate) -> dict[str, Any]:
-    """Returns the setting that a plan adds to a config: a hang limit longer than its steps, which have no heartbeat."""
+def _hang_limit(entry: Candidate) -> dict[str, Any]:
+    """The setting that a plan adds to a config: a hang limit longer than its steps, which have no heartbeat."""
     outcome = entry.outcome
     if outcome is None or entry.config.supervision.hang_seconds >= _HANG_FACTOR * outcome.step_seconds:
         return {}
     return {"supervision.hang_seconds": float(round(_HANG_FACTOR * outcome.step_seconds))}
+
+
+def _read_key(config: RunConfig, key: str) -> object:
+    value: object = config
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, dict) else getattr(value, name)
+    return value
 
 
 def make_plan(
@@ -104,7 +119,8 @@ def make_plan(
 
     Raises InputError if nothing fits, with what is missing and by how much.
     """
-    result = Search(config, machine, gpus=gpus, goal=goal, fine=simulate, coarse=coarse or simulate).run(batches)
+    search = Search(config, machine, gpus=gpus, goal=goal, fine=simulate, coarse=coarse or simulate)
+    result = search.run(batches)
     return Plan(
         base=config,
         machine=machine.name,
@@ -125,18 +141,16 @@ def what_if(
     machine: Machine,
     simulate: Simulate,
     *,
-    divides_gpus: bool,
     dollars_per_gpu_hour: float | None = None,
 ) -> Plan:
     """Compares both configs as they are; `overrides` are those of `after`."""
     entries = []
     for config, changes in ((before, {}), (after, overrides)):
-        memory = machine.memory(config)
-        candidate = Candidate(config=config, overrides=changes, divides_gpus=divides_gpus, memory=memory)
-        if memory is not None and not memory.fits:
-            entries.append(replace(candidate, reason=f"does not fit: {memory.sentence}"))
+        candidate = make_candidate(config, changes, machine)
+        if candidate.memory is not None and not candidate.memory.fits:
+            entries.append(replace(candidate, reason=f"does not fit: {candidate.memory.sentence}"))
         else:
-            entries.append(simulated(candidate, machine, simulate))
+            entries.append(simulate_candidate(candidate, machine, simulate))
     return Plan(
         base=before,
         machine=machine.name,
@@ -148,10 +162,3 @@ def what_if(
         assumptions=machine.assumptions(after),
         dollars_per_gpu_hour=dollars_per_gpu_hour,
     )
-
-
-def _value(config: RunConfig, key: str) -> object:
-    value: object = config
-    for name in key.split("."):
-        value = value.get(name) if isinstance(value, dict) else getattr(value, name)
-    return value

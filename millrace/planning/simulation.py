@@ -1,23 +1,22 @@
 """The pipeline in simulated time: the product's rules, durations from `Costs`, no process and no tensor.
 
-    generators ─► finished groups ─► parts ─► scorers ─► ready groups ─► trainer ─► step ─► version ─► generators
-        ▲                                                                  └─► dropped ─► room ─┐
-        └───────────────────────────────────────────────────────────────────────────────────────┘
+    generators ─► finished groups ─► scorers ─► ready groups ─► trainer ─► step ─► version ─► generators
+        ▲                                                        └─► dropped ─► room ─┐
+        └─────────────────────────────────────────────────────────────────────────────┘
 
 Events are calls on one agenda, in the order of their time. If stages share too few cores, all that are busy slow down
-by the same factor. So events keep their order: only the clock on the wall runs faster than that of the work.
+by the same factor. So events keep their order: only the clock on the wall runs faster than that of the work. The bound
+is fixed: with adaptive control a plan says what the highest allowed bound does.
 """
 
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from configs.schema import RunConfig
-from millrace.control.rule import Reading
-from millrace.control.staleness import StalenessControl
 from millrace.planning.durations import Costs, Lengths
 from millrace.planning.generator import Generator, Group
 from millrace.rollouts.staleness import (
@@ -29,8 +28,6 @@ from millrace.rollouts.staleness import (
     staleness,
     step_leaves_too_old,
 )
-from millrace.weights.base import AdmissionPolicy
-from storage.layout import scorer_of_part
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,25 +51,9 @@ class Outcome:
     """Share of the time that a stage had nothing to do, by stage: `generate`, `score`, `train`; mean over replicas."""
 
 
-def simulate(config: RunConfig, costs: Costs, lengths: Lengths, *, steps: int, warmup: int) -> Outcome:
-    """Simulates `steps` steps of a campaign, the first `warmup` of which do not count. Deterministic."""
-    if not 0 <= warmup < steps:
-        raise ValueError(f"{steps} steps with {warmup} of warm-up leave none to count")
-    return Campaign(config, costs, lengths).run(steps, warmup)
-
-
-class _Held(NamedTuple):
-    """What the next step trains of a group."""
-
-    group: Group
-    rollouts: int
-    tokens: int
-    """Of these responses."""
-
-
 @dataclass(slots=True)
-class _Tally:
-    """Sums over what the trainer took."""
+class _Totals:
+    """Sums over the rollouts that the trainer took."""
 
     taken_rollouts: int = 0
     taken_tokens: int = 0
@@ -81,15 +62,13 @@ class _Tally:
     masked_tokens: int = 0
     staleness_sum: int = 0
     staleness_max: int = 0
-    wall: float = 0.0
-    """Time on the wall at which the sums began."""
-    busy: dict[str, float] = field(default_factory=dict)
-    """Seconds of work by stage up to then."""
 
-    @property
-    def length_ratio(self) -> float:
-        """Mean length of what was trained ÷ of what was taken."""
-        return self.trained_tokens / self.trained_rollouts / (self.taken_tokens / self.taken_rollouts)
+
+def simulate(config: RunConfig, costs: Costs, lengths: Lengths, *, steps: int, warmup: int) -> Outcome:
+    """Simulates `steps` steps of a campaign, the first `warmup` of which do not count. Deterministic."""
+    if not 0 <= warmup < steps:
+        raise ValueError(f"{steps} steps with {warmup} of warm-up leave none to count")
+    return Campaign(config, costs, lengths).run(steps, warmup)
 
 
 class Campaign:
@@ -102,132 +81,121 @@ class Campaign:
         """The newest version that generators may load."""
         self.num_busy = 0
         """Generators that are at work."""
-        generation, groups = config.generation, config.training.groups_per_step
+        self.unscored: set[Group] = set()
+        generation = config.generation
         self._by_step = config.pipeline.mode == "sync"
-        places = max_in_flight(
+        self._bound = config.effective_max_staleness
+        self._groups_per_step = config.training.groups_per_step
+        slots = max_in_flight(
             by_step=self._by_step,
-            groups_per_step=groups,
+            groups_per_step=self._groups_per_step,
             groups_per_batch=generation.groups_per_batch,
             group_size=generation.group_size,
         )
-        self.control = StalenessControl(
-            config.staleness,
-            generation,
-            AdmissionPolicy(max_staleness=config.effective_max_staleness, places=places),
-            groups_per_step=groups,
-        )
-        self._generators = [Generator(number, self, places) for number in range(generation.replicas)]
+        self._generators = [Generator(number, self, slots) for number in range(generation.replicas)]
         self._replicas = {"generate": generation.replicas, "score": config.scoring.replicas, "train": 1}
-        self._threads = generation.threads, config.scoring.threads, config.training.threads
-        self._adapts = config.staleness.control == "adaptive"
+        self._threads = {
+            "generate": generation.threads,
+            "score": config.scoring.threads,
+            "train": config.training.threads,
+        }
         # A heap of (time, order, action, arguments).
         self._agenda: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = itertools.count()
-        # By generator: until when what it finishes joins the newest part, and that part.
-        self._open_part: list[tuple[float, list[Group]]] = [(0.0, []) for _ in self._generators]
-        self._num_parts = [0] * generation.replicas
         waits = config.staleness.too_old == "wait"
-        self._window = 0.0 if waits else config.storage.commit_max_ms / 1000
-        self._queues: list[deque[list[Group]]] = [deque() for _ in range(config.scoring.replicas)]
-        self._scoring = [False] * config.scoring.replicas
-        self._unscored: set[Group] = set()
+        self._commit_seconds = 0.0 if waits or self._by_step else config.storage.commit_max_ms / 1000
+        self._finished: deque[Group] = deque()
+        self._num_scoring = 0
         self._ready: list[tuple[tuple[int, int], Group]] = []
         self._version = 0
         self._pushing = False
-        self._held: list[_Held] = []
+        # Groups, rollouts and tokens of the next step.
+        self._held = self._held_rollouts = self._held_tokens = 0
         self._groups_dropped = 0
         self._trains = True
         self._waits_for_old = waits and not self._by_step
-        self._wall = self._free_places = 0.0
+        self._wall = 0.0
         self._busy = dict.fromkeys(self._replicas, 0.0)
-        self._tally, self._step = _Tally(), _Tally()
-        self._warmup = 0
+        self._totals = _Totals()
 
     def run(self, steps: int, warmup: int) -> Outcome:
         """Runs to the end of the last step."""
-        self._warmup = warmup
-        self._begin_counting()
         # The start weights are handed over like any others.
         self.schedule(self.costs.handover, self._push)
         self.schedule(self.costs.handover, self._resume)
-        while self._version < steps:
-            if not self._agenda:
-                raise RuntimeError("the simulated campaign stands still: no request is in flight, and no step is made")
-            t, _, action, arguments = heapq.heappop(self._agenda)
-            self._advance(t)
-            action(*arguments)
-        return self._outcome(steps - warmup)
+        self._run_to_version(warmup)
+        self._totals, begin, busy = _Totals(), self._wall, dict(self._busy)
+        self._run_to_version(steps)
+        totals, seconds = self._totals, self._wall - begin
+        trained_length = totals.trained_tokens / totals.trained_rollouts
+        return Outcome(
+            step_seconds=seconds / (steps - warmup),
+            tokens_per_second=totals.trained_tokens / seconds,
+            staleness_mean=totals.staleness_sum / totals.trained_rollouts,
+            staleness_max=totals.staleness_max,
+            dropped_share=1 - totals.trained_rollouts / totals.taken_rollouts,
+            masked_token_share=totals.masked_tokens / totals.trained_tokens,
+            length_ratio=trained_length / (totals.taken_tokens / totals.taken_rollouts),
+            idle={
+                stage: max(0.0, 1 - (self._busy[stage] - busy[stage]) / (replicas * seconds))
+                for stage, replicas in self._replicas.items()
+            },
+        )
 
     def schedule(self, t: float, action: Callable[..., None], *arguments: object) -> None:
         """Does something at `t`, after what is scheduled for the same time already."""
         heapq.heappush(self._agenda, (t, next(self._order), action, arguments))
 
     def limit(self, policy_version: int) -> int:
-        """The first group number that a generator of this version may not admit yet."""
+        """Returns the first group number that a generator of this version may not admit yet."""
         return admission_limit(
             policy_version,
-            max_staleness=self.control.terms(policy_version).max_staleness,
-            groups_per_step=self.config.training.groups_per_step,
+            max_staleness=self._bound,
+            groups_per_step=self._groups_per_step,
             groups_dropped=self._groups_dropped,
         )
 
-    def admit(self, group: Group) -> None:
-        """A generator begins a group."""
-        self._unscored.add(group)
+    def finish(self, group: Group, t: float) -> None:
+        """Commits a group that is whole at `t`, and passes it on to the scorers."""
+        self.schedule(t + self._commit_seconds, self._commit, group)
 
-    def finish(self, generator: Generator, t: float, groups: Sequence[Group]) -> None:
-        """Groups are whole at `t`. They are committed with what is finished soon after; in sync mode with the step."""
-        number = generator.number
-        t_commit, part = self._open_part[number]
-        if t > t_commit and not self._by_step:
-            part = []
-            self._open_part[number] = t + self._window, part
-            self.schedule(t + self._window, self._commit, number, part)
-        part.extend(groups)
-        if self._by_step and not generator.open:
-            self._open_part[number] = 0.0, []
-            self.schedule(t, self._commit, number, part)
+    def _run_to_version(self, version: int) -> None:
+        while self._version < version:
+            if not self._agenda:
+                raise RuntimeError("the simulated campaign stands still: no request is in flight, and no step is made")
+            t, _, action, arguments = heapq.heappop(self._agenda)
+            self._advance(t)
+            action(*arguments)
 
     def _advance(self, t: float) -> None:
         """Lets the time pass up to `t`."""
         seconds = t - self.now
         if seconds <= 0:
             return
-        decoding, scoring, training = self.num_busy, sum(self._scoring), int(self._trains)
+        working = {"generate": self.num_busy, "score": self._num_scoring, "train": int(self._trains)}
         if self.costs.cores is not None:
-            of_decoding, of_scoring, of_training = self._threads
-            threads = decoding * of_decoding + scoring * of_scoring + training * of_training
+            threads = sum(number * self._threads[stage] for stage, number in working.items())
             seconds *= max(1.0, threads / self.costs.cores)
-        busy = self._busy
-        busy["generate"] += decoding * seconds
-        busy["score"] += scoring * seconds
-        busy["train"] += training * seconds
-        if self._adapts:
-            self._free_places += seconds * sum(generator.free_share for generator in self._generators)
+        for stage, number in working.items():
+            self._busy[stage] += number * seconds
         self._wall += seconds
         self.now = t
 
-    def _commit(self, generator: int, groups: list[Group]) -> None:
-        """A part of a generator's stream goes to its scorer."""
-        scorer = scorer_of_part(self._num_parts[generator], len(self._queues))
-        self._num_parts[generator] += 1
-        self._queues[scorer].append(groups)
-        self._score(scorer)
+    def _commit(self, group: Group) -> None:
+        self._finished.append(group)
+        self._score()
 
-    def _score(self, scorer: int) -> None:
-        if self._scoring[scorer] or not self._queues[scorer]:
-            return
-        groups = self._queues[scorer].popleft()
-        self._scoring[scorer] = True
-        rollouts = sum(len(group.lengths) for group in groups)
-        self.schedule(self.now + self.costs.score_part + self.costs.score * rollouts, self._scored, scorer, groups)
+    def _score(self) -> None:
+        while self._finished and self._num_scoring < self.config.scoring.replicas:
+            self._num_scoring += 1
+            group = self._finished.popleft()
+            self.schedule(self.now + self.costs.score * len(group.lengths), self._scored, group)
 
-    def _scored(self, scorer: int, groups: Sequence[Group]) -> None:
-        self._scoring[scorer] = False
-        self._unscored.difference_update(groups)
-        for group in groups:
-            heapq.heappush(self._ready, (consumption_order(group.min_version, group.number), group))
-        self._score(scorer)
+    def _scored(self, group: Group) -> None:
+        self._num_scoring -= 1
+        self.unscored.discard(group)
+        heapq.heappush(self._ready, (consumption_order(group.min_version, group.number), group))
+        self._score()
         self._take()
 
     def _resume(self) -> None:
@@ -238,84 +206,63 @@ class Campaign:
 
     def _take(self) -> None:
         """The trainer, if it waits, takes groups, and begins a step once it has enough."""
-        if self._trains or self._leaves_too_old():
+        if self._waits_for_old:
+            # A step waits for groups in flight that it would leave too old.
+            self._waits_for_old = any(
+                step_leaves_too_old(group.min_version, self._version, self._bound) for group in self.unscored
+            )
+        if self._trains or self._waits_for_old:
             return
         num_dropped = 0
-        while self._ready and len(self._held) < self.config.training.groups_per_step:
-            num_dropped += not self._keep(heapq.heappop(self._ready)[1])
+        while self._ready and self._held < self._groups_per_step:
+            num_dropped += not self._hold(heapq.heappop(self._ready)[1])
         if num_dropped:
             self._groups_dropped += num_dropped
             for generator in self._generators:
                 generator.look_for_room()
-        if len(self._held) == self.config.training.groups_per_step:
+        if self._held == self._groups_per_step:
             self._begin_step()
 
-    def _leaves_too_old(self) -> bool:
-        """Whether the trainer waits for groups in flight that the next step would leave too old."""
-        if self._waits_for_old:
-            bound = self.control.bound_at(self._version + 1)
-            self._waits_for_old = any(
-                step_leaves_too_old(group.min_version, self._version, bound) for group in self._unscored
-            )
-        return self._waits_for_old
-
-    def _keep(self, group: Group) -> bool:
-        """Takes a group. Returns whether some of it is trained."""
-        bound = self.control.bound_at(self._version)
-        masks = self.config.staleness.too_old == "mask"
-        first = oldest_trainable(self._version, bound)
+    def _hold(self, group: Group) -> bool:
+        """Takes a group for the next step. Returns whether some of it is trained."""
         rollouts = tokens = masked_tokens = 0
         oldest = group.min_version
-        if not is_too_old(oldest, self._version, bound):
+        if not is_too_old(oldest, self._version, self._bound):
             rollouts, tokens = len(group.lengths), sum(group.lengths)
-        elif masks:
-            oldest = self._version
+        elif self.config.staleness.too_old == "mask":
+            first, oldest = oldest_trainable(self._version, self._bound), self._version
             for start, length in zip(group.starts, group.lengths, strict=True):
                 masked = group.history.tokens_before(first, start, length)
                 if masked < length:
                     rollouts, tokens, masked_tokens = rollouts + 1, tokens + length, masked_tokens + masked
                     oldest = min(oldest, group.history.version_of_first_token(start + masked))
-        age = staleness(self._version, oldest)
-        for tally in (self._tally, self._step):
-            tally.taken_rollouts += len(group.lengths)
-            tally.taken_tokens += sum(group.lengths)
-            tally.trained_rollouts += rollouts
-            tally.trained_tokens += tokens
-            tally.masked_tokens += masked_tokens
-            tally.staleness_sum += age * rollouts
-            tally.staleness_max = max(tally.staleness_max, age if rollouts else 0)
-        if rollouts:
-            self._held.append(_Held(group, rollouts, tokens))
-        return rollouts > 0
+        totals, age = self._totals, staleness(self._version, oldest)
+        totals.taken_rollouts += len(group.lengths)
+        totals.taken_tokens += sum(group.lengths)
+        if not rollouts:
+            return False
+        totals.trained_rollouts += rollouts
+        totals.trained_tokens += tokens
+        totals.masked_tokens += masked_tokens
+        totals.staleness_sum += age * rollouts
+        totals.staleness_max = max(totals.staleness_max, age)
+        self._held += 1
+        self._held_rollouts += rollouts
+        num_prompts = 1 if self.config.training.share_prefixes else rollouts
+        self._held_tokens += tokens + num_prompts * group.prompt_tokens
+        return True
 
     def _begin_step(self) -> None:
         costs, training = self.costs, self.config.training
-        tokens, rollouts = 0, 0
-        for held in self._held:
-            tokens += held.tokens + (1 if training.share_prefixes else held.rollouts) * held.group.prompt_tokens
-            rollouts += held.rollouts
-        self._trains = True
-        t_made = self.now + costs.train(tokens, rollouts) + costs.handover
+        t_done = self.now + costs.train(self._held_tokens, self._held_rollouts) + costs.handover
         checkpoint = costs.checkpoint if (self._version + 1) % training.checkpoint_every == 0 else 0.0
-        self.schedule(t_made, self._made)
-        self.schedule(t_made + costs.overhead + checkpoint, self._resume)
+        self._trains = True
+        self._held = self._held_rollouts = self._held_tokens = 0
+        self.schedule(t_done, self._finish_step)
+        self.schedule(t_done + costs.overhead + checkpoint, self._resume)
 
-    def _made(self) -> None:
-        """A step is done."""
+    def _finish_step(self) -> None:
         self._version += 1
-        reading = Reading(
-            effective_sample_size=1.0,
-            length_ratio=self._step.length_ratio,
-            steps_ready=len(self._ready) / self.config.training.groups_per_step,
-            trainer_waited=self._wall - self._busy["train"],
-            trainer_seconds=self._wall,
-            generators_waited=self._free_places,
-            generators_seconds=len(self._generators) * self._wall,
-        )
-        self.control.step(self._version, reading)
-        self._held, self._step = [], _Tally()
-        if self._version == self._warmup:
-            self._begin_counting()
         self._push()
 
     def _push(self) -> None:
@@ -329,23 +276,3 @@ class Campaign:
         for generator in self._generators:
             generator.load()
         self._push()
-
-    def _begin_counting(self) -> None:
-        self._tally = _Tally(wall=self._wall, busy=dict(self._busy))
-
-    def _outcome(self, steps: int) -> Outcome:
-        tally = self._tally
-        seconds = self._wall - tally.wall
-        return Outcome(
-            step_seconds=seconds / steps,
-            tokens_per_second=tally.trained_tokens / seconds,
-            staleness_mean=tally.staleness_sum / tally.trained_rollouts,
-            staleness_max=tally.staleness_max,
-            dropped_share=1 - tally.trained_rollouts / tally.taken_rollouts,
-            masked_token_share=tally.masked_tokens / tally.trained_tokens,
-            length_ratio=tally.length_ratio,
-            idle={
-                stage: max(0.0, 1 - (self._busy[stage] - tally.busy[stage]) / (replicas * seconds))
-                for stage, replicas in self._replicas.items()
-            },
-        )

@@ -1,30 +1,55 @@
-"""The machine of stored runs, by what they measured, for configs that it has not run."""
+"""The machine of stored runs: durations fitted to what they measured, for configs that it has not run.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+runs ─► responses of engines, spans of the trainer ─► least squares ─► costs ─► simulation ─► step time ─┐
+  └─► measured step time ────────────────────────────────────────────────────────────────────────────────┴─►
+                                                                                    one factor for all of its costs
+
+A response of n tokens takes n steps of its engine. Each step costs something by itself, something per response in
+flight and something per token in the cache; caches that are computed again after new weights cost something per token.
+Prompts are counted with the steps, as they stay the same. The factor stands for what no cost does: other processes of
+the machine, stages that hold each other up.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import ClassVar
+
+import numpy as np
 
 from configs.schema import RunConfig
 from millrace.errors import InputError
 from millrace.planning.durations import Assumption, Costs, StoredLengths, mean_lengths
-from millrace.planning.fit.coefficients import Coefficients, fit_coefficients
-from millrace.planning.fit.measured import MeasuredRun, read_measured
+from millrace.planning.measured import Floats, MeasuredRun, Rollouts, read_measured
+from millrace.planning.simulation import simulate
 from storage.stores.base import Store
 
+_STEPS, _WARMUP, _ROUNDS = 100, 10, 2
+"""Of the simulations by which costs are calibrated."""
+_ROBUST_ROUNDS, _OUTLIER = 8, 3.0
+"""Residuals beyond so many times the median one count less, the further the less."""
+_SAMPLES = 1000
+"""Moments at which the requests in flight are counted."""
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+
+@dataclass(frozen=True, kw_only=True)
 class StoredMachine:
     """Every stage on what it ran on. All fits into memory, and GPUs are not divided."""
 
+    divides_gpus: ClassVar[bool] = False
     runs: Sequence[MeasuredRun]
-    coefficients: Coefficients
+    engine: Sequence[float]
+    """Seconds per engine step, per response in flight and step, per token in the cache and step, and per token of
+    caches that are computed again."""
+    train: Sequence[float]
+    """Seconds per optimizer step, per token of it with a forward and a backward pass, and per rollout."""
     cores: float | None
-    """That the stages share; None: each has devices of its own."""
+    """CPU cores that the stages share; None: each has devices of its own."""
     cores_from: str
-    """Who says how many."""
+    """Where that number is from."""
 
     @property
     def name(self) -> str:
-        """The runs."""
         return f"the machine of {', '.join(run.url for run in self.runs)}"
 
     def allows_trainer_tensor(self, size: int) -> bool:
@@ -35,25 +60,44 @@ class StoredMachine:
         """Only what was measured."""
         return size == 1
 
-    def costs(self, config: RunConfig, *, reward_seconds: float | None = None) -> Costs:
-        """Durations under a config of the same model. `reward_seconds`: those of another reward, per rollout.
+    def costs(self, config: RunConfig) -> Costs:
+        """Returns durations under a config of the same model.
 
         Raises InputError if the runs all have one batch, and this config another one.
         """
         batches = {_batch(run.config) for run in self.runs}
         if len(batches) == 1 and _batch(config) not in batches:
             raise InputError(
-                f"a step of the config has {_batch(config)} rollouts, but all runs fitted have {min(batches)}: "
-                "how its time depends on that number takes one more run, of another batch"
+                f"a step of the config has {_batch(config)} rollouts, and all runs fitted have {min(batches)}",
+                expected="one more run, of another batch, that shows how its time depends on that number",
             )
         alike = self._alike(config)
-        pulling = 1.0
+        step, (train_step, train_token, train_rollout) = self.engine, self.train
+        factor = fmean(run.factor for run in alike)
         if not config.training.pulls_without_advantage:
-            pulling = sum(run.pulling_share for run in alike) / len(alike)
-        return self.coefficients.costs(config, pulling=pulling, reward=reward_seconds, cores=self.cores)
+            # A backward pass has twice the products of a forward pass.
+            train_token *= (1 + 2 * fmean(run.gradient_share for run in alike)) / 3
+
+        def mean(cost: Callable[[MeasuredRun], float]) -> float:
+            return factor * fmean(cost(run) for run in alike)
+
+        return Costs(
+            decode=lambda running, cached: factor * (step[0] + step[1] * running + step[2] * cached),
+            prefill=lambda tokens: factor * step[3] * tokens,
+            pads=_pads(config),
+            rollout=mean(_rollout_seconds),
+            pause=mean(_pause_seconds),
+            push=mean(lambda run: run.push_seconds),
+            score=mean(lambda run: _score_seconds(run, config.scoring.workers)),
+            train=lambda tokens, rollouts: factor * (train_step + train_token * tokens + train_rollout * rollouts),
+            handover=mean(_handover_seconds),
+            checkpoint=mean(_checkpoint_seconds),
+            overhead=_batch(config) * mean(_overhead_seconds),
+            cores=self.cores,
+        )
 
     def lengths(self, config: RunConfig) -> StoredLengths:
-        """Lengths of the groups of those runs that ask what `config` asks; of all runs, if none does."""
+        """Returns the lengths of the groups of those runs that have the config's prompts; of all runs, if none has."""
         return StoredLengths(
             groups=[group for run in self._alike(config) for group in run.groups()],
             group_size=config.generation.group_size,
@@ -63,14 +107,11 @@ class StoredMachine:
     def memory(self, config: RunConfig) -> None:
         """All runs fitted."""
 
-    def storage(self, config: RunConfig, step_seconds: float) -> None:
-        """Not known."""
-
-    def failures(self, config: RunConfig, step_seconds: float) -> None:
+    def upkeep(self, config: RunConfig, step_seconds: float) -> None:
         """Not known."""
 
     def assumptions(self, config: RunConfig) -> Sequence[Assumption]:
-        """The runs, their lengths, and what their stages share."""
+        """Lists the runs, their lengths, and what their stages share."""
         means = mean_lengths(self.lengths(config))
         cores = "each stage has devices of its own"
         if self.cores is not None:
@@ -95,8 +136,151 @@ def fit_machine(stores: Sequence[Store], *, cores: float | None = None, cores_fr
     Raises InputError for a run that is too short, RunMissing and StreamCorrupt.
     """
     runs = [read_measured(store) for store in stores]
-    coefficients = fit_coefficients(runs, cores)
-    return StoredMachine(runs=runs, coefficients=coefficients, cores=cores, cores_from=cores_from)
+    machine = StoredMachine(
+        runs=runs, engine=_fit_engine(runs), train=_fit_train(runs), cores=cores, cores_from=cores_from
+    )
+    for _ in range(_ROUNDS):
+        ratios = [run.step_seconds / predict_step_seconds(run, machine) for run in machine.runs]
+        runs = [replace(run, factor=run.factor * ratio) for run, ratio in zip(machine.runs, ratios, strict=True)]
+        machine = replace(machine, runs=runs)
+    return machine
+
+
+def predict_step_seconds(run: MeasuredRun, machine: StoredMachine) -> float:
+    """Simulates a run with its own lengths."""
+    costs = machine.costs(run.config)
+    return simulate(run.config, costs, run.lengths, steps=_STEPS, warmup=_WARMUP).step_seconds
+
+
+def fit_costs(columns: Floats, seconds: Floats) -> list[float]:
+    """Returns costs c ≥ 0 with `columns` [N, C] · c ≈ `seconds` [N], and the same sum. A few outliers count little."""
+    costs, weights = np.zeros(columns.shape[1]), np.ones(len(seconds))
+    for _ in range(_ROBUST_ROUNDS):
+        costs = _solve_non_negative(columns * weights[:, None], seconds * weights)
+        residuals = np.abs(seconds - columns @ costs)
+        weights = np.sqrt(1 / np.maximum(1.0, residuals / max(_OUTLIER * float(np.median(residuals)), 1e-12)))
+    total = float((columns @ costs).sum())
+    return [float(cost) * (float(seconds.sum()) / total if total > 0 else 1.0) for cost in costs]
+
+
+def _solve_non_negative(columns: Floats, values: Floats) -> Floats:
+    """Solves least squares; a column whose coefficient would be negative is left out."""
+    scale = np.maximum(np.abs(columns).max(axis=0), 1e-12)
+    chosen, solution = list(range(columns.shape[1])), np.zeros(columns.shape[1])
+    while chosen:
+        solved = np.linalg.lstsq(columns[:, chosen] / scale[chosen], values)[0]
+        if (solved >= 0).all():
+            solution[chosen] = solved / scale[chosen]
+            break
+        del chosen[int(np.argmin(solved))]
+    return solution
+
+
+def _fit_engine(runs: Sequence[MeasuredRun]) -> list[float]:
+    columns, seconds = [], []
+    for run in runs:
+        for generator, rollouts in enumerate(run.rollouts):
+            rows, durations = _engine_rows(run, generator, rollouts)
+            columns.append(rows)
+            seconds.append(durations)
+    return fit_costs(np.concatenate(columns), np.concatenate(seconds))
+
+
+def _engine_rows(run: MeasuredRun, generator: int, rollouts: Rollouts) -> tuple[Floats, Floats]:
+    """Returns [N, 4] what the engine's costs are multiplied with for each response, and [N] its seconds."""
+    times = run.generators[generator]
+    started, finished, tokens = rollouts.started, rollouts.finished, rollouts.response_tokens
+    t = np.linspace(times.begin, times.end, _SAMPLES)
+    in_flight = (started <= t[:, None]) & (finished > t[:, None])
+    progress = np.clip((t[:, None] - started) / np.maximum(finished - started, 1e-9), 0, 1)
+    attended = np.where(in_flight, rollouts.prompt_tokens + tokens * progress, 0)
+    running = in_flight.sum(axis=1)
+    cached = running * attended.max(axis=1) if _pads(run.config) else attended.sum(axis=1)
+    updates = np.array([t for t, _ in times.values.get("pause_seconds", ())])
+    inside = (started >= times.begin) & (finished <= times.end)
+    begin, end, steps = started[inside], finished[inside], tokens[inside]
+
+    def mean_over_life(values: Floats) -> Floats:
+        total = np.concatenate([[0.0], np.cumsum(values[1:] + values[:-1]) / 2 * (t[1] - t[0])])
+        mean: Floats = (np.interp(end, t, total) - np.interp(begin, t, total)) / np.maximum(end - begin, 1e-9)
+        return mean
+
+    def sum_over_life(at: Floats, values: Floats) -> Floats:
+        order = np.argsort(at)
+        total = np.concatenate([[0.0], np.cumsum(values[order])])
+        places = (np.searchsorted(at[order], edge, side="left") for edge in (end, begin))
+        until_end, until_begin = (total[place] for place in places)
+        difference: Floats = until_end - until_begin
+        return difference
+
+    handled = _rollout_seconds(run) * sum_over_life(finished, np.ones(len(finished)))
+    paused = _pause_seconds(run) * sum_over_life(updates, np.ones(len(updates)))
+    columns = (
+        steps,
+        steps * mean_over_life(running),
+        steps * mean_over_life(cached),
+        sum_over_life(updates, np.interp(updates, t, cached)),
+    )
+    return np.stack(columns, axis=1), end - begin - handled - paused
+
+
+def _fit_train(runs: Sequence[MeasuredRun]) -> list[float]:
+    rows, seconds = [], []
+    for run in runs:
+        steps = run.steps
+        work = (1 + 2 * steps.with_gradient / steps.rollouts) / 3 * steps.tokens
+        # The end of a step is that of its hand-over.
+        ends = steps.t - _handover_seconds(run)
+        for begin, end, activities in run.trainer.spans:
+            inside = (ends > begin) & (ends <= end)
+            if inside.any():
+                rows.append([float(inside.sum()), float(work[inside].sum()), float(steps.rollouts[inside].sum())])
+                seconds.append(activities.get("train", 0.0))
+    return fit_costs(np.array(rows), np.array(seconds))
+
+
+def _rollout_seconds(run: MeasuredRun) -> float:
+    """Seconds of a generator per rollout that is not the engine's: it becomes a row, and others take its place."""
+    pairs = list(zip(run.generators, run.rollouts, strict=True))
+    finished = sum(int(times.includes(rollouts.finished).sum()) for times, rollouts in pairs)
+    return sum(times.seconds("commit", "loading") for times in run.generators) / max(1, finished)
+
+
+def _pause_seconds(run: MeasuredRun) -> float:
+    updates = sum(times.count("pause_seconds") for times in run.generators)
+    return sum(times.seconds("update_weights", "probe") for times in run.generators) / max(1, updates)
+
+
+def _score_seconds(run: MeasuredRun, workers: int) -> float:
+    """Seconds of a scorer per rollout, with so many workers for the reward."""
+    rate = float(run.steps.rollouts[1:].sum()) / float(run.steps.t[-1] - run.steps.t[0])
+    rollouts = fmean(times.end - times.begin for times in run.scorers) * rate
+    reward = sum(times.seconds("score") for times in run.scorers) * run.config.scoring.workers / workers
+    return (reward + sum(times.seconds("loading", "commit") for times in run.scorers)) / rollouts
+
+
+def _steps_inside(run: MeasuredRun) -> int:
+    return max(1, int(run.trainer.includes(run.steps.t).sum()))
+
+
+def _handover_seconds(run: MeasuredRun) -> float:
+    return run.trainer.seconds("handover") / _steps_inside(run)
+
+
+def _checkpoint_seconds(run: MeasuredRun) -> float:
+    return run.trainer.seconds("checkpoint") * run.config.training.checkpoint_every / _steps_inside(run)
+
+
+def _overhead_seconds(run: MeasuredRun) -> float:
+    """Seconds per rollout that the trainer spends between steps: joined with its score, accounted for."""
+    trainer = run.trainer
+    uncounted = trainer.end - trainer.begin - trainer.seconds() + trainer.seconds("loading")
+    return max(0.0, uncounted) / max(1.0, float(run.steps.rollouts[trainer.includes(run.steps.t)].sum()))
+
+
+def _pads(config: RunConfig) -> bool:
+    """Whether the engine computes all requests of a batch as if they were as long as the longest."""
+    return config.generation.engine == "transformers"
 
 
 def _batch(config: RunConfig) -> int:

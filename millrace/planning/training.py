@@ -8,103 +8,90 @@
 Products: forward 2 FLOPs per parameter and token, backward twice that; attention in addition. So 6 N per token. With
 activation checkpointing a layer is computed forward once more, up to the input of a dense layer's last product: 7.5 N
 instead of 8 N. The output layer takes 8 per parameter, because its logits are computed once more
-(`millrace.training.logprobs`). `Assumptions.mfu` of the peak is reached. FSDP2 gathers a layer while the one before
-computes, so the slower of the two counts. Tensor ranks wait for each all-reduce.
+(`millrace.training.logprobs`). `MFU` of the peak is reached. FSDP2 gathers a layer while the one before computes, so
+the slower of the two counts. Tensor ranks wait for each all-reduce. Weights that are trained are in float32, and so are
+their gradients and moments.
 """
 
 import math
 from dataclasses import dataclass
 
-from millrace.planning.hardware import Assumptions, Hardware, all_gather_seconds, all_reduce_seconds
+from configs.schema import RunConfig
+from millrace.planning.hardware import (
+    HOST_COPY_SHARE,
+    MEMORY_SHARE,
+    Hardware,
+    all_gather_seconds,
+    all_reduce_seconds,
+)
 from millrace.planning.models import BYTES, ModelShape
 
+MFU = 0.36
+"""Share of the dense FLOP/s that the trainer's kernels reach while they wait for no other GPU. Trainers of dense models
+on H100 reach 0.25 to 0.36 of all their time; what a layout loses to collectives is computed apart."""
+_MIXTURE_FACTOR = 0.5
+"""Share of that which a mixture of experts reaches, whose products are small."""
 _ADAMW_PASSES = 24
 """How often each trained number is read or written, or one of its kind: gradient, two moments, temporaries. torch's
 AdamW does one operation after the other on all parameters; clipping the gradient is among them."""
-_SUMMED_IN = 4
-"""Bytes of a gradient while ranks sum it: float32."""
+TRAINED_BYTES = 4
+"""Bytes of a trained weight, of its gradient and of each moment."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainerSetup:
-    """How a policy is trained, without the sizes of its batches."""
-
-    data: int
-    """FSDP2 ranks."""
-    tensor: int = 1
-    """GPUs that divide each layer; consecutive ones, so as many as possible are in one host."""
-    dtype: str = "float32"
-    """Number format of trained weights, gradients and moments."""
-    frozen_dtype: str = "float32"
-    """Number format of frozen weights, and of the reference policy's."""
-    compute_dtype: str = "bfloat16"
-    """Number format of forward and backward passes."""
-    activation_checkpointing: bool = False
-    max_tokens_per_microbatch: int = 16_384
-    minibatches: int = 1
-    epochs: int = 1
-    frozen_layers: int = 0
-    lora_rank: int | None = None
-    lora_modules: tuple[str, ...] = ()
-    """Names of the linear layers with an adapter."""
-    reference: bool = False
-    """Whether a reference policy computes log π of each batch."""
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of the trainer."""
-        return self.data * self.tensor
+def trainer_gpus(config: RunConfig) -> int:
+    """Returns the number of the trainer's GPUs: FSDP ranks × tensor ranks."""
+    return config.training.parallel.data * config.training.parallel.tensor
 
 
-def step_seconds(
-    shape: ModelShape,
-    setup: TrainerSetup,
-    hardware: Hardware,
-    assumptions: Assumptions,
-    *,
-    tokens: float,
-    rollouts: int,
-) -> float:
-    """Returns the seconds of an optimizer step on `tokens` tokens, prompts included, of about equally long rollouts."""
-    if tokens <= 0:
-        return 0.0
-    passes = _Passes(shape, setup, hardware, assumptions, context=tokens / rollouts / 2)
-    updates = setup.minibatches * setup.epochs
-    optimizer = trained_parameters(shape, setup) / setup.gpus * BYTES[setup.dtype] * _ADAMW_PASSES
-    update = passes.training(tokens / setup.minibatches) + optimizer / (hardware.memory_rate * assumptions.memory_share)
-    seconds = updates * update
-    if updates > 1:
-        seconds += passes.forward(tokens)
-    if setup.reference:
-        # Its shards come from the CPU's memory, and go back there.
-        moved = 2 * shape.parameters / setup.gpus * BYTES[setup.frozen_dtype]
-        seconds += passes.forward(tokens) + moved / (hardware.host_copy * assumptions.host_copy_share)
-    return seconds
+def compute_dtype(config: RunConfig) -> str:
+    """Returns the number format of forward and backward passes."""
+    return config.training.compute_dtype or config.model.dtype
 
 
-def trained_parameters(shape: ModelShape, setup: TrainerSetup) -> int:
+def trained_parameters(shape: ModelShape, config: RunConfig) -> int:
     """Counts the parameters with a gradient."""
-    trained_layers = shape.layers - setup.frozen_layers
-    if setup.lora_rank is not None:
+    training = config.training
+    trained_layers = shape.layers - training.frozen_layers
+    if training.lora.rank is not None:
         matrices = shape.layer_matrices().items()
-        adapted = sum(rows + columns for name, (rows, columns) in matrices if name in setup.lora_modules)
-        return trained_layers * setup.lora_rank * adapted
-    if not setup.frozen_layers:
+        adapted = sum(rows + columns for name, (rows, columns) in matrices if name in training.lora.target_modules)
+        return trained_layers * training.lora.rank * adapted
+    if not training.frozen_layers:
         return shape.parameters
     # The embeddings are frozen with the first layers, and so is the output layer if it is the same tensor.
     return trained_layers * shape.layer_parameters + (0 if shape.tied else shape.output_parameters)
 
 
-def training_flops(shape: ModelShape, setup: TrainerSetup, context: float) -> float:
-    """FLOPs per token of a forward and a backward pass, if a token sees `context` others on average."""
+def step_seconds(shape: ModelShape, config: RunConfig, hardware: Hardware, *, tokens: float, rollouts: int) -> float:
+    """Returns the seconds of an optimizer step on `tokens` tokens, prompts included, of about equally long rollouts."""
+    if tokens <= 0:
+        return 0.0
+    training, gpus = config.training, trainer_gpus(config)
+    passes = _Passes(shape, config, hardware, context=tokens / rollouts / 2)
+    updates = training.minibatches * training.epochs
+    optimizer = trained_parameters(shape, config) / gpus * TRAINED_BYTES * _ADAMW_PASSES
+    update = passes.train(tokens / training.minibatches) + optimizer / (hardware.memory_rate * MEMORY_SHARE)
+    seconds = updates * update
+    if updates > 1:
+        seconds += passes.forward(tokens)
+    if training.kl.coefficient > 0:
+        # The reference policy's shards come from the CPU's memory, and go back there.
+        moved = 2 * shape.parameters / gpus * BYTES[config.model.dtype]
+        seconds += passes.forward(tokens) + moved / (hardware.host_copy * HOST_COPY_SHARE)
+    return seconds
+
+
+def training_flops(shape: ModelShape, config: RunConfig, context: float) -> float:
+    """Returns the FLOPs per token of a forward and a backward pass, if a token sees `context` others on average."""
+    training = config.training
     layer, output = _layer_flops(shape, context), 2 * shape.output_parameters
     # Without gradients of weights the backward pass has half the products.
-    backward = 2 if setup.lora_rank is None else 1
+    backward = 2 if training.lora.rank is None else 1
     trained_layer = layer * backward
-    if setup.activation_checkpointing:
+    if training.activation_checkpointing:
         # The sum over experts needs the results of their last products.
         trained_layer += layer - (0 if shape.experts else 2 * shape.hidden * shape.intermediate)
-    trained_layers = shape.layers - setup.frozen_layers
+    trained_layers = shape.layers - training.frozen_layers
     return shape.layers * layer + trained_layers * trained_layer + output * (2 + backward)
 
 
@@ -118,43 +105,44 @@ class _Passes:
     """Seconds of passes over tokens, in microbatches, on all ranks in parallel."""
 
     shape: ModelShape
-    setup: TrainerSetup
+    config: RunConfig
     hardware: Hardware
-    assumptions: Assumptions
     context: float
 
-    def training(self, tokens: float) -> float:
+    def train(self, tokens: float) -> float:
         """Forward and backward."""
-        setup, shape = self.setup, self.shape
-        trained_share = trained_parameters(shape, setup) / shape.parameters
-        gathered = 2 * self._weights + self._weights / BYTES[setup.compute_dtype] * _SUMMED_IN * trained_share
-        trained_layers = shape.layers - setup.frozen_layers
-        reduced_layers = shape.layers + trained_layers * (1 + int(setup.activation_checkpointing))
-        return self._seconds(tokens, training_flops(shape, setup, self.context), gathered, 2 * reduced_layers)
+        shape, training, weights = self.shape, self.config.training, self._gathered_weights
+        trained_share = trained_parameters(shape, self.config) / shape.parameters
+        # Gradients are summed in float32.
+        gathered = weights * (2 * BYTES[compute_dtype(self.config)] + TRAINED_BYTES * trained_share)
+        trained_layers = shape.layers - training.frozen_layers
+        reduced_layers = shape.layers + trained_layers * (1 + int(training.activation_checkpointing))
+        return self._seconds(tokens, training_flops(shape, self.config, self.context), gathered, 2 * reduced_layers)
 
     def forward(self, tokens: float) -> float:
         """Forward alone."""
         shape = self.shape
         flops = shape.layers * _layer_flops(shape, self.context) + 2 * shape.output_parameters
-        return self._seconds(tokens, flops, self._weights, 2 * shape.layers)
+        gathered = self._gathered_weights * BYTES[compute_dtype(self.config)]
+        return self._seconds(tokens, flops, gathered, 2 * shape.layers)
+
+    @property
+    def _gathered_weights(self) -> float:
+        """Numbers that a rank gathers of the whole model: tensor ranks gather their part of each layer."""
+        layers = self.shape.layers * self.shape.layer_parameters
+        return layers / self.config.training.parallel.tensor + self.shape.other_parameters
 
     def _seconds(self, tokens: float, flops: float, gathered: float, reductions: int) -> float:
         """`flops` per token; `gathered` bytes and `reductions` all-reduces of tensor ranks per microbatch."""
-        setup, hardware = self.setup, self.hardware
+        training, hardware = self.config.training, self.hardware
+        data, tensor, dtype = training.parallel.data, training.parallel.tensor, compute_dtype(self.config)
         # Every rank has as many microbatches, and at least one.
-        count = max(1, math.ceil(tokens / (setup.data * setup.max_tokens_per_microbatch)))
-        own = tokens / setup.data / count
-        mfu = self.assumptions.mfu * (self.assumptions.mixture_mfu_factor if self.shape.experts else 1.0)
-        products = own * flops / setup.tensor / (hardware.flops_in(setup.compute_dtype) * mfu)
-        per_host = max(1, hardware.gpus_per_host // setup.tensor)
-        gathers = all_gather_seconds(gathered, hardware, setup.data, per_host, self.assumptions)
-        message = own * self.shape.hidden * BYTES[setup.compute_dtype]
-        reduced = all_reduce_seconds(message, hardware, setup.tensor, hardware.gpus_per_host, self.assumptions)
+        count = max(1, math.ceil(tokens / (data * training.max_tokens_per_microbatch)))
+        rank_tokens = tokens / data / count
+        mfu = MFU * (_MIXTURE_FACTOR if self.shape.experts else 1.0)
+        products = rank_tokens * flops / tensor / (hardware.flops[dtype] * mfu)
+        per_host = max(1, hardware.gpus_per_host // tensor)
+        gathers = all_gather_seconds(gathered, hardware, data, per_host)
+        message = rank_tokens * self.shape.hidden * BYTES[dtype]
+        reduced = all_reduce_seconds(message, hardware, tensor, hardware.gpus_per_host)
         return count * (max(products, gathers) + reductions * reduced)
-
-    @property
-    def _weights(self) -> float:
-        """Bytes that a rank gathers of the whole model: tensor ranks gather their part of each layer."""
-        shape, setup = self.shape, self.setup
-        numbers = shape.layers * shape.layer_parameters / setup.tensor + shape.other_parameters
-        return numbers * BYTES[setup.compute_dtype]

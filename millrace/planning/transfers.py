@@ -9,23 +9,30 @@ Before it hands a version over, the trainer also computes log π of a few tokens
 """
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
-import pyarrow as pa
-
-from millrace.planning.hardware import DEFAULTS, Assumptions, Hardware, all_gather_seconds
+from configs.schema import RunConfig
+from millrace.planning.hardware import HOST_COPY_SHARE, Hardware, all_gather_seconds
 from millrace.planning.models import BYTES, ModelShape
-from millrace.planning.training import TrainerSetup, trained_parameters
-from storage.schema import CONSUMED, SCORE, TRAINER_LOGPROBS, TRAJECTORY
+from millrace.planning.training import TRAINED_BYTES, trained_parameters, trainer_gpus
 
-_PER_RESPONSE_TOKEN = ("response_tokens", "rollout_logprobs", "loss_mask", "trainer_logprobs")
-_TEXT = 32
-"""Bytes of a short text or list: ids, answers, spans."""
+_SOCKET_RATE, _HASH_RATE, _WRITE_RATE, _READ_RATE = 1e9, 20e9, 0.4e9, 0.7e9
+"""Bytes per second of a process: by gloo over TCP, as `direct` sends; hashed in memory; weights written to a run's
+store; read from there and verified. Measured on two cores (docs/benchmarks.md, Weights)."""
+_POLL_SECONDS = 2e-3
+"""How long a finished push waits until a generator looks for it."""
+_GPU_MTBF = 1.8e8
+"""Mean time between failures that end a job, per GPU, seconds: 50,000 hours. Llama 3 (arXiv 2407.21783, §3.3.4) had 419
+unexpected interruptions in 54 days on 16,384 H100, one in 50,700 hours of a GPU."""
+_RESTART_SECONDS = 300.0
+"""From a failure until a trainer has loaded its checkpoint on whole GPUs: a guess."""
+_ROLLOUT_BYTES = 776
+"""Bytes of a rollout's columns besides its tokens. A response token has its id, log μ, log π and whether it has
+loss."""
 _DAY = 86_400
 
 
-@dataclass(frozen=True, slots=True)
-class SyncSeconds:
+class SyncSeconds(NamedTuple):
     """Times of one version."""
 
     handover: float
@@ -36,78 +43,71 @@ class SyncSeconds:
     """How long a generator stands still to load it."""
 
 
+class Upkeep(NamedTuple):
+    """What a campaign stores, and what failures of its trainer cost."""
+
+    bytes_per_day: float
+    """Before older checkpoints are removed."""
+    checkpoint_bytes: float
+    mtbf: float
+    """Mean seconds between two failures of the trainer; a GPU that fails ends it."""
+    share_lost: float
+    """Share of all time that these cost."""
+
+
 def sync_seconds(
-    transport: str,
-    shape: ModelShape,
-    setup: TrainerSetup,
-    hardware: Hardware,
-    assumptions: Assumptions,
-    *,
-    workers: int,
-    dtype: str,
+    shape: ModelShape, config: RunConfig, hardware: Hardware, *, generator_gpus: int, dtype: str
 ) -> SyncSeconds:
-    """Returns the times of a version in `dtype` for generators of so many GPUs each, which receive the model whole."""
+    """Returns the times of a version in `dtype` for generators that receive the model whole."""
     nbytes = float(shape.parameters * BYTES[dtype])
-    host_copy = hardware.host_copy * assumptions.host_copy_share
-    pause = nbytes / workers / host_copy
-    verify = nbytes / assumptions.hash_rate + assumptions.poll_seconds
-    per_host = max(1, hardware.gpus_per_host // setup.tensor)
-    probed = shape.parameters * BYTES["bfloat16"] / setup.tensor
-    probe = all_gather_seconds(probed, hardware, setup.data, per_host, assumptions)
-    if transport == "direct":
-        own = nbytes / setup.gpus
-        travel = own / assumptions.hash_rate + nbytes / assumptions.socket_rate
-        return SyncSeconds(probe + own / host_copy, travel + verify, pause)
-    trained = float(shape.parameters * BYTES[setup.dtype])
-    gathered = all_gather_seconds(trained, hardware, setup.gpus, hardware.gpus_per_host, assumptions)
-    stored = nbytes / assumptions.store_write + nbytes / assumptions.store_read if transport == "store" else 0.0
+    host_copy = hardware.host_copy * HOST_COPY_SHARE
+    pause = nbytes / generator_gpus / host_copy
+    verify = nbytes / _HASH_RATE + _POLL_SECONDS
+    parallel, gpus = config.training.parallel, trainer_gpus(config)
+    per_host = max(1, hardware.gpus_per_host // parallel.tensor)
+    probe = all_gather_seconds(
+        shape.parameters * BYTES["bfloat16"] / parallel.tensor, hardware, parallel.data, per_host
+    )
+    if config.weights.transport == "direct":
+        shard = nbytes / gpus
+        return SyncSeconds(probe + shard / host_copy, shard / _HASH_RATE + nbytes / _SOCKET_RATE + verify, pause)
+    trained = float(shape.parameters * TRAINED_BYTES)
+    gathered = all_gather_seconds(trained, hardware, gpus, hardware.gpus_per_host)
+    stored = nbytes / _WRITE_RATE + nbytes / _READ_RATE if config.weights.transport == "store" else 0.0
     return SyncSeconds(probe + gathered + nbytes / host_copy, stored + verify, pause)
 
 
-def checkpoint_bytes(shape: ModelShape, setup: TrainerSetup) -> float:
-    """Bytes of the trained weights and their two moments, in the weights' format."""
-    return float(trained_parameters(shape, setup) * 3 * BYTES[setup.dtype])
+def checkpoint_bytes(shape: ModelShape, config: RunConfig) -> float:
+    """Counts the bytes of the trained weights and their two moments."""
+    return float(trained_parameters(shape, config) * 3 * TRAINED_BYTES)
 
 
-def checkpoint_seconds(shape: ModelShape, setup: TrainerSetup, hardware: Hardware, assumptions: Assumptions) -> float:
+def checkpoint_seconds(shape: ModelShape, config: RunConfig, hardware: Hardware) -> float:
     """How long the trainer stands still for a checkpoint: each rank copies its shards to the CPU's memory."""
-    own = checkpoint_bytes(shape, setup) / setup.gpus
-    return own / (hardware.host_copy * assumptions.host_copy_share)
+    return checkpoint_bytes(shape, config) / trainer_gpus(config) / (hardware.host_copy * HOST_COPY_SHARE)
+
+
+def find_upkeep(
+    shape: ModelShape, config: RunConfig, *, prompt_tokens: float, response_tokens: float, step_seconds: float
+) -> Upkeep:
+    """Returns the upkeep of a campaign with prompts and responses of these mean lengths."""
+    training, checkpoint = config.training, checkpoint_bytes(shape, config)
+    rollouts = training.groups_per_step * config.generation.group_size
+    per_step = rollouts * rollout_bytes(prompt_tokens, response_tokens) + checkpoint / training.checkpoint_every
+    mtbf = _GPU_MTBF / trainer_gpus(config)
+    lost = share_lost(step_seconds * training.checkpoint_every, mtbf, _RESTART_SECONDS)
+    return Upkeep(per_step * _DAY / step_seconds, checkpoint, mtbf, lost)
 
 
 def rollout_bytes(prompt_tokens: float, response_tokens: float) -> float:
     """Bytes of one rollout in all streams: trajectory, score, account and log π. Nothing is compressed."""
-    fields = [column for schema in (TRAJECTORY, SCORE, CONSUMED, TRAINER_LOGPROBS) for column in schema]
-    return sum(_field_bytes(column, prompt_tokens, response_tokens) for column in fields)
+    return _ROLLOUT_BYTES + 4 * prompt_tokens + 13 * response_tokens
 
 
-def bytes_per_day(
-    rollout: float, *, rollouts_per_step: int, checkpoint: float, checkpoint_every: int, step_seconds: float
-) -> float:
-    """Bytes that a campaign with steps of so many seconds writes, before older checkpoints are removed."""
-    return (rollout * rollouts_per_step + checkpoint / checkpoint_every) * _DAY / step_seconds
+def share_lost(work: float, mtbf: float, restart: float) -> float:
+    """Returns the share of all time that failures take: restarts, and the steps since the last checkpoint.
 
-
-def _field_bytes(column: pa.Field, prompt_tokens: float, response_tokens: float) -> float:
-    kind = column.type
-    if column.name == "prompt_tokens" or column.name in _PER_RESPONSE_TOKEN:
-        tokens = prompt_tokens if column.name == "prompt_tokens" else response_tokens
-        return 4 + tokens * float(kind.value_type.bit_width) / 8
-    if pa.types.is_string(kind) or pa.types.is_list(kind):
-        return 4.0 + _TEXT
-    return float(kind.bit_width) / 8
-
-
-def trainer_mtbf(gpus: int, assumptions: Assumptions = DEFAULTS) -> float:
-    """Mean seconds between two failures of a trainer with so many GPUs; one that fails ends it."""
-    return assumptions.gpu_mtbf / gpus
-
-
-def share_lost(step_seconds: float, checkpoint_every: int, mtbf: float, restart: float) -> float:
-    """Share of all time that a trainer's failures take: restarts, and the steps since the last checkpoint.
-
-    Failures are a Poisson process. To get through w seconds of steps without one takes (mtbf + restart) ·
-    (exp(w / mtbf) − 1) seconds on average, if each failure begins them again.
+    `work`: seconds of steps between two checkpoints. Failures are a Poisson process. To get through w seconds without
+    one takes (mtbf + restart) · (exp(w / mtbf) − 1) seconds on average, if each failure begins them again.
     """
-    work = step_seconds * checkpoint_every
     return 1 - work / ((mtbf + restart) * math.expm1(work / mtbf))

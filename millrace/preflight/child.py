@@ -1,4 +1,4 @@
-"""A check in a process of its own, because its packages take seconds to import and print as they like.
+"""A check in a child process, because its packages take seconds to import and may print anything.
 
 answer_of ──question──► python -m MODULE: serve(check) ──answer, or the fields of an InputError──► unpacked
 """

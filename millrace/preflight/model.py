@@ -28,23 +28,37 @@ _SIZES = (
 )
 _SECTIONS = ("rope_parameters", "rope_scaling", "quantization_config")
 _ABOVE_ZERO = ("rms_norm_eps", "rope_theta", "factor")
-_DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
-"""Keys of a model's config.json whose values tensor ranks divide among themselves."""
+_LAYERS = "training.frozen_layers"
+_TENSOR = "training.parallel.tensor"
 
 
 def read_model(model: ModelConfig, recipe: Recipe) -> Mapping[str, Any]:
-    """config.json of the folder `model.path`, or the keys needed here of the tiny one that `recipe` makes.
+    """Return config.json of the folder `model.path`, or the keys needed here of the tiny one that `recipe` makes.
 
     Raises ModelFolderError, naming the first thing missing from the folder.
     """
-    if model.path is not None:
-        return _read_folder(Path(model.path).expanduser())
-    return {
-        "model_type": "llama",
-        "num_attention_heads": recipe.num_heads,
-        "intermediate_size": recipe.intermediate_size,
-        "num_hidden_layers": recipe.num_layers,
-    }
+    if model.path is None:
+        return {
+            "model_type": "llama",
+            "num_attention_heads": recipe.num_heads,
+            "intermediate_size": recipe.intermediate_size,
+            "num_hidden_layers": recipe.num_layers,
+        }
+    folder = Path(model.path).expanduser()
+
+    def require(fine: bool, read: str, expected: str) -> None:
+        if not fine:
+            raise ModelFolderError(key="model.path", read=f"'{folder}', which {read}", expected=expected)
+
+    require(folder.is_dir(), "is not a folder", "a Hugging Face model folder, or ORG/NAME of a hub")
+    require((folder / "config.json").is_file(), "has no config.json", "a model folder")
+    config = read_object(folder / "config.json")
+    _check_config(folder / "config.json", config)
+    has_weights = any(match for pattern in _WEIGHT_FILES for match in folder.glob(pattern))
+    require(has_weights, "has no weights", "*.safetensors files")
+    has_tokenizer = any((folder / name).is_file() for name in _TOKENIZER_FILES)
+    require(has_tokenizer, "has no tokenizer", f"one of {', '.join(_TOKENIZER_FILES)}")
+    return config
 
 
 def check_training(model: Mapping[str, Any], training: TrainingConfig, *, on_this_host: bool) -> None:
@@ -68,26 +82,17 @@ def check_training(model: Mapping[str, Any], training: TrainingConfig, *, on_thi
                     read=f"{json.dumps(value)} and a {model['model_type']} model has no experts",
                     expected=f"{'false' if value is True else 0} (docs/models.md)",
                 )
-    if training.frozen_layers:
-        _check_frozen(model, training)
-    if training.lora.rank is not None:
-        check_installed("peft", "lora", f"training.lora.rank {training.lora.rank}")
-
-
-def _check_frozen(model: Mapping[str, Any], training: TrainingConfig) -> None:
-    key, frozen, layers = "training.frozen_layers", training.frozen_layers, model.get("num_hidden_layers")
-    if layers is None:
-        raise InputError(
-            key=key, read=f"{frozen} and the model's config.json has no num_hidden_layers", expected="it there"
-        )
-    if frozen > layers:
-        raise InputError(key=key, read=f"{frozen} and the model has {layers} layers", expected=f"at most {layers}")
-    if frozen == layers and training.lora.rank is not None:
-        raise InputError(
-            key=key,
-            read=f"{frozen}, the model has {layers} layers and training.lora.rank is {training.lora.rank}",
-            expected="fewer frozen layers, because adapters are in the others",
-        )
+    frozen, layers, rank = training.frozen_layers, model.get("num_hidden_layers"), training.lora.rank
+    if frozen and layers is None:
+        read = f"{frozen} and the model's config.json has no num_hidden_layers"
+        raise InputError(read, key=_LAYERS, expected="it there")
+    if frozen and layers is not None and frozen > layers:
+        raise InputError(f"{frozen} and the model has {layers} layers", key=_LAYERS, expected=f"at most {layers}")
+    if rank is not None:
+        if frozen == layers:
+            read = f"{frozen}, the model has {layers} layers and training.lora.rank is {rank}"
+            raise InputError(read, key=_LAYERS, expected="fewer frozen layers, because adapters are in the others")
+        check_installed("peft", "lora", f"training.lora.rank {rank}")
 
 
 def check_layout(model: Mapping[str, Any], parallel: ParallelConfig, *, gpus: int | None, hosts: int = 1) -> None:
@@ -96,90 +101,66 @@ def check_layout(model: Mapping[str, Any], parallel: ParallelConfig, *, gpus: in
     `model`: content of a model folder's config.json. `gpus`: GPUs of this host; None if the trainer runs on CPUs.
     `hosts`: number of hosts among which the data ranks are divided.
     """
-    data, tensor, key = parallel.data, parallel.tensor, "training.parallel.tensor"
+    data, tensor = parallel.data, parallel.tensor
     if gpus is not None and data * tensor > gpus * hosts:
+        subject = "this host has" if hosts == 1 else f"each of {hosts} hosts has"
         raise InputError(
+            f"{data}, {_TENSOR} is {tensor}, and {subject} {gpus} GPUs",
             key="training.parallel.data",
-            read=(
-                f"{data}, {key} is {tensor}, and "
-                f"{'this host has' if hosts == 1 else f'each of {hosts} hosts has'} {gpus} GPUs"
-            ),
-            expected="data times tensor to be at most as many, for each rank needs one of its own",
+            expected="data times tensor to be at most as many, for each rank needs one",
         )
     if tensor == 1:
         return
     if (family := FAMILIES.get(model.get("model_type", ""))) is not None and not family.tensor_parallel:
-        raise InputError(
-            key=key,
-            read=f"{tensor}, and layers of a {family.model_type} model can't be divided among tensor ranks",
-            expected="1 (docs/models.md)",
-        )
-    sizes = {name: model.get(name) for name in _DIVIDED}
+        read = f"{tensor}, and layers of a {family.model_type} model can't be divided among tensor ranks"
+        raise InputError(read, key=_TENSOR, expected="1 (docs/models.md)")
     # Without grouped-query attention there are as many key heads as query heads, and config.json may omit them.
-    sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or sizes["num_attention_heads"]
+    heads = model.get("num_attention_heads")
+    sizes = {
+        "num_attention_heads": heads,
+        "num_key_value_heads": model.get("num_key_value_heads") or heads,
+        "intermediate_size": model.get("intermediate_size"),
+    }
     for name, size in sizes.items():
         if not isinstance(size, int):
-            raise InputError(
-                key=key,
-                read=f"{tensor} and the model's config.json has no {name}",
-                expected="a model of Llama's kind, or a tensor of 1",
-            )
+            read = f"{tensor} and the model's config.json has no {name}"
+            raise InputError(read, key=_TENSOR, expected="a model of Llama's kind, or a tensor of 1")
         if size % tensor:
-            raise InputError(key=key, read=f"{tensor} and the model's {name} is {size}", expected="tensor to divide it")
-
-
-def _read_folder(folder: Path) -> dict[str, Any]:
-    def lacks(read: str, expected: str) -> ModelFolderError:
-        return ModelFolderError(key="model.path", read=f"'{folder}', which {read}", expected=expected)
-
-    if not folder.is_dir():
-        raise lacks("is no folder", "a Hugging Face model folder, or ORG/NAME of a hub")
-    if not (folder / "config.json").is_file():
-        raise lacks("has no config.json", "a model folder")
-    config = read_object(folder / "config.json")
-    _check_config(folder / "config.json", config)
-    if not any(match for pattern in _WEIGHT_FILES for match in folder.glob(pattern)):
-        raise lacks("has no weights", "*.safetensors files")
-    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        raise lacks("has no tokenizer", f"one of {', '.join(_TOKENIZER_FILES)}")
-    return config
+            read = f"{tensor} and the model's {name} is {size}"
+            raise InputError(read, key=_TENSOR, expected="tensor to divide it")
 
 
 def _check_config(path: Path, config: Mapping[str, Any]) -> None:
     """Raises ModelFolderError for a value of another type than the checks, and transformers, take it for."""
 
-    def check(fine: bool, key: str, read: object, expected: str) -> None:
+    def require(fine: bool, key: str, read: object, expected: str) -> None:
         if not fine:
             raise ModelFolderError(file=path, key=key, read=read, expected=expected)
 
     kind = config.get("model_type")
-    check(isinstance(kind, str), "model_type", repr(kind), "that of a Hugging Face model")
+    require(isinstance(kind, str), "model_type", repr(kind), "that of a Hugging Face model")
     for name in _SIZES:
         size = config.get(name)
-        check(size is None or (type(size) is int and size > 0), name, repr(size), "a whole number above 0")
+        require(size is None or (type(size) is int and size > 0), name, repr(size), "a whole number above 0")
     for name in _SECTIONS:
-        check(isinstance(config.get(name) or {}, dict), name, repr(config.get(name)), "an object")
+        require(isinstance(config.get(name) or {}, dict), name, repr(config.get(name)), "an object")
     for name, value in _numbers(config):
-        check(isinstance(value, int) or math.isfinite(value), name, value, "a finite number")
-        check(name.rpartition(".")[2] not in _ABOVE_ZERO or value > 0, name, value, "a number above 0")
+        require(isinstance(value, int) or math.isfinite(value), name, value, "a finite number")
+        require(name.rpartition(".")[2] not in _ABOVE_ZERO or value > 0, name, value, "a number above 0")
     heads, key_heads = config.get("num_attention_heads"), config.get("num_key_value_heads")
     if heads is not None and key_heads is not None:
-        check(
-            heads % key_heads == 0,
-            "num_key_value_heads",
-            f"{key_heads} and num_attention_heads is {heads}",
-            "a divisor of num_attention_heads",
-        )
+        read = f"{key_heads} and num_attention_heads is {heads}"
+        require(heads % key_heads == 0, "num_key_value_heads", read, "a divisor of num_attention_heads")
 
 
 def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """(dotted key, number) for each number in `values`, and below."""
-    left: list[tuple[str, Any]] = list(values.items())
-    while left:
-        name, value = left.pop()
+    """Yield (dotted key, number) for each number in `values`, however deep."""
+    pending: list[tuple[str, Any]] = list(values.items())
+    while pending:
+        name, value = pending.pop()
         if isinstance(value, dict):
-            left.extend((f"{name}.{key}", below) for key, below in value.items())
+            pending.extend((f"{name}.{key}", child) for key, child in value.items())
         elif isinstance(value, list):
-            left.extend((name, below) for below in value)
+            pending.extend((name, child) for child in value)
         elif type(value) in (int, float):
             yield name, value

@@ -3,8 +3,8 @@
     here   settings: no pipe to wait at, no adapter in place of a model, no code, valid JSON
            weights:  index ─► files ─► headers ─► all tensors that the index names, as many layers as config.json says
     child  config.json ─► the model, without values ─┐
-           headers of the weight files ──────────────┴─► transformers' report of a load: no tensor missing, left over or
-                                                         of another shape
+           headers of the weight files ──────────────┴─► transformers' report of a load: no tensor missing, left over
+                                                         or of another shape
            tokenizer ─► it ends texts, and knows no token that the model does not
            weight files ─► finite values, and tied layers are equal, where they are no more than 4 GiB; a stage checks
                            larger ones when it loads them
@@ -105,7 +105,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def check_weight_files(folder: Path, model: Mapping[str, Any], *, loaded_here: bool = True) -> None:
-    """Raises ModelFolderError, naming file or tensor, if the weight files are damaged or lack tensors or layers.
+    """Raises ModelFolderError, naming file or tensor, if the weight files are damaged or incomplete.
 
     `model` is the content of config.json. `loaded_here`: a stage on this machine will load them, so in two bytes per
     number, the least that any process holds, they have to fit into its memory.
@@ -159,7 +159,7 @@ def _read_header(path: Path) -> dict[str, list[int]]:
             length = int.from_bytes(raw.read(8), "little")
         _require(length <= _LARGEST_HEADER, f"its header claims {length:,} bytes", expected, file=path)
         with safe_open(path, framework="numpy") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 — it is no mapping
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 — not a mapping
             for name, part in slices.items():
                 read = f"{name} holds numbers of type {part.get_dtype()}"
                 _require(part.get_dtype() in _FLOATS, read, f"one of {', '.join(sorted(_FLOATS))}", file=path)
@@ -199,22 +199,20 @@ def check_model_folder(folder: Path) -> None:
     from millrace.models.loading import NOT_TIED, check_loads, end_token_ids, is_finite, is_tied, load_tokenizer
 
     files = weight_files(folder)
-    check_loads(
-        folder,
-        {name: torch.empty(file.get_slice(name).get_shape(), device="meta") for _, name, file in _tensors(files)},
-    )
+    shapes = {name: file.get_slice(name).get_shape() for _, name, file in _tensors(files)}
+    check_loads(folder, {name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
     tokenizer = load_tokenizer(folder)
     size = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("vocab_size")
     if size is not None:
         # Tokens added beyond the vocabulary may be there for images: those in prompts are checked with the prompts.
-        known = f"its model knows {size:,}"
+        limit = f"its model knows {size:,}"
         expected = "a tokenizer of the model's own"
-        read = f"its tokenizer has {tokenizer.vocab_size:,} tokens, {known}"
+        read = f"its tokenizer has {tokenizer.vocab_size:,} tokens, {limit}"
         _require(tokenizer.vocab_size <= size, read, expected, file=folder)
         ends = {f"eos_token {token}": token for token in end_token_ids(folder, tokenizer)}
         special = {"bos_token": tokenizer.bos_token_id, "pad_token": tokenizer.pad_token_id, **ends}
         for name, token in special.items():
-            read = f"its tokenizer's {name} is token {token}, {known}"
+            read = f"its tokenizer's {name} is token {token}, {limit}"
             _require(token is None or token < size, read, expected, file=folder)
     if sum(path.stat().st_size for path in files) <= _LARGEST_SCANNED:
         outer: list[torch.Tensor] = []
@@ -232,7 +230,7 @@ def _tensors(files: list[Path]) -> Iterator[tuple[Path, str, Any]]:
     """Yield path, name and open file of each tensor."""
     for path in files:
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 — it is no mapping
+            for name in file.keys():  # noqa: SIM118 — not a mapping
                 yield path, name, file
 
 

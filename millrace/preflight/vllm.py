@@ -31,26 +31,23 @@ _KEY = "generation.engine_args."
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What vLLM will be started with."""
+    """The settings that vLLM will be started with."""
 
     folder: str | None
-    """Hugging Face folder of the model; None if bootstrap will make it."""
+    """Hugging Face folder of the model; None if bootstrap will make it, by the recipe `tiny`."""
     tiny: Mapping[str, Any]
-    """Fields of the `Recipe` of that model."""
     dtype: str
     """Number format of the weights in generators."""
     engine_args: Mapping[str, Any]
-    """The user's arguments of vLLM."""
     replicas: int
     """Number of engines on this machine."""
     max_new_tokens: int
-    """Longest response, tokens."""
     prompts: tuple[tuple[str, str], ...]
     """(text, answer) of each training prompt if bootstrap will make the model; empty otherwise."""
     longest_prompt: int | None
-    """Of the training prompts, tokens; None if bootstrap will make the tokenizer."""
+    """Tokens of the longest training prompt; None if bootstrap will make the tokenizer."""
     environment: str | None = None
-    """The run's `environment.name`; None if it has none."""
+    """The run's `environment.name`."""
     colocated: bool = False
     """Whether the trainer uses the device while vLLM sleeps."""
     truncates: bool = False
@@ -80,13 +77,11 @@ def answer(values: Mapping[str, Any]) -> None:
 
     question = Question(**{**values, "prompts": tuple((text, reference) for text, reference in values["prompts"])})
     os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
-    import vllm
-
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) if question.folder is None else Path(question.folder)
         if question.folder is None:
             _make_tiny(question, folder)
-        for mistake in [*_unknown(question, vllm.__version__)] or _findings(question, folder):
+        for mistake in _mistakes(question, folder):
             raise mistake
 
 
@@ -108,21 +103,9 @@ def _make_tiny(question: Question, folder: Path) -> None:
     )
 
 
-def _unknown(question: Question, version: str) -> Iterator[InputError]:
-    from vllm.engine.arg_utils import AsyncEngineArgs
-
-    known = {field.name for field in fields(AsyncEngineArgs) if not field.name.startswith("_")}
-    for name in question.engine_args:
-        if name not in known:
-            yield InputError(
-                key=f"{_KEY}{name}",
-                read=f"no argument of vLLM {version}",
-                expected=" or ".join(difflib.get_close_matches(name, sorted(known))) or "one of its AsyncEngineArgs",
-            )
-
-
-def _findings(question: Question, folder: Path) -> Iterator[InputError]:
-    """Problems that vLLM itself reports, then those that it would only find at run time."""
+def _mistakes(question: Question, folder: Path) -> Iterator[InputError]:
+    """Yield mistakes in the arguments' names, then those that vLLM reports, then those that only a run would show."""
+    import vllm
     from vllm.config import WeightTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
@@ -130,6 +113,10 @@ def _findings(question: Question, folder: Path) -> Iterator[InputError]:
     from millrace.generation.engines.vllm.startup import vllm_arguments
     from millrace.generation.environments.base import environment_class
 
+    names = sorted(field.name for field in fields(AsyncEngineArgs) if not field.name.startswith("_"))
+    for name in (name for name in question.engine_args if name not in names):
+        expected = " or ".join(difflib.get_close_matches(name, names)) or "one of its AsyncEngineArgs"
+        yield InputError(f"no argument of vLLM {vllm.__version__}", key=f"{_KEY}{name}", expected=expected)
     environment = environment_class(question.environment)
     if question.colocated and not current_platform.is_sleep_mode_available():
         yield InputError(
@@ -166,7 +153,7 @@ def _findings(question: Question, folder: Path) -> Iterator[InputError]:
 
 
 def _refusal(error: Exception, question: Question) -> InputError:
-    """vLLM's reason and the arguments it concerns. A pydantic error holds several reasons, each with its location."""
+    """Make an error of vLLM's reason and its arguments. A pydantic error has several, each with its location."""
     from pydantic import ValidationError
 
     details = error.errors() if isinstance(error, ValidationError) else [{"loc": (), "msg": str(error), "input": None}]
@@ -178,26 +165,27 @@ def _refusal(error: Exception, question: Question) -> InputError:
     sentence = re.split(r"(?<=\.)\s+(?=[A-Z])|\n", text.strip())[0].rstrip(".")
     reason = textwrap.shorten(sentence, _LONGEST_REASON, placeholder=" …") or type(error).__name__
     if names:
-        first, *others = (f"{json.dumps(question.engine_args[name])}" for name in names)
-        also = "".join(f" and {_KEY}{name} is {value}" for name, value in zip(names[1:], others, strict=True))
+        first, *rest = (f"{json.dumps(question.engine_args[name])}" for name in names)
+        also = "".join(f" and {_KEY}{name} is {value}" for name, value in zip(names[1:], rest, strict=True))
         return InputError(key=f"{_KEY}{names[0]}", read=f"{first}{also}, which vLLM refuses: {reason}")
     also = ", or one of generation.engine_args" if question.engine_args else ""
     return _unfit(question, f"which vLLM refuses{also}: {reason}", None)
 
 
 def _named(detail: Mapping[str, Any], engine_args: Mapping[str, Any]) -> list[str]:
-    """The user's arguments that an error concerns: found by location, by input value, or by words of its message."""
+    """Return the user's arguments that an error concerns, by its location, its input value, or words of its message."""
     value = detail["input"]
     words = re.sub(r"[-_]", " ", detail["msg"].lower())
     return (
         [str(part) for part in detail["loc"] if part in engine_args]
-        or [name for name, given in engine_args.items() if detail["loc"] and _holds(given, value)]
+        or [name for name, argument in engine_args.items() if detail["loc"] and _contains(argument, value)]
         or [name for name in engine_args if name.replace("_", " ") in words]
     )
 
 
-def _holds(given: object, value: object) -> bool:
-    return given == value or (isinstance(given, dict) and any(_holds(below, value) for below in given.values()))
+def _contains(argument: object, value: object) -> bool:
+    nested = argument.values() if isinstance(argument, dict) else ()
+    return argument == value or any(_contains(child, value) for child in nested)
 
 
 def _attention(config: Any, question: Question) -> Iterator[InputError]:
@@ -208,24 +196,17 @@ def _attention(config: Any, question: Question) -> Iterator[InputError]:
     model = config.model_config
     if model.is_attention_free:
         return
-    head_size = model.get_head_size()
+    head_size, block_size = model.get_head_size(), question.engine_args.get("block_size")
     with set_current_vllm_config(config):
         backend = get_attn_backend(head_size, model.dtype, config.cache_config.cache_dtype, use_mla=model.use_mla)
+    attention = f"vLLM's attention {backend.get_name()}"
     if not backend.supports_head_size(head_size):
-        known = ", ".join(map(str, backend.get_supported_head_sizes()))
-        yield _unfit(
-            question,
-            f"with attention heads of {head_size} features, which vLLM's attention {backend.get_name()} does not know",
-            f"one of {known}",
-        )
-    block_size = question.engine_args.get("block_size")
+        supported = ", ".join(map(str, backend.get_supported_head_sizes()))
+        read = f"with attention heads of {head_size} features, which {attention} does not know"
+        yield _unfit(question, read, f"one of {supported}")
     if block_size is not None and not backend.supports_block_size(block_size):
-        known = ", ".join(map(str, backend.get_supported_kernel_block_sizes()))
-        yield InputError(
-            key=f"{_KEY}block_size",
-            read=block_size,
-            expected=f"what vLLM's attention {backend.get_name()} knows: {known}",
-        )
+        supported = ", ".join(map(str, backend.get_supported_kernel_block_sizes()))
+        yield InputError(block_size, key=f"{_KEY}block_size", expected=f"what {attention} knows: {supported}")
 
 
 def _context(config: Any, question: Question, folder: Path) -> Iterator[InputError]:
@@ -236,14 +217,13 @@ def _context(config: Any, question: Question, folder: Path) -> Iterator[InputErr
     if longest is None:
         texts = [text for text, _ in question.prompts]
         longest = max(len(tokens) for tokens in load_tokenizer(folder)(texts)["input_ids"])
-    if longest + question.max_new_tokens > context:
+    needed = longest + question.max_new_tokens
+    if needed > context:
         yield InputError(
+            f"{context} tokens, the longest prompt has {longest} and generation.max_new_tokens is "
+            f"{question.max_new_tokens}",
             key=f"{_KEY}max_model_len" if "max_model_len" in question.engine_args else "the model's context",
-            read=(
-                f"{context} tokens, the longest prompt has {longest} and generation.max_new_tokens is "
-                f"{question.max_new_tokens}"
-            ),
-            expected=f"room for both, {longest + question.max_new_tokens} tokens",
+            expected=f"room for both, {needed} tokens",
         )
 
 
@@ -257,25 +237,21 @@ def _memory(config: Any, question: Question) -> Iterator[InputError]:
     cache, node = config.cache_config, get_memory_node_info(get_visible_memory_node()[0])
     workers = question.replicas * config.parallel_config.world_size
     if cache.kv_cache_memory_bytes is None:
-        wanted = cache.gpu_memory_utilization * node.total_memory
-        name, read = "gpu_memory_utilization", f"{cache.gpu_memory_utilization} of all memory: {_gib(wanted)}"
+        needed = cache.gpu_memory_utilization * node.total_memory
+        name, read = "gpu_memory_utilization", f"{cache.gpu_memory_utilization} of all memory: {_gib(needed)}"
     else:
-        wanted = cache.kv_cache_memory_bytes
-        name, read = "kv_cache_memory_bytes", _gib(wanted)
-    if workers * wanted > node.available_memory:
+        needed = cache.kv_cache_memory_bytes
+        name, read = "kv_cache_memory_bytes", _gib(needed)
+    if workers * needed > node.available_memory:
         each = f" for each of {workers} workers" if workers > 1 else ""
-        yield InputError(
-            key=f"{_KEY}{name}",
-            read=f"{read}{each}, and {_gib(node.available_memory)} are free",
-            expected=f"{_KEY}kv_cache_memory_bytes of less",
-        )
+        read = f"{read}{each}, and {_gib(node.available_memory)} are free"
+        yield InputError(read, key=f"{_KEY}{name}", expected=f"{_KEY}kv_cache_memory_bytes of less")
 
 
 def _unfit(question: Question, read: str, expected: str | None) -> InputError:
-    """The error for the model."""
-    if question.folder is None:
-        return InputError(key="model.path", read=f"null, which makes a model {read}", expected=expected)
-    return InputError(key="model.path", read=f"{question.folder}, {read}", expected=expected)
+    """Make the error about the model."""
+    subject = "null, which makes a model" if question.folder is None else f"{question.folder},"
+    return InputError(f"{subject} {read}", key="model.path", expected=expected)
 
 
 def _gib(size: float) -> str:

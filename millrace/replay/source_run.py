@@ -1,4 +1,4 @@
-"""A stored run as the source of a replay: what its trainer consumed, batch by batch, and what it takes to repeat it.
+"""A stored run as the source of a replay: the batches that its trainer consumed, and everything needed to repeat them.
 
 ║ consumed ║ ─► rows that were not rolled back ─► groups: a row per group, in the order of the batches
 ║ trajectories ║ + ║ scores ║ ─► read(rows of groups): whole, verified, in any order
@@ -8,9 +8,10 @@ checkpoints ─► those that were not rolled back and still have their files
 Only reads: the run's writers are not fenced.
 """
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,24 +19,59 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.errors import ReplayError
-from millrace.replay.groups import group_table
 from millrace.replay.parts import ScoredParts, Scores, data_records
+from millrace.replay.results import read_spec
 from millrace.rollouts.arrow import list_slices
 from millrace.rollouts.consumed import TRAINED, read_consumed
 from millrace.rollouts.masking import mask_as_stored
 from millrace.rollouts.scored_group import ScoredGroup
+from millrace.runs.history import read_steps
 from millrace.runs.record import latest_attempt, read_run
 from storage import layout
 from storage.checkpoints import Checkpoint, stored_checkpoints
 from storage.errors import StreamCorrupt
 from storage.schema import TRAINER_LOGPROBS
 from storage.stores.base import Store
+from storage.stores.factory import open_store
 from storage.streams.record import Record
 from storage.streams.stream import read_part, read_removed
 
+_GROUP_COLUMNS = [
+    ("step", pa.int64(), "policy_version", "first"),
+    ("incarnation", pa.int32(), "incarnation", "first"),
+    ("generator", pa.int32(), "generator", "first"),
+    ("first_row_id", pa.int64(), "trajectory_row_id", "first"),
+    ("rollouts", pa.int32(), "trajectory_row_id", "count"),
+    ("verified", pa.int32(), "reward", "count"),
+    ("group_id", pa.int64(), "group_id", "first"),
+    ("staleness", pa.int32(), "staleness", "first"),
+    ("staleness_in_flight", pa.int32(), "staleness_in_flight", "first"),
+    ("min_policy_version", pa.int64(), "min_policy_version", "min"),
+    ("max_policy_version", pa.int64(), "max_policy_version", "max"),
+    ("t", pa.float64(), "t", "first"),
+    ("tokens", pa.int64(), "tokens", "sum"),
+    ("length_mean", pa.float64(), "tokens", "mean"),
+    *((f"reward_{aggregate}", pa.float64(), "reward", aggregate) for aggregate in ("mean", "min", "max")),
+]
+"""Name and type of a column of `SourceRun.groups`; the column of CONSUMED, and how a group's rows are aggregated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedStep:
+    """One step, as the trainer saw it."""
+
+    groups: list[ScoredGroup]
+    """The batch in order, with the rewards that the trainer used."""
+    advantages: dict[tuple[int, int], float]
+    """(group_id, member) of each trained trajectory, in the order of the batch → its advantage."""
+    trainer_logprobs: dict[tuple[int, int], npt.NDArray[np.float32]]
+    """(group_id, member) → [R] log π before the step, nats."""
+    numbers: dict[str, float]
+    """The trainer's metrics by name; empty if they are damaged."""
+
 
 class SourceRun:
-    """The run in `store`. `scores`, if given, replace its own: in what is read, and in the columns of rewards.
+    """The run in `store`. `scores`, if given, replace its own: in groups that are read, and in the reward columns.
 
     Opening it reads the whole stream `consumed`. Raises RunMissing, ReplayError if the run did not store what its
     trainer consumed, and StreamCorrupt if that is damaged.
@@ -52,22 +88,23 @@ class SourceRun:
         self._scores = scores or Scores(store=store, reward=scoring["reward"], num_scorers=scoring["replicas"])
         self._rows = read_consumed(store)
         if self._rows.num_rows == 0:
-            raise ReplayError(f"{self.url}: {layout.CONSUMED} has no rows; expected a run that finished a step")
+            raise ReplayError(f"{layout.CONSUMED} has no rows", file=self.url, expected="a run that finished a step")
         self._starts = np.flatnonzero(self._rows["sample_index"].to_numpy() == 0)
-        self.groups: pa.Table = group_table(self._rows, self._starts, None if scores is None else self._new_rewards())
-        """One row per group, in the order of the stream: see `GROUPS`."""
+        rewards = self._rows["reward"].to_numpy() if scores is None else self._new_rewards()
+        self.groups = _group_table(self._rows, self._starts, rewards.astype(np.float64))
+        """One row per group, in the order of the stream; docs/replay.md describes its columns."""
         self._steps = self.groups["step"].to_numpy()
         self._logprobs_part: tuple[int, pa.Table] | None = None
 
     @cached_property
     def steps(self) -> list[int]:
         """Steps whose batch is stored, named by the policy version they made, ascending."""
-        found: list[int] = np.unique(self._steps).tolist()
-        return found
+        steps: list[int] = np.unique(self._steps).tolist()
+        return steps
 
     @property
     def vocab_size(self) -> int | None:
-        """How many token ids its policy knew; None if its trajectories do not record it."""
+        """Number of token ids its policy knew; None if its trajectories do not record it."""
         sizes = {record.vocab_size for records in self.parts.records for record in records} - {0}
         return max(sizes, default=None)
 
@@ -78,15 +115,18 @@ class SourceRun:
 
     @cached_property
     def checkpoints(self) -> dict[int, Checkpoint]:
-        """By policy version, ascending: those not rolled back that still have their files. Raises StreamCorrupt."""
+        """The checkpoints that were not rolled back and still have their files, by ascending version.
+
+        Raises StreamCorrupt.
+        """
         return stored_checkpoints(self.store)
 
     def checkpoint(self, step: int) -> Checkpoint:
         """The stored checkpoint of that policy version. Raises ReplayError, which lists those that exist."""
-        if step in self.checkpoints:
-            return self.checkpoints[step]
-        there = ", ".join(str(known) for known in self.checkpoints) or "none"
-        raise ReplayError(f"{self.url}: no checkpoint of version {step} is stored; those stored are of: {there}")
+        if step not in self.checkpoints:
+            versions = ", ".join(map(str, self.checkpoints)) or "none, as no checkpoint is stored"
+            raise ReplayError(f"no checkpoint of version {step}", file=self.url, expected=f"one of {versions}")
+        return self.checkpoints[step]
 
     def batch(self, step: int) -> npt.NDArray[np.int64]:
         """Rows of `groups` trained by the step that made that version, in the order of the batch."""
@@ -95,14 +135,11 @@ class SourceRun:
         rows: npt.NDArray[np.int64] = first + np.flatnonzero(in_batch)
         return rows
 
-    def incarnation(self, rows: npt.NDArray[np.int64]) -> int:
-        """The incarnation of the trainer that trained these rows of `groups`, all of one step."""
-        return int(self.groups["incarnation"][int(rows[0])].as_py())
-
     def read(self, rows: Sequence[int]) -> Iterator[ScoredGroup]:
-        """These rows of `groups`, in this order, verified and masked. Near the stream's order, each part is read once.
+        """Reads these rows of `groups`, in this order, with the masks of their step.
 
-        Raises StreamCorrupt for damage, PartRemoved, and ReplayError for missing scores.
+        Near the stream's order, each part is read once. Raises StreamCorrupt for damage, PartRemoved, and ReplayError
+        for missing scores.
         """
         columns = [self.groups[name].to_numpy() for name in ("generator", "first_row_id", "group_id")]
         for row in rows:
@@ -113,49 +150,64 @@ class SourceRun:
                     layout.trajectories(generator),
                     f"row {first_row_id} is of group {group.group_id}, but the trainer took it as {group_id}",
                 )
-            yield self.masked(row, group)
-
-    def masked(self, row: int, group: ScoredGroup) -> ScoredGroup:
-        """`group`, which is that row of `groups`, without loss on the tokens that the step masked.
-
-        Raises StreamCorrupt if no bound masks them.
-        """
-        size = self.groups["rollouts"][row].as_py()
-        try:
-            return mask_as_stored(group, self._rows["masked_tokens"].slice(self._starts[row], size).to_pylist())
-        except ValueError as error:
-            raise StreamCorrupt(layout.CONSUMED, str(error)) from error
+            try:
+                yield mask_as_stored(group, self._of_row(row, "masked_tokens"))
+            except ValueError as error:
+                raise StreamCorrupt(layout.CONSUMED, str(error)) from error
 
     def check_stored(self, rows: npt.NDArray[np.int64]) -> None:
         """Raises ReplayError unless the trajectories and scores of these rows of `groups` still exist."""
         generators, first_rows = (self.groups[name].to_numpy() for name in ("generator", "first_row_id"))
         for generator in np.unique(generators[rows]).tolist():
-            removed = self.parts.removed(generator)
+            # gc removes scores together with their trajectories.
+            removed = read_removed(self.parts.store, layout.trajectories(generator))
             is_gone = self.parts.parts_of(generator, first_rows) < removed
             gone = np.flatnonzero(is_gone & (generators == generator))
             if np.isin(rows, gone).any():
-                last = int(self._steps[gone[-1]])
                 raise ReplayError(
-                    f"{self.url}: millrace gc removed the first {removed} parts of {layout.trajectories(generator)}, "
-                    f"and steps up to {last} need some; expected a range that begins with step {last + 1} or later"
+                    f"millrace gc removed the first {removed} parts of {layout.trajectories(generator)}",
+                    file=self.url,
+                    expected=f"a range that begins with step {int(self._steps[gone[-1]]) + 1} or later",
                 )
-
-    def advantages(self, step: int) -> list[float]:
-        """Advantage of each trained trajectory of the step, in the order of the batch; float32."""
-        found: list[float] = self._trained_rows(step)["advantage"].to_pylist()
-        return found
 
     def rewards(self, row: int) -> list[float | None]:
         """[G] rewards of that row of `groups` as its trainer saw them; None where the verifier had failed."""
-        size = self.groups["rollouts"][row].as_py()
-        found: list[float | None] = self._rows["reward"].slice(self._starts[row], size).to_pylist()
-        return found
+        return self._of_row(row, "reward")
 
-    def trained(self, row: int) -> list[int]:
-        """Members of that row of `groups` that its step trained."""
-        size = self.groups["rollouts"][row].as_py()
-        outcomes = self._rows["outcome"].slice(self._starts[row], size).to_pylist()
-        return [member for member, outcome in enumerate(outcomes) if outcome == TRAINED]
+    def read_trained(self, steps: Sequence[int]) -> Iterator[TrainedStep]:
+        """Reads these steps in one pass over their parts.
+
+        Raises as `read`, and ReplayError if a step stored too little.
+        """
+        batches = [self.batch(step).tolist() for step in steps]
+        rows = [row for batch in batches for row in batch]
+        self.check_stored(np.array(rows, dtype=np.int64))
+        stored = self.read(rows)
+        numbers = {step.policy_version: step.values for step in read_steps(self.store)}
+        for step, batch in zip(steps, batches, strict=True):
+            groups = [replace(next(stored), rewards=self.rewards(row)) for row in batch]
+            members = [
+                (group.group_id, member)
+                for row, group in zip(batch, groups, strict=True)
+                for member, outcome in enumerate(self._of_row(row, "outcome"))
+                if outcome == TRAINED
+            ]
+            yield TrainedStep(
+                groups=groups,
+                advantages=dict(zip(members, self.advantages(step), strict=True)),
+                trainer_logprobs=dict(zip(members, self.trainer_logprobs(step), strict=True)),
+                numbers=numbers.get(step, {}),
+            )
+
+    def _of_row(self, row: int, name: str) -> list[Any]:
+        """[G] values of a column of CONSUMED."""
+        values: list[Any] = self._rows[name].slice(self._starts[row], self.groups["rollouts"][row].as_py()).to_pylist()
+        return values
+
+    def advantages(self, step: int) -> list[float]:
+        """Advantage of each trained trajectory of the step, in the order of the batch; float32."""
+        advantages: list[float] = self._trained_rows(step)["advantage"].to_pylist()
+        return advantages
 
     def trainer_logprobs(self, step: int) -> list[npt.NDArray[np.float32]]:
         """[trained trajectories] of [R] log π before the step, nats, in the order of the batch.
@@ -165,7 +217,7 @@ class SourceRun:
         trained = self._trained_rows(step)
         record = self._logprobs_record(step)
         if record is None or trained.num_rows == 0:
-            raise ReplayError(f"{self.url}: the trainer's log-probabilities of step {step} are not stored")
+            raise ReplayError(f"the trainer's log-probabilities of step {step} are not stored", file=self.url)
         if self._logprobs_part is None or self._logprobs_part[0] != record.part:
             self._logprobs_part = record.part, read_part(self.store, layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS, record)
         table = self._logprobs_part[1]
@@ -186,27 +238,59 @@ class SourceRun:
         return rows.filter(pc.equal(rows["outcome"], TRAINED))
 
     def _logprobs_record(self, step: int) -> Record | None:
-        place = bisect_left(self._steps, step)
-        if place == len(self._steps) or self._steps[place] != step:
-            return None
-        records = self._logprobs_records.get(self.groups["incarnation"][place].as_py(), [])
-        found = bisect_left(records, step, key=lambda record: record.max_policy_version)
-        return records[found] if found < len(records) and records[found].min_policy_version <= step else None
+        batch = self.batch(step)
+        incarnation = self.groups["incarnation"][int(batch[0])].as_py() if len(batch) else None
+        return self._logprobs_records.get((incarnation, step))
 
     @cached_property
-    def _logprobs_records(self) -> dict[int, list[Record]]:
-        """By incarnation, in the order of their steps; without those whose rows were removed."""
+    def _logprobs_records(self) -> dict[tuple[int | None, int], Record]:
+        """(incarnation, step) → the record of the part with its rows, unless they were removed."""
         removed = read_removed(self.store, layout.TRAINER_LOGPROBS)
-        found: dict[int, list[Record]] = {}
-        for record in data_records(self.store, layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS)[removed:]:
-            found.setdefault(record.incarnation, []).append(record)
-        return found
+        return {
+            (record.incarnation, step): record
+            for record in data_records(self.store, layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS)[removed:]
+            for step in range(record.min_policy_version, record.max_policy_version + 1)
+        }
 
     def _new_rewards(self) -> npt.NDArray[np.float32]:
         """[rows of consumed] by the scores in use, NaN for none."""
         generators, row_ids = (self._rows[name].to_numpy() for name in ("generator", "trajectory_row_id"))
-        found = np.full(len(row_ids), np.nan, dtype=np.float32)
+        rewards = np.full(len(row_ids), np.nan, dtype=np.float32)
         for generator in np.unique(generators).tolist():
             its_rows = generators == generator
-            found[its_rows] = self.parts.rewards(generator)[row_ids[its_rows]]
-        return found
+            rewards[its_rows] = self.parts.rewards(generator)[row_ids[its_rows]]
+        return rewards
+
+
+def _group_table(rows: pa.Table, starts: npt.NDArray[np.int64], rewards: npt.NDArray[np.float64]) -> pa.Table:
+    """The groups in the surviving `rows` of CONSUMED, which begin at `starts`; `rewards` ([rows]) are NaN for none."""
+    is_first = np.isin(np.arange(rows.num_rows), starts)
+    columns = {name: rows[name] for name in rows.column_names} | {
+        "group": np.cumsum(is_first),
+        "reward": pa.array(rewards, mask=~np.isfinite(rewards)),
+        "trained": pc.equal(rows["outcome"], TRAINED),
+    }
+    aggregates = {("trained", "any"), ("outcome", "first"), *((source, how) for _, _, source, how in _GROUP_COLUMNS)}
+    groups = pa.table(columns).group_by("group", use_threads=False).aggregate(sorted(aggregates))
+    table = {name: groups[f"{source}_{how}"].cast(kind) for name, kind, source, how in _GROUP_COLUMNS}
+    trained, steps = groups["trained_any"].to_numpy(), table["step"].to_numpy()
+    places = np.full(len(steps), -1, dtype=np.int32)
+    # Steps ascend, so searchsorted finds the first group of each step.
+    places[trained] = np.arange(trained.sum()) - np.searchsorted(steps[trained], steps[trained])
+    outcomes = pc.if_else(groups["trained_any"], TRAINED, groups["outcome_first"])
+    return pa.table({**table, "place": places, "outcome": outcomes})
+
+
+def open_run_or_replay(store: Store) -> SourceRun:
+    """The run in `store`; if it is a replay's, with the trajectories of the run that it trained on.
+
+    Raises as SourceRun, and ReplayError for a replay of several runs.
+    """
+    run = SourceRun(store)
+    request = read_spec(store)
+    if request is not None:
+        if len(request.sources) > 1:
+            # It does not record the source of each trajectory.
+            raise ReplayError(f"a replay of {len(request.sources)} runs", file=run.url, expected="a replay of one run")
+        run.parts = SourceRun(open_store(request.sources[0])).parts
+    return run

@@ -11,10 +11,10 @@ Nothing is written. The trainer is built as in the train stage, with the number 
 """
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,8 @@ import torch
 from millrace.errors import ReplayError
 from millrace.models.loading import load_model
 from millrace.models.start_folder import start_folder
+from millrace.replay.results import CheckpointVerdict, Mismatch, ReplayVerdict, StepVerdict
 from millrace.replay.source_run import SourceRun
-from millrace.replay.verdict import CheckpointVerdict, Difference, StepVerdict, Verdict
 from millrace.rollouts.masking import mask_truncated
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.runs.decisions import rate_factor, read_decisions
@@ -48,9 +48,11 @@ _ROUNDING = 1e-2
 class _Differs(Exception):
     """Carries the first difference out of the loop."""
 
-    def __init__(self, difference: Difference) -> None:
-        super().__init__(difference.sentence)
-        self.difference = difference
+    def __init__(
+        self, what: Literal["data", "logprobs", "weights"], sentence: str, causes: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(sentence)
+        self.what, self.sentence, self.causes = what, sentence, causes
 
 
 def verify(
@@ -59,36 +61,38 @@ def verify(
     from_step: int | None = None,
     to_step: int | None = None,
     tolerance: float | None = None,
-    threads: int | None = None,
     each: Callable[[StepVerdict], None] = lambda step: None,
     on_progress: Callable[[], None] = lambda: None,
-) -> Verdict:
+) -> ReplayVerdict:
     """Trains the steps of the run in `store` again, up to the one that made version `to_step` (None: the last).
 
     It starts from the start model, or from the stored checkpoint of version `from_step`. `tolerance` bounds the
     absolute difference of log-probabilities (nats), weights and optimizer state; None: they must be equal bit for bit.
-    `threads` of the CPU; None: as many as the run's trainer had. `each` gets every step that passed, and
-    `on_progress` is called many times in each. Ends at the first that fails, or at damage; the verdict names either.
+    `each` gets every step that passed, and `on_progress` is called many times in each. Ends at the first that fails, or
+    at damage; the verdict names either.
 
     Raises, before anything is trained, ReplayError if the run stored too little, RunMissing, and ModelFolderError.
     """
-    started = time.perf_counter()
-    verdict = Verdict(url=store.url, from_step=from_step or 0, tolerance=tolerance)
-    threads_before = torch.get_num_threads()
+    verdict = ReplayVerdict(url=store.url, from_step=from_step or 0, tolerance=tolerance)
+    threads = torch.get_num_threads()
     try:
         run = SourceRun(store)
         steps = _steps(run, verdict.from_step, to_step)
-        verification = _Verification(run, verdict, threads)
+        verification = _Verification(run, verdict)
         verification.trainer.on_progress = on_progress
-        verification.run(steps, each)
-    except _Differs as differs:
-        verdict.difference = differs.difference
-    except StreamCorrupt as damage:
-        step = verdict.from_step + verdict.steps + 1
-        verdict.difference = Difference(step=step, what="damage", sentence=str(damage))
+        for step in steps:
+            passed = verification.train(step)
+            verdict.passed.append(passed)
+            each(passed)
+    except (_Differs, StreamCorrupt) as error:
+        step = verdict.from_step + len(verdict.passed) + 1
+        verdict.difference = (
+            Mismatch(step=step, what=error.what, sentence=error.sentence, causes=error.causes)
+            if isinstance(error, _Differs)
+            else Mismatch(step=step, what="damage", sentence=str(error))
+        )
     finally:
-        torch.set_num_threads(threads_before)
-    verdict.seconds = time.perf_counter() - started
+        torch.set_num_threads(threads)
     return verdict
 
 
@@ -96,71 +100,58 @@ def _steps(run: SourceRun, from_step: int, to_step: int | None) -> range:
     """The steps to train again. Raises ReplayError unless everything they need is stored."""
     last = run.steps[-1] if to_step is None else to_step
     steps = range(from_step + 1, last + 1)
-    there = f"stored are steps {run.steps[0]} to {run.steps[-1]}"
-    if not steps:
-        raise ReplayError(f"{run.url}: there is no step after version {from_step} up to version {last}; {there}")
-    if missing := sorted(set(steps) - set(run.steps)):
-        raise ReplayError(f"{run.url}: what step {missing[0]} trained is not stored; {there}")
+    if not steps or set(steps) - set(run.steps):
+        expected = f"steps from {run.steps[0]} to {run.steps[-1]}"
+        raise ReplayError(f"steps {from_step + 1} to {last} are not stored", file=run.url, expected=expected)
     if from_step:
         run.checkpoint(from_step)
-    if not run.checkpoints:
-        raise ReplayError(f"{run.url}: the run has no checkpoint with its files: there are no weights to compare with")
     if not any(step in run.checkpoints or run.logprobs_stored(step) for step in steps):
-        raise ReplayError(
-            f"{run.url}: of steps {steps[0]} to {last} neither checkpoints nor log-probabilities are stored: there is "
-            f"nothing to compare with; checkpoints are stored of: {', '.join(map(str, run.checkpoints))}"
-        )
+        read = f"neither checkpoints nor log-probabilities of steps {steps[0]} to {last} are stored"
+        versions = ", ".join(map(str, run.checkpoints)) or "none, as no checkpoint is stored"
+        raise ReplayError(read, file=run.url, expected=f"a range with one of the checkpoints: {versions}")
     run.check_stored(np.concatenate([run.batch(step) for step in steps]))
     return steps
 
 
 class _Verification:
-    def __init__(self, run: SourceRun, verdict: Verdict, threads: int | None) -> None:
+    def __init__(self, run: SourceRun, verdict: ReplayVerdict) -> None:
         self._run = run
         self._verdict = verdict
-        self._threads = threads
         self._attempt = -1
         self.trainer = start_trainer(run, verdict.from_step)
         self._decisions = read_decisions(run.store)
-        training = attempt_config(run.attempt).training
-        self._advantage, self._selection = training.advantage, training.selection
-        self._max_tokens_per_microbatch = training.max_tokens_per_microbatch
-        self._here = provenance(run.config)
+        self._training = attempt_config(run.attempt).training
+        self._provenance = provenance(run.config)
 
-    def run(self, steps: range, each: Callable[[StepVerdict], None]) -> None:
-        """Trains the steps. Raises _Differs at the first one that differs, and StreamCorrupt."""
-        for step in steps:
-            self._as_in_attempt(step)
-            rows = self._run.batch(step)
-            groups = [mask_truncated(group, self._selection) for group in self._run.read(rows.tolist())]
-            self._compare_rewards(step, rows, groups)
-            samples = samples_of(groups, self._advantage, self.trainer.policy_version, self._selection)
-            self._compare_advantages(step, groups, samples)
-            report = self.trainer.step(samples, rate_factor(self._decisions, self._run.incarnation(rows)))
-            passed = StepVerdict(
-                step=step,
-                rollouts=len(samples),
-                tokens=sum(len(sample.response_tokens) for sample in samples),
-                logprobs_difference=self._compare_logprobs(step, groups, report.trainer_logprobs),
-                checkpoint=self._compare_checkpoint(step),
-            )
-            self._verdict.add(passed)
-            each(passed)
+    def train(self, step: int) -> StepVerdict:
+        """Trains one step. Raises _Differs and StreamCorrupt."""
+        self._enter_attempt(step)
+        rows = self._run.batch(step)
+        groups = [mask_truncated(group, self._training.selection) for group in self._run.read(rows.tolist())]
+        samples = self._checked_samples(step, rows.tolist(), groups)
+        incarnation = self._run.groups["incarnation"][int(rows[0])].as_py()
+        report = self.trainer.step(samples, rate_factor(self._decisions, incarnation))
+        return StepVerdict(
+            step=step,
+            rollouts=len(samples),
+            tokens=sum(len(sample.response_tokens) for sample in samples),
+            logprobs_difference=self._compare_logprobs(step, groups, report.trainer_logprobs),
+            checkpoint=self._compare_checkpoint(step),
+        )
 
-    def _as_in_attempt(self, step: int) -> None:
+    def _enter_attempt(self, step: int) -> None:
         """Sets the threads of the attempt that made the step, and records how its environment differs from this one."""
         attempt = attempt_of_step(self._run.store, step)
         if attempt.number == self._attempt:
             return
         self._attempt = attempt.number
         training = attempt_config(attempt).training
-        threads = self._threads or training.threads
-        torch.set_num_threads(threads)
-        self._verdict.unlike |= differences(attempt.provenance, self._here)
-        # How a gradient is summed, by microbatch and rank, changes its last bits. Here there is one rank.
+        torch.set_num_threads(training.threads)
+        self._verdict.unlike |= differences(attempt.provenance, self._provenance)
+        # The summation of a gradient, by microbatch and rank, decides its last bits. This process is one rank.
+        per_microbatch = "training.max_tokens_per_microbatch"
         for name, there, here in (
-            ("training.threads", training.threads, threads),
-            ("training.max_tokens_per_microbatch", training.max_tokens_per_microbatch, self._max_tokens_per_microbatch),
+            (per_microbatch, training.max_tokens_per_microbatch, self._training.max_tokens_per_microbatch),
             ("training.parallel.data", training.parallel.data, 1),
             ("training.parallel.tensor", training.parallel.tensor, 1),
             ("training.device", training.device, "cpu"),
@@ -168,76 +159,73 @@ class _Verification:
             if here != there:
                 self._verdict.unlike[name] = (there, here)
 
-    def _compare_rewards(self, step: int, rows: npt.NDArray[np.int64], groups: Sequence[ScoredGroup]) -> None:
-        for row, group in zip(rows.tolist(), groups, strict=True):
-            for index, (trained, stored) in enumerate(zip(self._run.rewards(row), group.rewards, strict=True)):
-                if trained != stored:
-                    raise _data_differs(
-                        step, group, index, f"the stored reward is {stored}, the trainer used {trained}"
-                    )
-
-    def _compare_advantages(self, step: int, groups: Sequence[ScoredGroup], samples: Sequence[Sample]) -> None:
+    def _checked_samples(self, step: int, rows: Sequence[int], groups: Sequence[ScoredGroup]) -> list[Sample]:
+        """The samples of the groups; their rewards and advantages must be those that the trainer used."""
+        for row, group in zip(rows, groups, strict=True):
+            for index, (used, stored) in enumerate(zip(self._run.rewards(row), group.rewards, strict=True)):
+                if used != stored:
+                    raise _data_differs(group, index, f"the stored reward is {stored}, the trainer used {used}")
+        version = self.trainer.policy_version
+        samples = samples_of(groups, self._training.advantage, version, self._training.selection)
         recorded = self._run.advantages(step)
-        for (group, index), sample, trained in zip(_members(groups), samples, recorded, strict=True):
+        for (group, index), sample, used in zip(_members(groups), samples, recorded, strict=True):
             stored = float(np.float32(sample.advantage))
-            if trained != stored:
-                what = f"the advantage by the stored rewards is {stored}, the trainer used {trained}"
-                raise _data_differs(step, group, index, what)
+            if used != stored:
+                clause = f"the advantage by the stored rewards is {stored}, the trainer used {used}"
+                raise _data_differs(group, index, clause)
+        return samples
 
     def _compare_logprobs(
-        self, step: int, groups: Sequence[ScoredGroup], found: Sequence[npt.NDArray[np.float32]]
+        self, step: int, groups: Sequence[ScoredGroup], logprobs: Sequence[npt.NDArray[np.float32]]
     ) -> float | None:
         if not self._run.logprobs_stored(step):
             return None
-        stored = self._run.trainer_logprobs(step)
-        apart = [_difference(a, b) for a, b in zip(found, stored, strict=True)]
-        worst = max(range(len(apart)), key=lambda place: apart[place])
-        if self._passes(apart[worst]):
-            return apart[worst]
-        different = sum(difference > 0 for difference in apart)
+        pairs = zip(logprobs, self._run.trainer_logprobs(step), strict=True)
+        distances = [_difference(torch.tensor(repeated), torch.tensor(stored)) for repeated, stored in pairs]
+        worst = max(distances)
+        if self._passes(worst):
+            return worst
+        num_different = sum(distance > 0 for distance in distances)
         sentence = (
-            f"log π before the step differs on {different} of {len(apart)} trajectories, "
-            f"most of all, by {apart[worst]:g} nats, on {_where(*_members(groups)[worst])}"
+            f"log π before the step differs on {num_different} of {len(distances)} trajectories, "
+            f"most of all, by {worst:g} nats, on {_where(*_members(groups)[distances.index(worst)])}"
         )
         causes = self._causes()
         likely = None
-        if different < len(apart):
+        if num_different < len(distances):
             likely = "the stored trajectories are not those that the run trained on"
         elif step == 1:
             likely = "the start model is not the one that the run started from"
-        if likely and (apart[worst] > _ROUNDING or not causes):
+        if likely and (worst > _ROUNDING or not causes):
             causes = (likely, *causes)
-        raise _Differs(Difference(step=step, what="logprobs", sentence=sentence, causes=causes))
+        raise _Differs("logprobs", sentence, causes)
 
     def _compare_checkpoint(self, step: int) -> CheckpointVerdict | None:
         if step not in self._run.checkpoints:
             return None
-        stored = load_files(self._run.store, self._run.checkpoints[step])
-        found = self.trainer.state()
-        weights, old_weights = (StoredTensors(files, MODEL).read_whole() for files in (found, stored))
-        optimizer, old_optimizer = (StoredTensors(files, OPTIMIZER).read_whole() for files in (found, stored))
-        compared = CheckpointVerdict(
-            step=step,
-            stored_hash=fingerprint(old_weights).digest,
-            hash=fingerprint(weights).digest,
-            weights_difference=_tensor_difference(weights, old_weights),
-            optimizer_identical=fingerprint(optimizer).digest == fingerprint(old_optimizer).digest,
-            optimizer_difference=_tensor_difference(optimizer, old_optimizer),
+        files = (self.trainer.state(), load_files(self._run.store, self._run.checkpoints[step]))
+        digests, distances = [], []
+        for kind in (MODEL, OPTIMIZER):
+            repeated, stored = (StoredTensors(each, kind).read_whole() for each in files)
+            digests.append((fingerprint(repeated).digest, fingerprint(stored).digest))
+            distances.append(_largest_difference(repeated, stored))
+        digest, stored_digest = digests[0]
+        identical = all(a == b for a, b in digests)
+        if not identical and (self._verdict.tolerance is None or not self._passes(max(distances))):
+            sentence = (
+                f"the checkpoint's weights are {stored_digest}, trained again {digest}: they differ by at most "
+                f"{distances[0]:g}, the optimizer's state by {distances[1]:g}"
+            )
+            raise _Differs("weights", sentence, self._causes())
+        return CheckpointVerdict(
+            step=step, stored_hash=stored_digest, hash=digest, identical=identical, difference=max(distances)
         )
-        apart = max(compared.weights_difference, compared.optimizer_difference)
-        if compared.identical or (self._verdict.tolerance is not None and self._passes(apart)):
-            return compared
-        sentence = (
-            f"the checkpoint's weights are {compared.stored_hash}, trained again {compared.hash}: they differ by at "
-            f"most {compared.weights_difference:g}, the optimizer's state by {compared.optimizer_difference:g}"
-        )
-        raise _Differs(Difference(step=step, what="weights", sentence=sentence, causes=self._causes()))
 
-    def _passes(self, apart: float) -> bool:
-        return apart <= (self._verdict.tolerance or 0.0)
+    def _passes(self, distance: float) -> bool:
+        return distance <= (self._verdict.tolerance or 0.0)
 
     def _causes(self) -> tuple[str, ...]:
-        return tuple(f"{name} was {was} and is {here}" for name, (was, here) in self._verdict.unlike.items())
+        return tuple(f"{name} was {there} and is {here}" for name, (there, here) in self._verdict.unlike.items())
 
 
 def start_trainer(run: SourceRun, from_step: int, *, one_update: bool = False) -> Trainer:
@@ -263,26 +251,22 @@ def start_trainer(run: SourceRun, from_step: int, *, one_update: bool = False) -
         reference=reference,
         published_dtype=getattr(torch, config.generation_dtype),
     )
+    expected = f"the model that {run.url} started from"
     if run.vocab_size not in (None, trainer.vocab_size):
-        raise ReplayError(
-            f"{folder}: its model has a vocabulary of {trainer.vocab_size}, but the tokens of {run.url} are of one of "
-            f"{run.vocab_size}; expected the model that the run started from"
-        )
+        read = f"its vocabulary has {trainer.vocab_size} tokens, but the run's has {run.vocab_size}"
+        raise ReplayError(read, file=folder, expected=expected)
     if from_step:
         files = load_files(run.store, run.checkpoint(from_step))
-        if StoredTensors(files, MODEL).shapes != _shapes(trainer.tensors()[MODEL]):
-            raise ReplayError(f"{folder}: its model has other tensors than the checkpoints of {run.url}")
+        shapes = {name: tensor.shape for name, tensor in trainer.tensors()[MODEL].items()}
+        if StoredTensors(files, MODEL).shapes != shapes:
+            raise ReplayError("its tensors differ from those of the checkpoints", file=folder, expected=expected)
         trainer.restore(from_step, files)
     return trainer
 
 
-def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in tensors.items()}
-
-
-def _data_differs(step: int, group: ScoredGroup, index: int, sentence: str) -> _Differs:
+def _data_differs(group: ScoredGroup, index: int, clause: str) -> _Differs:
     causes = ("the stored scores are not those that the run trained with",)
-    return _Differs(Difference(step=step, what="data", sentence=f"{_where(group, index)}: {sentence}", causes=causes))
+    return _Differs("data", f"{_where(group, index)}: {clause}", causes)
 
 
 def _members(groups: Sequence[ScoredGroup]) -> list[tuple[ScoredGroup, int]]:
@@ -294,20 +278,18 @@ def _where(group: ScoredGroup, index: int) -> str:
     return f"group {group.group_id}, member {index} (generator {group.generator}, row {group.first_row_id + index})"
 
 
-def _difference(found: npt.NDArray[np.float32], stored: npt.NDArray[np.float32]) -> float:
-    """Largest absolute difference; infinite if one is not finite or lengths differ."""
-    if found.tobytes() == stored.tobytes():
+def _largest_difference(tensors: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor]) -> float:
+    """The largest `_difference` of all tensors; infinite if their names differ."""
+    if tensors.keys() != stored.keys():
+        return math.inf
+    return max((_difference(tensor, stored[name]) for name, tensor in tensors.items()), default=0.0)
+
+
+def _difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Largest absolute difference; infinite if an element is not finite or the shapes differ."""
+    if a.shape != b.shape:
+        return math.inf
+    if torch.equal(a, b):
         return 0.0
-    if found.shape != stored.shape:
-        return math.inf
-    worst = float(np.abs(found.astype(np.float64) - stored).max())
-    return worst if math.isfinite(worst) else math.inf
-
-
-def _tensor_difference(found: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor]) -> float:
-    """The largest absolute difference over all tensors, as `_difference`."""
-    if _shapes(found) != _shapes(stored):
-        return math.inf
-    pairs = [(found[name].double().flatten(), stored[name].double().flatten()) for name in found]
-    worst = max((float((a - b).abs().max()) for a, b in pairs if a.numel()), default=0.0)
+    worst = float((a.double() - b.double()).abs().max())
     return worst if math.isfinite(worst) else math.inf

@@ -9,7 +9,7 @@ from millrace.rollouts.scored_group import ScoredGroup
 REWARD_COMPONENT = "reward_component/"
 """Prefix of the metrics; the component's name follows."""
 MOST_COMPONENTS = 16
-"""Metrics per step: a reward may name its components freely, and each name is a series of its own."""
+"""Metrics per step: a reward may name its components freely, and each name is a separate series."""
 _LONGEST_NAME = 80
 
 

@@ -36,7 +36,7 @@ class PythonReward(Reward):
         self.version = f"{self.name} {digest}"
 
     def score(self, prompt: Prompt, response: str) -> Score:
-        """Raises what the function raises, and TypeError or ValueError if it returned no reward."""
+        """Raises the function's exceptions, and TypeError or ValueError if it returned no reward."""
         meta = asdict(prompt)
         text, answer = meta.pop("text"), meta.pop("answer")
         result = self._function(text, response, answer, meta)

@@ -22,7 +22,7 @@ from millrace.types import Prompt
 
 _LIBRARIES = ("math-verify", "latex2sympy2_extended", "sympy")
 _DEEPEST = 200
-"""Nested brackets. The parser recurses; what it could not read it would pass over, and take something within it."""
+"""Nested brackets. The parser recurses. It would skip brackets that it can't read, and take something within them."""
 _BRACKET = re.compile(r"[{(\[})\]]")
 _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
@@ -75,7 +75,8 @@ class MathReward(Reward):
     def check_answer(self, answer: str) -> None:
         """Raises ValueError if the answer is empty, or prose, and holds no expression."""
         expected = _expected(answer)
-        if _SIGN.search(_SPACING.sub("", expected)) is None or _is_prose(expected.strip()):
+        is_prose = len(_WORD.findall(expected)) > 1 and _PROSE.fullmatch(expected.strip()) is not None
+        if _SIGN.search(_SPACING.sub("", expected)) is None or is_prose:
             raise _unreadable(answer)
 
     def score(self, prompt: Prompt, response: str) -> Score:
@@ -93,27 +94,24 @@ class MathReward(Reward):
         verdict = _compare_as_text(expected, answer, box)
         if verdict is not None:
             return verdict
-        found = self._parse_response(plain_prose(answer) if box is None else rf"\boxed{{{plain_expression(box)}}}")
-        units = {unit(expected), unit(box or "")} - {None}
-        return _scored(equal=bool(found) and len(units) < 2 and self._equal(gold, found), extracted=bool(found))
-
-    def _parse(self, text: str) -> list[object]:
-        # Only the first match: where the last box can't be read, a number elsewhere in the text is not the answer.
-        found: list[object] = self._library.parse(
-            text, extraction_mode="first_match", parsing_timeout=None, raise_on_error=True
-        )
-        if len(found) == 1 and isinstance(found[0], str):
-            _raise_if_exhausted(found[0])
-        return found
-
-    def _parse_response(self, response: str) -> list[object]:
         from sympy import SympifyError
 
         try:
-            return self._parse(response)
+            parsed = self._parse(plain_prose(answer) if box is None else rf"\boxed{{{plain_expression(box)}}}")
         except SympifyError:
             # A bare "-07", which sympy refuses: a wrong answer, not a failure of the judge.
-            return []
+            parsed = []
+        units = {unit(expected), unit(box or "")} - {None}
+        return _scored(equal=bool(parsed) and len(units) < 2 and self._equal(gold, parsed), extracted=bool(parsed))
+
+    def _parse(self, text: str) -> list[object]:
+        # Only the first match: where the last box can't be read, a number elsewhere in the text is not the answer.
+        parsed: list[object] = self._library.parse(
+            text, extraction_mode="first_match", parsing_timeout=None, raise_on_error=True
+        )
+        if len(parsed) == 1 and isinstance(parsed[0], str):
+            _raise_if_exhausted(parsed[0])
+        return parsed
 
 
 def _scored(*, equal: bool, extracted: bool) -> Score:
@@ -142,10 +140,6 @@ def _compare_as_text(expected: str, answer: str, box: str | None) -> Score | Non
     return None
 
 
-def _is_prose(text: str) -> bool:
-    return len(_WORD.findall(text)) > 1 and _PROSE.fullmatch(text) is not None
-
-
 def _unreadable(answer: str) -> ValueError:
     return ValueError(
         f"the prompt's answer {shown(answer)} can't be read; expected an expression, or words within \\text{{…}}"
@@ -153,7 +147,7 @@ def _unreadable(answer: str) -> ValueError:
 
 
 def _answer_part(response: str) -> str | None:
-    """What comes after the model's thoughts; of that, the last that it marks as its answer, if it marks any.
+    """Return the text after the model's thoughts or, within it, the last `<answer>…</answer>`.
 
     None if the thoughts do not end. Two boxes with "or" or "and" between them become one.
     """
@@ -166,15 +160,15 @@ def _answer_part(response: str) -> str | None:
 
 def _last_box(text: str) -> str | None:
     r"""The content of the last `\boxed{…}` that is closed, the innermost if they are nested; None if there is none."""
-    found: tuple[int, int] | None = None
+    last: tuple[int, int] | None = None
     # Where the content of each box begins that is not closed yet; None for other braces.
     opened: list[int | None] = []
     for match in _BRACE.finditer(text):
         if match[0] != "}":
             opened.append(match.end() if match[0] != "{" else None)
-        elif opened and (begin := opened.pop()) is not None and (found is None or begin > found[0]):
-            found = begin, match.start()
-    return None if found is None else text[found[0] : found[1]]
+        elif opened and (begin := opened.pop()) is not None and (last is None or begin > last[0]):
+            last = begin, match.start()
+    return None if last is None else text[last[0] : last[1]]
 
 
 def _check_depth(text: str) -> None:
@@ -192,7 +186,7 @@ def _check_depth(text: str) -> None:
 
 
 def _raise_if_exhausted(text: str) -> None:
-    """The library passes over what stopped its parser. That it is no mathematics is a verdict; a full stack is none."""
+    """Raise the parser's RecursionError or MemoryError, which the library hides. Other errors mean a wrong answer."""
     from latex2sympy2_extended import latex2sympy
 
     try:

@@ -68,7 +68,7 @@ def plain_expression(text: str) -> str:
 
 
 def plain_prose(text: str) -> str:
-    """`text`, prose whose last number is the answer: without marks of emphasis, and without what is not the answer."""
+    """Rewrite prose whose last number is the answer, without marks of emphasis and numbers that it denies."""
     text = _MARKED.sub(r" \2", _CODE.sub(r" \1", re.sub(r'\\\$|["“”]', " ", text)))
     text = _DENIED.sub(r"\1", _SUBJECT.sub(r"\1 \2", _CLOCK_TIME.sub("h:mm", plain(text))))
     text = _CHOICE.sub(lambda match: "${},{}$".format(*(number.replace("$", "") for number in match.groups())), text)

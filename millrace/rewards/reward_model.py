@@ -128,7 +128,7 @@ def _check_folder(folder: Path) -> None:
     if not list(folder.glob("*.safetensors")):
         raise _unusable(folder, "has no weights", "*.safetensors files")
     if not (folder / "tokenizer_config.json").is_file():
-        raise _unusable(folder, "has no tokenizer_config.json", "the model's tokenizer beside it")
+        raise _unusable(folder, "has no tokenizer_config.json", "the model's tokenizer")
 
 
 def _unusable(folder: Path, read: str, expected: str) -> ModelFolderError:

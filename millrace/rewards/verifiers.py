@@ -83,7 +83,7 @@ async def _final_state(environment: Any, row: Any, response: str) -> Any:
 class _Warnings(logging.Handler):
     """Collects the log lines of `verifiers` at WARNING or above, the only trace of a rubric function that failed.
 
-    Its rubrics catch the exceptions of their functions, log them, and go on with 0.
+    Its rubrics catch the exceptions of their functions, log them, and count 0.
     """
 
     def __init__(self) -> None:

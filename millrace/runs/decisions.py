@@ -17,7 +17,7 @@ from storage.streams.sealed import seal, unseal
 ROLL_BACK = "roll_back"
 """The action of a rollback; the others are those of `millrace.control.rule`."""
 RATE_FACTOR = "rate_factor"
-"""In `measured` of a rollback: what the learning rate is multiplied by from then on."""
+"""Key in `measured` of a rollback: the factor of the learning rate from then on."""
 _MAX_SHOWN = 30
 _CHANGES = {
     "raise": "bound raised to {max_staleness}",
@@ -52,7 +52,7 @@ class StoredDecision:
 
     @property
     def change(self) -> str:
-        """What it does, in a few words."""
+        """Describes its effect in a few words."""
         return _CHANGES.get(self.action, self.action).format_map({**asdict(self), **self.measured})
 
 
@@ -60,7 +60,7 @@ class Decisions:
     """The decisions of a run, for the one trainer that adds to them. Opening reads them; raises StreamCorrupt.
 
     A decision that a trainer made after the checkpoint from which its successor starts belongs to versions that no
-    longer exist; it stays, as what was thought at the time.
+    longer exist; it stays as a record of the time.
     """
 
     def __init__(self, store: Store) -> None:
@@ -103,7 +103,7 @@ def summarize_decisions(decisions: Sequence[StoredDecision]) -> dict[str, Any]:
 
 
 def rolled_back(decisions: Sequence[StoredDecision], incarnation: int, policy_version: int) -> bool:
-    """Whether a rollback gave up what the trainer `incarnation` made of `policy_version`."""
+    """Whether a rollback discarded the `policy_version` that the trainer `incarnation` made."""
     return any(
         decision.action == ROLL_BACK
         and incarnation <= decision.incarnation

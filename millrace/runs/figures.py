@@ -40,8 +40,8 @@ def find_bottleneck(
     stage = min(_BOUND, key=lambda name: idle.get(name, 1.0))
     shares = {name: f"{name} idle {idle.get(name, 1.0):.0%}" for name in ("train", "generate")}
     if idle.get(stage, 1.0) <= _BUSY:
-        others = ", ".join(share for name, share in shares.items() if name != stage)
-        return Bottleneck(stage, f"{_BOUND[stage]}: {stage} {1 - idle[stage]:.0%} busy, {others}")
+        idle_shares = ", ".join(share for name, share in shares.items() if name != stage)
+        return Bottleneck(stage, f"{_BOUND[stage]}: {stage} {1 - idle[stage]:.0%} busy, {idle_shares}")
     both = ", ".join(shares.values())
     travelling = f"a version takes {push:.3g} s to the generators"
     if sync:

@@ -1,8 +1,8 @@
-"""What went wrong in a run and was dealt with, or needs a person: restarts, rollbacks, stages that were killed, alarms.
+"""Faults of a run that were handled, or need a person: restarts, rollbacks, stages that were killed, alarms.
 
 events of stages, supervisors and the controller ─► incidents/<time>-<id>.json, one each ─► status, terminal, summary
 
-Kept beside the streams, for people: nothing is decided from them. An incident that can't be stored is lost.
+Kept for people: nothing is decided from them. An incident that can't be stored is lost.
 """
 
 import json
@@ -49,7 +49,7 @@ class Incident:
 def record_incident(store: Store, kind: str, payload: Mapping[str, Any]) -> None:
     """Stores an event, such as `stage.restarted`, if it is an incident, unless the run has enough of its kind.
 
-    Raises what the store raises.
+    Raises the store's errors.
     """
     template = _SENTENCES.get(kind)
     if template is None or not store.exists(layout.RUN):

@@ -15,7 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from configs.stored import config_hash
 from millrace.rewards.import_path import source_hash
@@ -56,7 +58,7 @@ class Origin:
 
     preset: str | None = None
     """Name of the file in configs/presets that has the fewest settings other than the attempt's, without `.yaml`."""
-    changes: dict[str, list[Any]] = field(default_factory=dict)
+    changes: dict[str, Annotated[list[Any], Field(min_length=2, max_length=2)]] = field(default_factory=dict)
     """Dotted key → [the preset's value, the attempt's], for each setting in which the two differ."""
     flow_run: str | None = None
     """Address of the flow run in the Prefect UI; None without one."""

@@ -52,7 +52,7 @@ class Attempt:
     origin: Origin = field(default_factory=Origin)
     """The preset and the Prefect page."""
     inputs: dict[str, str] = field(default_factory=dict)
-    """What each file, function and package that the config names held, by name; also those of earlier starts."""
+    """Content hash of each file, function and package that the config names; also those of earlier starts."""
 
     @property
     def path(self) -> str:
@@ -91,14 +91,7 @@ def create_run(
     inputs: Mapping[str, str] | None = None,
 ) -> Attempt:
     """Claims the run's folder. Raises RunExists, also if another controller claims it at the same time."""
-    attempt = Attempt(
-        number=0,
-        config=config,
-        t_started=time.time(),
-        provenance=provenance(config),
-        origin=origin or Origin(),
-        inputs=dict(inputs or {}),
-    )
+    attempt = _start(config, origin, number=0, inputs=dict(inputs or {}))
     if not _claim(store, layout.RUN, {"run_id": run_id, **asdict(attempt)}):
         raise RunExists(
             f"run {run_id!r} exists already", file=store.url, expected="another --run-id, or --resume to continue it"
@@ -121,18 +114,21 @@ def resume_run(
     number = previous.number
     while True:
         number += 1
-        attempt = Attempt(
+        attempt = _start(
+            config,
+            origin,
             number=number,
-            config=config,
-            t_started=time.time(),
             first_step=0 if checkpoint is None else checkpoint.step,
             changes=[*changed_keys(previous.config, config), *changed_inputs(previous, inputs)],
-            provenance=provenance(config),
-            origin=origin or Origin(),
             inputs={**previous.inputs, **inputs},
         )
         if _claim(store, layout.attempt(number), asdict(attempt)):
             return attempt
+
+
+def _start(config: dict[str, Any], origin: Origin | None, **values: Any) -> Attempt:
+    made_by = provenance(config)
+    return Attempt(config=config, t_started=time.time(), provenance=made_by, origin=origin or Origin(), **values)
 
 
 def changed_inputs(previous: Attempt, inputs: Mapping[str, str]) -> list[str]:
@@ -149,11 +145,11 @@ def _claim(store: Store, path: str, values: dict[str, Any]) -> bool:
     try:
         return bytes(store.get(path)) == record
     except NotInStore as error:
-        raise StreamCorrupt(path, f"something that is no file has its name; remove it, or {RESTORE}") from error
+        raise StreamCorrupt(path, f"something other than a file has its name; remove it, or {RESTORE}") from error
 
 
 def read_run(store: Store) -> dict[str, Any]:
-    """`run.json`. Raises RunMissing, and StreamCorrupt for what is no record of a run."""
+    """`run.json`. Raises RunMissing, and StreamCorrupt for an invalid record."""
     try:
         record = parse_as(dict[str, Any], bytes(store.get(layout.RUN)), layout.RUN)
     except NotInStore as error:
@@ -169,7 +165,7 @@ def check_run_id(record: dict[str, Any]) -> None:
 
 
 def read_attempt(store: Store, number: int) -> Attempt:
-    """Attempt `number`. Raises RunMissing or NotInStore, and StreamCorrupt for what is no record of an attempt."""
+    """Attempt `number`. Raises RunMissing, NotInStore, and StreamCorrupt for an invalid record."""
     if number == 0:
         return parse_attempt(read_run(store), layout.RUN)
     return parse_attempt(bytes(store.get(layout.attempt(number))), layout.attempt(number))
@@ -217,7 +213,7 @@ def read_end(store: Store, number: int) -> AttemptEnd | None:
 
 
 def parse_end(data: bytes, path: str) -> AttemptEnd:
-    """How an attempt ended, by the file `path`. Raises StreamCorrupt."""
+    """The end in the file `path`. Raises StreamCorrupt."""
     return parse_as(AttemptEnd, data, path)
 
 
@@ -242,7 +238,7 @@ def of_attempt(number: int, records: Mapping[str, Mapping[str, Any]]) -> dict[st
 
 
 def read_note(store: Store) -> str:
-    """The note on the run in `store`; '' if there is none. Raises what an unreachable store raises."""
+    """The note on the run in `store`; '' if there is none. Raises the store's errors."""
     try:
         data = bytes(store.get(layout.NOTE, 0, 4 * MAX_NOTE_CHARACTERS))
     except NotInStore:
@@ -254,7 +250,7 @@ def read_note(store: Store) -> str:
 def write_note(store: Store, text: str) -> None:
     """Replaces the note on the run in `store`; an empty one removes it. Line breaks become spaces.
 
-    Raises RunMissing if there is no run, and InputError for more than 500 characters.
+    Raises RunMissing without a run, and InputError for more than 500 characters.
     """
     read_run(store)
     line = " ".join(text.split())

@@ -35,7 +35,7 @@ Records = Mapping[str, Mapping[str, Any]]
 
 
 class StatusReader:
-    """Reads a run's status repeatedly; each `look` reads only what is new. Raises RunMissing."""
+    """Reads a run's status repeatedly; each `look` reads only new data. Raises RunMissing."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -43,7 +43,7 @@ class StatusReader:
         self._attempt = latest_attempt(store)
         generators, scorers, reward = _layout_of(self._attempt)
         self._trajectories = [LogReader(store, layout.trajectories(g)) for g in range(generators)]
-        # A replay scores another run's trajectories, so its scores are not part of its own ledger.
+        # A replay scores another run's trajectories, so its scores are not in its ledger.
         self._is_replay = store.exists(layout.REPLAY)
         self._scores = [
             log_at_head(store, layout.scores(reward, g, s, scorers))
@@ -128,7 +128,7 @@ class StatusReader:
     def _as_of_checkpoint(self) -> dict[str, Any]:
         """The trainer's status record if it had ended at the latest checkpoint."""
         checkpoint = read_latest(self._store)
-        # A replay keeps no account: what it trains is another run's.
+        # A replay keeps no account: it trains another run's trajectories.
         if checkpoint is None or "account" not in checkpoint.state:
             return {"account": Account().to_json(), "consumed": []}
         return {
@@ -138,7 +138,7 @@ class StatusReader:
         }
 
     def _ledger(self, trainer: Mapping[str, Any]) -> tuple[Account, Ledger]:
-        """The account in the trainer's record, and the ledger with what is committed now, which is at least as new."""
+        """The account in the trainer's record, and the ledger of everything committed now, which is at least as new."""
         account = Account.from_json(trainer["account"])
         consumed = [Amount.from_json(amount) for amount in trainer["consumed"]]
         # Scores first, because their trajectories are already committed.
@@ -149,7 +149,7 @@ class StatusReader:
                     self._versions_used.update((record.min_policy_version, record.max_policy_version))
         generated = amount_committed(self._trajectories)
         if not self._looked:
-            # A record that is missing before later ones; while a run goes on, the stage that needs it names it.
+            # Once: during a run, the stage that needs a missing record names it.
             for generator, reader in enumerate(self._trajectories):
                 check_no_hole(self._store, layout.trajectories(generator), reader.cursor)
             self._looked = True
@@ -159,7 +159,7 @@ class StatusReader:
     def _tokens(self, ledger: Ledger, records: Records) -> dict[str, int]:
         """Response tokens that each stage has committed so far."""
         if self._is_replay:
-            # What it scores and trains is another run's, and in no ledger here.
+            # It scores and trains another run's trajectories, which this ledger does not count.
             return {stage: _total(records, stage, "tokens") for stage in ("generate", "score", "train")}
         return {
             "generate": ledger.generated.tokens,
@@ -183,13 +183,13 @@ class StatusReader:
 
 
 def _layout_of(attempt: Attempt) -> tuple[int, int, str]:
-    """Numbers of generators and scorers, and the reward. Raises StreamCorrupt if the record lacks what a look needs."""
+    """Numbers of generators and scorers, and the reward. Raises StreamCorrupt if a setting is missing."""
     config = attempt.config
     try:
         figures = config["generation"]["replicas"], config["scoring"]["replicas"], config["scoring"]["reward"]
         needed = (attempt.stop_at_step, attempt.max_staleness, config["weights"]["transport"])
     except (KeyError, TypeError, ValueError) as error:
-        raise StreamCorrupt(attempt.path, f"its config lacks what every run's has: {error!r}; {RESTORE}") from error
+        raise StreamCorrupt(attempt.path, f"its config is incomplete: {error!r}; {RESTORE}") from error
     if [type(value) for value in (*figures, *needed)] != [int, int, str, int, int, str]:
         raise StreamCorrupt(attempt.path, f"its config has values of other types than a run's; {RESTORE}")
     return figures

@@ -1,4 +1,4 @@
-"""What a process of a stage is started with: its command line, and the config of its attempt."""
+"""The command line of a stage process, and the config of its attempt."""
 
 import argparse
 import json
@@ -14,12 +14,12 @@ from storage.errors import StreamCorrupt
 from storage.json_text import RESTORE
 
 EVALUATE_BESIDE, EVALUATE_AT_END = 0, 1
-"""Replicas of the evaluate stage: beside training, and at the end of an attempt."""
+"""Replicas of the evaluate stage: during training, and at the end of an attempt."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageArguments:
-    """What a stage reads from its command line. It reads everything else from the run."""
+    """The command line of a stage. It reads everything else from the run."""
 
     run_url: str
     attempt: int

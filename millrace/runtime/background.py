@@ -8,7 +8,7 @@ from typing import Self
 
 
 class Background(ABC):
-    """Runs `_run` in a thread of its own, which must end soon after `_over` is set.
+    """Runs `_run` in a new thread, which must end soon after `_over` is set.
 
     The thread gets a copy of the creator's context, which holds Prefect's server address and current flow run.
     `join_seconds`: how long the end of the block waits for the thread; None: until it has ended.

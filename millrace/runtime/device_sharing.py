@@ -13,6 +13,7 @@ handed over. So every wait for the device ends.
 """
 
 import fcntl
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -44,16 +45,14 @@ class SharedDevice(Device):
     def __init__(self, file: Path, *, alone: bool) -> None:
         self.held = False
         self._file = file.open("ab")
-        self._how = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+        self._lock = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
 
     def take(self) -> bool:
         if not self.held:
-            try:
-                fcntl.flock(self._file, self._how | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-            self.held = True
-        return True
+            with suppress(BlockingIOError):
+                fcntl.flock(self._file, self._lock | fcntl.LOCK_NB)
+                self.held = True
+        return self.held
 
     def give_back(self) -> None:
         # The lock belongs to the open file description: unlocking also releases it in forked children.
@@ -67,15 +66,12 @@ def open_device(handover: Path, *, colocated: bool, alone: bool) -> Device:
 
 
 class Sleeper(Protocol):
-    """The owner of the device's memory: trainer or engine."""
+    """The owner of the device's memory, trainer or engine: `sleep` frees it, `wake` restores it as it was."""
 
     policy_version: int
 
-    def sleep(self) -> None:
-        """Frees the device's memory and saves its content elsewhere."""
-
-    def wake(self) -> None:
-        """Restores the device's memory as it was."""
+    def sleep(self) -> None: ...
+    def wake(self) -> None: ...
 
 
 class DeviceTurns:
@@ -84,8 +80,6 @@ class DeviceTurns:
     begin ─► free? ──no──► False: try again later
                │ yes
                └─► wake ─► True, also from further calls ─► work ─► end ─► sleep ─► the device is free
-
-    The status record shows people since which version a stage sleeps; no code reads it.
     """
 
     def __init__(self, stage: Stage, device: Device, sleeper: Sleeper) -> None:
@@ -116,4 +110,5 @@ class DeviceTurns:
         self._publish(self._sleeper.policy_version)
 
     def _publish(self, asleep_since_version: int | None) -> None:
+        # For people; no code reads it.
         self._stage.update_status(now=True, asleep_since_version=asleep_since_version)

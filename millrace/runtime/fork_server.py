@@ -5,8 +5,8 @@
     supervisor ──modules to import──────────────────────► fork server
                ──module, arguments, threads, log, pipes─►   │ fork ─► stage: as if `python -m MODULE ARGUMENTS`
 
-See `millrace.forking.server` for how a stage becomes the supervisor's own child. What a user brings, such as a reward
-or an environment, is never imported here: its import may start threads or use the device. A stage imports it itself.
+See `millrace.forking.server` for how a stage becomes the supervisor's child. A user's code, such as a reward or an
+environment, is never imported here: its import may start threads or use the device. Each stage imports it.
 """
 
 import atexit
@@ -28,7 +28,7 @@ from storage.failpoints import failpoint
 
 
 def main() -> None:
-    """Imports what it is asked for, replies with the number of its threads, then forks stages on command."""
+    """Imports the modules of the recipe, replies with the number of its threads, then forks stages on command."""
     failpoints.arm("fork_server")
     # It looks for the title's place now, in front of an environment that a stage changes later.
     getproctitle()
@@ -50,11 +50,11 @@ def main() -> None:
         return
     order = serve(control, adopted=True)
     if order is not None:
-        _exit(_become(order))
+        _exit(_run_order(order))
 
 
-def _become(order: Order) -> int:
-    """Goes on as the stage process that was ordered. Returns its exit code."""
+def _run_order(order: Order) -> int:
+    """Runs the stage that was ordered in this process. Returns its exit code."""
     os.close(order.birth)
     for descriptor, standard in zip(order.descriptors, (0, 1, 2), strict=True):
         os.dup2(descriptor, standard)
@@ -66,7 +66,7 @@ def _become(order: Order) -> int:
         sys.modules["torch"].set_num_threads(threads)
     setproctitle(" ".join([sys.executable, "-m", module, *arguments]))
     sys.argv = [module, *arguments]
-    # It runs once more, as the main module. Everything it imports is there.
+    # It runs again, as the main module. Everything it imports is loaded.
     sys.modules.pop(module, None)
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -79,7 +79,7 @@ def _become(order: Order) -> int:
 
 
 def _exit(code: int) -> NoReturn:
-    """Ends as the interpreter would, without taking apart what was imported: that takes longer than a fork."""
+    """Ends as the interpreter would, without tearing down the imported modules: that takes longer than a fork."""
     # Waits for threads. multiprocessing ends its forked children in the same way.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

@@ -1,6 +1,6 @@
 """How processes on different hosts know of each other: by status records in the run's store.
 
-    controller: publisher ──progress/controller-0──► monitor ───┐              its stages drain when told to,
+    controller: publisher ──progress/controller-0──► monitor ───┐              its stages drain on command,
                                                                 ├─ flow `stages` on another host   or when it is silent
     controller: monitor ◄──progress/place-<stage>-<n>─ publisher┘      the controller restarts them when they are silent
 
@@ -27,14 +27,14 @@ from storage.stores.base import Store
 
 HEARTBEAT_SECONDS = 2.0
 SILENT_SECONDS = 40.0
-"""A process that has sent no heartbeat for so long counts as lost. If it still commits, its stream's fence refuses."""
+"""A process without a heartbeat for this long counts as lost. If it still commits, its stream's fence refuses."""
 
 
 class HeartbeatPublisher(Background):
     """Writes a status record every `HEARTBEAT_SECONDS` while its `with` block lasts, and at every `publish`.
 
-    `owner_id` tells this publisher from others that write, or wrote, under the same name. `draining` is called for each
-    record. `values` are its other keys at the start; one of them is `doing`.
+    `owner_id` distinguishes this publisher from others that write, or wrote, under the same name. `draining` is called
+    for each record. `values` are its other keys at the start; one of them is `doing`.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class HeartbeatMonitor:
 def own_interface(network: str, key: str) -> tuple[str, str]:
     """Returns the name and address of this host's interface in `network`, such as 10.0.0.0/24.
 
-    gloo and NCCL are told where to listen by the name. Raises InputError, naming the setting `key`, if the host has no
+    gloo and NCCL take the name as the place to listen. Raises InputError, naming the setting `key`, if the host has no
     interface there.
     """
     addresses = [

@@ -4,7 +4,7 @@
                      └─► rank 0, 1, …  ◄════════════════════► ranks …                   ranks meet in torch's store
 
     SIGTERM at host 0 ─► rank 0 drains, and its last command ends all ranks
-    SIGTERM elsewhere, or a host comes late ─► host 0 has rank 0 drain
+    SIGTERM elsewhere, or a host comes late ─► host 0 drains rank 0
     a host is lost, or a rank fails ─► every launcher ends its ranks and itself
     host 0 stays away ─► YIELDED: this host is free for the job of host 0
 
@@ -68,7 +68,7 @@ class HostLauncher:
         self._id = uuid.uuid4().hex
         self._draining = False
         self._store = open_store(hosts.run_url)
-        self._heartbeats = HeartbeatSender()
+        self._heartbeats = HeartbeatSender(send)
         self._on_same_machine: set[int] = set()
         self.publisher = HeartbeatPublisher(
             self._store,
@@ -94,7 +94,7 @@ class HostLauncher:
         change = ""
 
         def check() -> str:
-            """Has rank 0 drain if the hosts change. Returns what was lost."""
+            """Drains rank 0 if the hosts change. Returns a sentence about a lost host."""
             nonlocal change
             present = self._present(monitors)
             lost = [host for host in members if _is_lost(monitors[host], ids[host])]
@@ -131,7 +131,7 @@ class HostLauncher:
         rendezvous = Rendezvous(**leader.status["rendezvous"])
 
         def check() -> str:
-            """Returns what was lost. Sends a heartbeat: if these ranks hang, so does rank 0, which waits for them."""
+            """Returns a sentence if host 0 is lost. Sends a heartbeat: if ranks hang here, rank 0 hangs too."""
             with suppress(BrokenPipeError):
                 self._heartbeats.offer("training", ready=True)
             leader.look()
@@ -194,9 +194,9 @@ class HostLauncher:
         return {host: address for host, address in addresses.items() if host}
 
     def _run(self, ranks: Ranks, check: Callable[[], str]) -> int | None:
-        """Runs the ranks here to their end. Returns their exit code; None if they were killed.
+        """Runs the ranks here to their end. Returns their exit code.
 
-        They are if `check` returns what was lost, and they do not end by themselves.
+        If `check` returns a sentence about a lost host and the ranks do not end, kills them and returns None.
         """
         ended, was_lost = threading.Event(), threading.Event()
 
@@ -221,7 +221,7 @@ class HostLauncher:
         return None if was_lost.is_set() else code
 
     def _drain(self) -> None:
-        # Host 0 reads it in the next heartbeat, and has rank 0 drain.
+        # Host 0 reads it in the next heartbeat, and drains rank 0.
         self._draining = True
 
 

@@ -1,4 +1,4 @@
-"""What a stage process tells its supervisor: one line at a time on its standard output, then its exit code.
+"""Messages of a stage process to its supervisor: lines on its standard output, and its exit code.
 
 milestone ─► the line as it is ───────────────────► Prefect's log, for people
 event     ─► MARK {"event": …, "payload": {…}} ───► Prefect's event `millrace.<kind>`, for automations
@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TextIO
 
@@ -107,7 +107,7 @@ def read_line(line: str) -> Heartbeat | Event | str:
 
 
 def redirect_prints() -> None:
-    """From here on, what libraries and child processes print goes to the stage's log, not among its lines."""
+    """Sends everything that libraries and child processes print to the stage's log, not among its lines."""
     global _pipe
     _pipe = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -124,13 +124,14 @@ class HeartbeatSender:
     No thread sends heartbeats: if the main thread hangs, they must stop.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, send: Callable[[Heartbeat], None]) -> None:
+        self._send = send
         self._last: Heartbeat | None = None
         self._sent = 0.0
 
     def offer(self, doing: str, *, ready: bool) -> None:
-        """Sends a heartbeat if it is due. Raises BrokenPipeError if the supervisor is gone."""
+        """Sends a heartbeat if it is due."""
         heartbeat, now = Heartbeat(doing=doing, ready=ready), time.monotonic()
         if heartbeat != self._last or now - self._sent >= _HEARTBEAT_SECONDS:
             self._last, self._sent = heartbeat, now
-            send(heartbeat)
+            self._send(heartbeat)

@@ -1,4 +1,4 @@
-"""A stage's metrics: its pace, what it uses of the machine, and the stream they are committed to."""
+"""A stage's metrics: its pace, its use of the machine, and the stream they are committed to."""
 
 import os
 import time
@@ -18,7 +18,7 @@ from storage.streams.stream import StreamWriter
 TIME = "time/"
 """Prefix of time metrics: `time/<activity>/seconds` is the time spent on it since the last row."""
 USAGE = "usage/"
-"""Prefix of the metrics of what a stage uses of its machine."""
+"""Prefix of the metrics of a stage's use of its machine."""
 CPU_CORES = f"{USAGE}cpu_cores"
 MEMORY_BYTES = f"{USAGE}memory_bytes"
 _SECONDS, _ROWS, _BYTES = 1.0, 4096, 1 << 20
@@ -55,7 +55,7 @@ class Pace:
         self._tokens = 0.0
 
     def step(self, tokens: float) -> dict[str, float]:
-        """Counts a step that ends now and trained so many response tokens.
+        """Counts a step that ends now and trained this many response tokens.
 
         Returns `step_seconds` and `tokens_per_second` so far; nothing after the first step.
         """
@@ -87,10 +87,11 @@ class ProcessTree:
                 memory_bytes += process.memory_info().rss
             except psutil.NoSuchProcess:
                 continue
-        now, before = time.monotonic(), (self._t, self._cpu_seconds)
+        now = time.monotonic()
+        seconds, used = now - self._t, cpu_seconds - self._cpu_seconds
         self._t, self._cpu_seconds = now, cpu_seconds
         # A descendant that ended as an orphan takes its time along.
-        return max(0.0, cpu_seconds - before[1]) / max(now - before[0], 1e-9), memory_bytes
+        return max(0.0, used) / max(seconds, 1e-9), memory_bytes
 
 
 def _descendants(pid: int) -> Iterator[int]:

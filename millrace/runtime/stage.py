@@ -1,4 +1,4 @@
-"""What every stage process has in common: how it starts, reports, and drains.
+"""The common part of every stage process: how it starts, reports, and drains.
 
     supervisor ──stdin (lifeline)──► stage        end of file: the controller is gone   ┬─► `draining` is set
                ──SIGTERM──────────►               asked to stop                         ┘
@@ -7,7 +7,7 @@
                ◄──exit code────────               see `millrace.runtime.messages`; anything else is a fault
 
 A stage's loop checks `draining` between two units of work, finishes the current one, commits, and returns. Its main
-thread sends a heartbeat whenever it begins something, has finished something, or polls for what it waits for. Within a
+thread sends a heartbeat whenever it begins something, has finished something, or polls while it waits. Within a
 long unit of work, such as an optimizer step, it calls `advance`.
 """
 
@@ -19,7 +19,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -41,6 +41,7 @@ from millrace.runtime.messages import (
     USER_ERROR,
     Event,
     EventKind,
+    Heartbeat,
     HeartbeatSender,
     redirect_prints,
     send,
@@ -77,11 +78,11 @@ class Stage:
     store: Store
     draining: bool = False
     """Asked to stop. A plain flag: a signal handler that sets an Event hangs if it interrupts that Event's own wait."""
-    owing: bool = False
-    """While set, no heartbeat is sent: the stage waits for results of its own engine, and only those are progress."""
+    awaits_engine: bool = False
+    """While set, no heartbeat is sent: only results of its engine are progress."""
 
     process: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Tells this process from its predecessors, whose status record it continues."""
+    """Distinguishes this process from its predecessors, whose status record it continues."""
 
     def __post_init__(self) -> None:
         # Seconds and counts continue where the predecessor's last status record left them.
@@ -93,14 +94,13 @@ class Stage:
         self._times: dict[str, float] = {}
         self._times_logged = time.monotonic()
         self._written = self._advanced = 0.0
-        self._heartbeats = HeartbeatSender()
+        self._heartbeats = HeartbeatSender(self._send)
         self._metrics: MetricsWriter | None = None
         self._processes = ProcessTree()
-        self._run_file = self._find_run_file()
+        self._run_inode = self._find_run_inode()
 
     @property
     def replica(self) -> int:
-        """Number of this process among the stage's replicas, from 0."""
         return self.arguments.replica
 
     @property
@@ -112,31 +112,29 @@ class Stage:
 
     def log(self, line: str) -> None:
         """Reports something worth a line in the Prefect UI."""
-        with self._drain_if_unheard():
-            send(line)
+        self._send(line)
 
     def emit_event(self, kind: EventKind, **payload: Any) -> None:
         """Reports an event that an automation may act upon; `payload` is plain JSON."""
-        with self._drain_if_unheard():
-            send(Event(kind=kind, payload=payload))
+        self._send(Event(kind=kind, payload=payload))
 
     def beat(self) -> None:
         """Sends a heartbeat if one is due; cheap enough for any loop."""
-        if not self.owing:
-            self._send_heartbeat()
+        if not self.awaits_engine:
+            self._heartbeats.offer(self._doing, ready=self._ready)
 
     def advance(self) -> None:
         """Notes progress within a unit of work, such as a layer's forward pass; cheap enough for any loop.
 
-        Also sends a heartbeat while `owing`: what the engine computes is progress. Ignores calls from other threads,
-        which would go on while the main thread hangs.
+        Sends a heartbeat even while `awaits_engine`: computing is progress. Ignores calls from other threads, which
+        would continue while the main thread hangs.
         """
         now = time.monotonic()
         if now - self._advanced < _ADVANCED_SECONDS or threading.current_thread() is not threading.main_thread():
             return
         self._advanced = now
         self._values["advances"] = self.value("advances") + 1
-        self._send_heartbeat()
+        self._heartbeats.offer(self._doing, ready=self._ready)
         self._write_status()
 
     def mark_ready(self, line: str) -> None:
@@ -154,7 +152,7 @@ class Stage:
         self.update_status(load_seconds=time.monotonic() - started)
 
     def set_activity(self, doing: str) -> None:
-        """Puts what the stage is doing into its status record."""
+        """Puts the stage's activity into its status record."""
         self._doing = doing
         self.beat()
         self._write_status()
@@ -186,7 +184,7 @@ class Stage:
             self._count(what, time.monotonic() - started)
 
     def wait(self, until: Callable[[], bool], *, why: str | Callable[[], str]) -> bool:
-        """Polls until the condition holds; False if asked to drain first. `why` says what is missing, as of a poll."""
+        """Polls until the condition holds; False if asked to drain first. `why` names the missing condition."""
         lacking = why if callable(why) else lambda: why
         self._doing = lacking()
         while True:
@@ -212,14 +210,9 @@ class Stage:
         if self._metrics is not None:
             self._metrics.close()
 
-    def _send_heartbeat(self) -> None:
-        with self._drain_if_unheard():
-            self._heartbeats.offer(self._doing, ready=self._ready)
-
-    @contextmanager
-    def _drain_if_unheard(self) -> Iterator[None]:
+    def _send(self, message: Heartbeat | Event | str) -> None:
         try:
-            yield
+            send(message)
         except BrokenPipeError:
             # The controller is gone; the lifeline reports it too, a moment sooner or later.
             self.draining = True
@@ -233,7 +226,7 @@ class Stage:
             self._log_times()
 
     def _log_times(self) -> None:
-        """Logs what the time since the last call went into, the tokens so far, and what is used of the machine."""
+        """Logs the seconds per activity since the last call, the tokens so far, and the use of the machine."""
         times, self._times, self._times_logged = self._times, {}, time.monotonic()
         if not times or self.name not in _LONG_RUNNING:
             return
@@ -244,17 +237,16 @@ class Stage:
         values |= {CPU_CORES: cpu_cores, MEMORY_BYTES: float(memory_bytes)}
         self.metrics.log(incarnation=self.value("incarnation"), policy_version=self.value("policy_version"), **values)
 
-    def _find_run_file(self) -> int | None:
-        """The inode of `run.json`; None if it is on no local disk, or not there."""
+    def _find_run_inode(self) -> int | None:
+        """The inode of `run.json`; None if it is not on a local disk, or missing."""
         path = self.store.local_path(layout.RUN)
-        try:
+        with suppress(OSError):
             return None if path is None else path.stat().st_ino
-        except OSError:
-            return None
+        return None
 
     def _write_status(self) -> None:
         # Otherwise the next write would make the folder again, and this stage would wait in it for ever.
-        if self._run_file is not None and self._find_run_file() != self._run_file:
+        if self._run_inode is not None and self._find_run_inode() != self._run_inode:
             raise StoreRefused(
                 f"{self.store.url}: {layout.RUN}, or the run's folder, was moved, deleted or replaced while this stage "
                 "used it; put it back and resume the run"
@@ -275,8 +267,8 @@ class Stage:
 def run_stage(name: str, main: Callable[[Stage], None]) -> None:
     """Entry point of a stage process: sets it up from its command line, runs `main`, and exits.
 
-    Exits with 0 when `main` returns by itself, otherwise with a code of `millrace.runtime.messages`. An exception
-    without an exit code of its own is a fault and leaves its traceback.
+    Exits with 0 when `main` ends undrained, otherwise with a code of `millrace.runtime.messages`. An exception without
+    an exit code is a fault and leaves its traceback.
     """
     with _final_error_reported():
         arguments, config, store = _begin(name)

@@ -7,8 +7,7 @@ Consumes: one stored run, which it only reads. Produces: the comparison, and one
 """
 
 from millrace.replay.compare import compare
-from millrace.replay.comparison import Row
-from millrace.replay.results import read_spec, write_result
+from millrace.replay.results import Row, read_spec, write_result
 from millrace.replay.source_run import SourceRun
 from millrace.runtime.stage import Stage, run_stage
 from storage.stores.factory import open_store

@@ -103,7 +103,7 @@ def _engine(
 
     def each_turn() -> None:
         # A trajectory of many turns may take long: each turn is progress.
-        stage.owing = False
+        stage.awaits_engine = False
         stage.update_status()
 
     return in_environment(

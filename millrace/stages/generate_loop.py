@@ -98,7 +98,7 @@ class Generator:
             if trajectory.response.environment_error is not None:
                 self._count_error(trajectory.response.environment_error)
         if finished:
-            self.stage.owing = False
+            self.stage.awaits_engine = False
             self.stage.update_status()
 
     def _count_error(self, error: str) -> None:
@@ -154,7 +154,7 @@ class Generator:
     def _ready(self) -> bool:
         # An engine could take weights again and again and never finish a request. While it has requests in flight,
         # only finished ones count as progress.
-        self.stage.owing = self.engine.in_flight > 0
+        self.stage.awaits_engine = self.engine.in_flight > 0
         self._look_for_weights()
         if self.arrived is None and not self._has_work():
             self._waiting_for = self._why_no_work()

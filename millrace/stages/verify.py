@@ -5,8 +5,7 @@
 Consumes: one stored run, which it only reads. Produces: the verdict, and one measurement per step.
 """
 
-from millrace.replay.results import read_spec, write_result
-from millrace.replay.verdict import StepVerdict
+from millrace.replay.results import StepVerdict, read_spec, write_result
 from millrace.replay.verify import verify
 from millrace.runtime.stage import Stage, run_stage
 from storage.stores.factory import open_store

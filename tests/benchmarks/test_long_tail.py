@@ -1,4 +1,4 @@
-"""What the benchmark computes, and one short campaign."""
+"""The arithmetic of the benchmark of long tails."""
 
 import pytest
 
@@ -13,9 +13,9 @@ def case(mode: Mode = "drop", *, sigma: float = 1.0, batches: int = 1) -> Case:
 
 def test_without_a_tail_nothing_is_lost_in_any_mode() -> None:
     for mode in ("drop", "wait", "mask"):
-        found = expected(case(mode, sigma=0.01), steps=60, warmup=20)
-        assert found.share == pytest.approx(1.0, abs=0.02)
-        assert (found.dropped_share, found.masked_token_share) == (0.0, 0.0)
+        result = expected(case(mode, sigma=0.01), steps=60, warmup=20)
+        assert result.share == pytest.approx(1.0, abs=0.02)
+        assert (result.dropped_share, result.masked_token_share) == (0.0, 0.0)
 
 
 def test_each_mode_pays_for_stragglers_in_its_own_way() -> None:

@@ -1,10 +1,12 @@
-"""The engine whose requests take their own time, on a clock that only sleeping moves."""
+"""The engine whose requests take their own time, on a clock that only sleeping moves, and the meter around it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
 
+from benchmarks.engine_share.__main__ import between
+from benchmarks.engine_share.metered import MeteredEngine, Reading
 from benchmarks.sleeping.engines import LongTailEngine
 from benchmarks.sleeping.pace import LongTail
 from millrace.types import Request, Sampling
@@ -35,7 +37,7 @@ def long_tail_engine(
 
 
 def requests(number: int) -> list[Request]:
-    return [Request(group_id=i, sample_index=0, prompt_tokens=(1,), seed=i) for i in range(number)]
+    return [Request(group_id=i, sample_index=i % 2, prompt_tokens=(1,), seed=i) for i in range(number)]
 
 
 def weights(version: int) -> Weights:
@@ -54,15 +56,15 @@ def test_each_request_ends_after_its_own_length() -> None:
     engine.submit(requests(4), SAMPLING)
     while engine.in_flight:
         for done in engine.collect(10.0):
-            length = TAIL.tokens(done.request.group_id, 0)
+            length = TAIL.tokens(done.request.group_id, done.request.sample_index)
             assert len(done.response.tokens) == length
             assert done.t_finished - done.t_started == pytest.approx(length * TAIL.seconds_per_token)
             assert clock.now == pytest.approx(done.t_finished)
 
 
 def test_a_request_in_flight_goes_on_under_new_weights_from_the_token_it_stands_at() -> None:
-    clock, taken = Clock(), []
-    engine = long_tail_engine(clock, updated=lambda weights, seconds: taken.append((weights.policy_version, seconds)))
+    clock, updates = Clock(), []
+    engine = long_tail_engine(clock, updated=lambda weights, seconds: updates.append((weights.policy_version, seconds)))
     engine.submit(requests(2), SAMPLING)
     # No token is sampled under version 0.
     engine.update_weights(weights(1))
@@ -70,7 +72,7 @@ def test_a_request_in_flight_goes_on_under_new_weights_from_the_token_it_stands_
     engine.update_weights(weights(2))
     clock.sleep(100.0)
     assert {done.response.version_spans for done in engine.collect(0.0)} == {((1, 0), (2, 10))}
-    assert taken == [(1, 0.0), (2, pytest.approx(2 * 0.105))]
+    assert updates == [(1, 0.0), (2, pytest.approx(2 * 0.105))]
 
 
 def test_an_interrupted_request_is_continued_and_has_only_the_rest_to_do() -> None:
@@ -87,3 +89,63 @@ def test_an_interrupted_request_is_continued_and_has_only_the_rest_to_do() -> No
     (rest,) = engine.collect(100.0)
     assert len(rest.response.tokens) == TAIL.tokens(0, 0) - 10
     assert rest.t_finished - rest.t_started == pytest.approx(len(rest.response.tokens) * TAIL.seconds_per_token)
+
+
+# ---- the meter ----
+
+METERED_TAIL = LongTail(sigma=1.0, mean_tokens=20.0, seconds_per_token=0.0, places=4)
+ENDLESS = LongTail(sigma=0.0, mean_tokens=1e6, seconds_per_token=0.001, places=4)
+
+
+def metered() -> tuple[MeteredEngine, list[Reading]]:
+    readings: list[Reading] = []
+    inner = LongTailEngine(ENDLESS, vocab_size=9, eos_token_id=2, updated=lambda *_: None)
+    return MeteredEngine(inner, METERED_TAIL, readings.append), readings
+
+
+def test_each_response_has_the_length_of_its_place_or_the_limit() -> None:
+    engine, readings = metered()
+    engine.submit(requests(12), replace(SAMPLING, max_new_tokens=30))
+    done = []
+    while engine.in_flight:
+        done += engine.collect(1.0)
+    lengths = {one.request.group_id: len(one.response.tokens) for one in done}
+    assert lengths == {i: min(30, METERED_TAIL.tokens(i, i % 2)) for i in range(12)}
+    assert 30 in lengths.values()
+    assert min(lengths.values()) < 10
+    assert 0 < readings[0].tokens <= sum(lengths.values())
+
+
+def test_the_meter_counts_updates_and_the_time_of_responses() -> None:
+    engine, readings = metered()
+    engine.submit(requests(1), replace(SAMPLING, max_new_tokens=1))
+    engine.update_weights(weights(7))
+    assert engine.policy_version == 7
+    engine.collect(1.0)
+    assert readings[0].updates == 1
+    assert readings[0].response_seconds == pytest.approx(ENDLESS.seconds_per_token, rel=0.01)
+
+
+def test_what_lies_outside_the_window_counts_for_nothing() -> None:
+    def reading(seconds: float, tokens: float) -> Reading:
+        """An engine with 8 requests in flight, 5 % of the time for updates, 10 % outside, and two busy cores."""
+        return Reading(
+            t=1000.0 + seconds,
+            tokens=tokens,
+            updates=seconds // 2,
+            response_seconds=8 * seconds,
+            update_seconds=0.05 * seconds,
+            probe_seconds=0.0,
+            outside_seconds=0.1 * seconds,
+            cpu_seconds=2 * seconds,
+        )
+
+    steady = [reading(seconds, tokens=100 * seconds) for seconds in range(10, 21)]
+    figures = between([reading(0, 0), *steady, reading(1000, 5000)], first=1000, last=2000)
+    assert figures["seconds"] == 10
+    assert figures["tokens_per_second"] == 100
+    assert figures["updates"] == 5
+    assert figures["in_flight"] == 8
+    assert figures["cpu_ms_per_token"] == pytest.approx(20)
+    assert figures["update_share"] == pytest.approx(0.05)
+    assert figures["outside_share"] == pytest.approx(0.1)

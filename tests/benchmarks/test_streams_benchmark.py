@@ -1,4 +1,4 @@
-"""The benchmark of streams measures what it says: whole and small, the figures themselves are taken by hand."""
+"""The benchmark of streams, whole and small; the figures themselves are taken by hand."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -11,7 +11,7 @@ from support.pages.dashboard_page import Watched, served
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Each test makes runs of its own names in it."""
+    """The folder of all runs; each test makes runs with different names."""
     return tmp_path_factory.mktemp("runs")
 
 

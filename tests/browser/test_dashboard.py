@@ -1,4 +1,4 @@
-"""The dashboard in a browser: what it draws is what the store holds, now and three seconds later at most."""
+"""The dashboard in a browser draws the numbers of the store, at most three seconds after a commit."""
 
 import json
 import time
@@ -11,7 +11,8 @@ import pytest
 from dash._utils import to_json
 from playwright.sync_api import Page, expect
 from support.pages.dashboard_page import Watched, plain, served
-from support.stored_run.run import Shape, StoredRun, make_run
+from support.pages.sites import TOKEN, store_run
+from support.stored_run.run import Shape, make_run
 
 from dashboard.read.run_reader import RunReader
 from dashboard.views.blocks import Chart, View
@@ -32,41 +33,36 @@ NAMES = [view.name for view in VIEWS]
 EVIL = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
 
 
-def local(root: Path, run_id: str) -> LocalStore:
-    return LocalStore(root / run_id, fsync=False)
-
-
 @pytest.fixture(scope="module")
 def finished(root: Path) -> str:
-    run = make_run(local(root, "finished"), "finished", Shape(steps=12, seed=3))
+    run = make_run(LocalStore(root / "finished", fsync=False), "finished", Shape(steps=12, seed=3))
     run.decide()
     run.finish()
     return "finished"
 
 
 def rows(root: Path, run_id: str, path: str, schema: pa.Schema) -> pa.Table:
-    """A stream, read by nothing of the dashboard."""
+    """The rows of a stream, read without the dashboard's code."""
     reader = StreamReader(open_store(str(root / run_id)), path, schema)
     return pa.concat_tables(part.table for part in iter(reader.next, None))
 
 
 def trained_staleness(root: Path, run_id: str) -> tuple[list[int], list[float], list[int]]:
-    """Policy versions, and of what was trained for each the mean and the largest staleness."""
+    """Policy versions, and the mean and largest staleness of the rollouts trained for each."""
     consumed = rows(root, run_id, layout.CONSUMED, CONSUMED)
     trained = consumed.filter(pc.equal(consumed["outcome"], "trained")).group_by("policy_version")
-    found = trained.aggregate([("staleness", "mean"), ("staleness", "max")]).sort_by("policy_version")
-    return tuple(found[name].to_pylist() for name in ("policy_version", "staleness_mean", "staleness_max"))
+    table = trained.aggregate([("staleness", "mean"), ("staleness", "max")]).sort_by("policy_version")
+    return tuple(table[name].to_pylist() for name in ("policy_version", "staleness_mean", "staleness_max"))
 
 
-def within(seconds: float, shown: Callable[[], bool], since: float) -> float:
-    """Waits until it is `shown`, looking every 50 ms: seconds `since` then (monotonic). Fails after so many."""
-    while not shown():
-        waited = time.monotonic() - since
-        assert waited <= seconds, f"not on the page {waited:.1f} s after the commit"
+def wait_until_shown(is_shown: Callable[[], bool], since: float) -> float:
+    """Returns the seconds from `since` (monotonic) until `is_shown`, looking every 50 ms. Fails after SECONDS."""
+    while True:
+        shown, waited = is_shown(), time.monotonic() - since
+        assert waited <= SECONDS, f"{'only' if shown else 'not'} on the page {waited:.1f} s after the commit"
+        if shown:
+            return waited
         time.sleep(0.05)
-    waited = time.monotonic() - since
-    assert waited <= seconds, f"on the page only {waited:.1f} s after the commit"
-    return waited
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=NAMES)
@@ -123,14 +119,13 @@ def test_staleness_reward_and_balance_are_those_that_the_streams_tell(
 
 
 def test_a_step_is_on_the_page_within_three_seconds_of_its_commit(root: Path, watched: Watched) -> None:
-    run = StoredRun(local(root, "live"), "live", Shape(steps=100))
-    run.append(3)
+    run = store_run(root, "live", 3, Shape(steps=100))
     watched.open("/run/live/staleness")
     waits = []
     for version in range(4, 8):
         began = time.monotonic()
         run.append(1)
-        waits.append(within(SECONDS, lambda expected=version: watched.newest_version() == expected, began))
+        waits.append(wait_until_shown(lambda expected=version: watched.newest_version() == expected, began))
         expect(watched.page.locator(".facts")).to_contain_text(f"step {version} of 100")
     print(f"seconds from commit to page: {[round(wait, 2) for wait in waits]}")
     _, means, _ = trained_staleness(root, "live")
@@ -139,8 +134,7 @@ def test_a_step_is_on_the_page_within_three_seconds_of_its_commit(root: Path, wa
 
 
 def test_zoom_and_hidden_lines_survive_refreshes(root: Path, watched: Watched) -> None:
-    run = StoredRun(local(root, "zoomed"), "zoomed", Shape(steps=100))
-    run.append(8)
+    run = store_run(root, "zoomed", 8, Shape(steps=100))
     watched.open("/run/zoomed/staleness")
     chart = watched.page.locator("#staleness-over-time .js-plotly-plot")
     place = chart.locator(".nsewdrag").first.bounding_box()
@@ -154,14 +148,14 @@ def test_zoom_and_hidden_lines_survive_refreshes(root: Path, watched: Watched) -
     watched.page.mouse.move(x + 0.6 * place["width"], y, steps=5)
     watched.page.mouse.up()
     reach = "gd => gd._fullLayout.xaxis.range"
-    within(SECONDS, lambda: chart.evaluate(reach)[0] > 1, time.monotonic())
+    wait_until_shown(lambda: chart.evaluate(reach)[0] > 1, time.monotonic())
     zoomed = chart.evaluate(reach)
     assert zoomed[1] < 8
     chart.evaluate("gd => { gd.marked = true; }")
     for version in (9, 10):
         began = time.monotonic()
         run.append(1)
-        within(SECONDS, lambda expected=version: watched.newest_version() == expected, began)
+        wait_until_shown(lambda expected=version: watched.newest_version() == expected, began)
         assert chart.evaluate(reach) == zoomed
         assert chart.evaluate(visible) == [True, "legendonly", True]
         assert chart.evaluate("gd => gd.marked"), "the figure was put up again instead of being updated"
@@ -171,7 +165,7 @@ def test_zoom_and_hidden_lines_survive_refreshes(root: Path, watched: Watched) -
 def test_the_overview_lists_runs_and_ticks_lead_to_their_comparison(
     root: Path, finished: str, watched: Watched
 ) -> None:
-    StoredRun(local(root, "other"), "other", Shape(steps=20)).append(5)
+    store_run(root, "other", 5, Shape(steps=20))
     page = watched.page
     watched.open("/")
     line = page.locator("tr", has=page.get_by_role("link", name="other", exact=True))
@@ -195,8 +189,7 @@ def test_the_overview_lists_runs_and_ticks_lead_to_their_comparison(
 
 
 def test_what_a_store_holds_is_text_on_the_page_and_never_markup(root: Path, watched: Watched) -> None:
-    run = StoredRun(local(root, "hostile"), "hostile", Shape(steps=9))
-    run.append(2)
+    run = store_run(root, "hostile", 2)
     row = rows(root, "hostile", layout.CONSUMED, CONSUMED).slice(0, 1).to_pylist()[0]
     evil = pa.Table.from_pylist([{**row, "outcome": EVIL, "policy_version": 2, "t": time.time()}], schema=CONSUMED)
     StreamWriter(run.store, layout.CONSUMED, CONSUMED, EVIL).write(evil, tokens=1)
@@ -218,13 +211,12 @@ def test_what_a_store_holds_is_text_on_the_page_and_never_markup(root: Path, wat
 
 
 def test_the_token_opens_the_page_once_and_leaves_the_address(root: Path, finished: str, page: Page) -> None:
-    token = "a-token-of-some-length"
-    with served(root, "--token", token) as address:
+    with served(root, "--token", TOKEN) as address:
         page.goto(address)
         expect(page.locator("body")).to_contain_text("the dashboard needs its token")
-        page.goto(f"{address}/run/{finished}?token={token}")
+        page.goto(f"{address}/run/{finished}?token={TOKEN}")
         expect(page.locator("h1")).to_have_text(finished)
-        assert token not in page.url
+        assert TOKEN not in page.url
         page.goto(f"{address}/run/{finished}/flow")
         expect(page.locator("#flow-tracks .js-plotly-plot")).to_be_visible()
-        assert token not in page.evaluate("document.cookie")
+        assert TOKEN not in page.evaluate("document.cookie")

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 from support.pages.dashboard_page import Watched
-from support.stored_run.run import Shape, StoredRun
+from support.pages.sites import store_run
+from support.stored_run.run import Shape
 
 from millrace.runs.incidents import record_incident
 from millrace.runs.record import read_run
@@ -20,10 +21,9 @@ EVIL = '<img src=x onerror="window.hacked=1">'
 
 @pytest.fixture(scope="module", autouse=True)
 def run(root: Path) -> None:
-    store = LocalStore(root / "home", fsync=False)
-    stored = StoredRun(store, "home", Shape(steps=40, seed=3))
-    stored.append(30)
+    stored = store_run(root, "home", 30, Shape(steps=40, seed=3))
     stored.decide()
+    store = stored.store
     record_incident(store, "probe.alarm", {"sentence": EVIL})
     changes = {f"training.setting_{number}": [number, EVIL] for number in range(9)}
     origin = {"preset": "tiny-cpu", "changes": changes, "flow_run": "http://127.0.0.1:4200/flow-runs/flow-run/1"}

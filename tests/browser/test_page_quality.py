@@ -1,17 +1,13 @@
-"""Pages that everybody can read: no complaint of axe, names for what is on them, and a word when the server is gone."""
+"""Pages that everybody can read: no complaint of axe, named elements, and a notice when the server is gone."""
 
-import os
 import signal
-import subprocess
-import sys
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
-from support.campaigns.campaigns import REPOSITORY
-from support.pages.dashboard_page import Watched
+from support.pages.dashboard_page import Watched, served_process
 from support.stored_run.run import Shape, make_run
 
 from dashboard.views.registry import VIEWS
@@ -43,11 +39,11 @@ def runs(root: Path) -> None:
 
 
 def complaints(page: Page) -> list[str]:
-    """What axe finds on the page: each rule, and the elements that break it."""
+    """Each rule of axe that the page breaks, with the elements that break it."""
     page.evaluate(AXE)
-    found: dict[str, Any] = page.evaluate("axe.run()")
-    assert found["passes"], "axe has looked at nothing"
-    return [f"{one['id']}: {[node['html'][:150] for node in one['nodes']][:3]}" for one in found["violations"]]
+    result: dict[str, Any] = page.evaluate("axe.run()")
+    assert result["passes"], "axe has looked at nothing"
+    return [f"{rule['id']}: {[node['html'][:150] for node in rule['nodes']][:3]}" for rule in result["violations"]]
 
 
 @pytest.mark.extended
@@ -75,34 +71,19 @@ def test_a_page_says_what_it_is_and_where_one_is(watched: Watched) -> None:
         expect(page.get_by_role("figure", name=block.title, exact=True)).to_be_visible()
 
 
-def start(root: Path, port: int) -> subprocess.Popen[str]:
-    """A dashboard that answers."""
-    command = [sys.executable, "-m", "flows.cli.main", "dashboard", str(root), "--port", str(port)]
-    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert "http://" in process.stdout.readline()
-    return process
-
-
 def test_a_page_whose_server_is_stopped_or_gone_says_so_until_it_is_back(root: Path, page: Page) -> None:
     port = free_port()
-    server = start(root, port)
-    banner = page.locator("#connection")
-    try:
-        page.goto(f"http://127.0.0.1:{port}/run/read/ledger")
-        expect(page.locator("#ledger-balance")).to_be_visible()
+    banner, balance = page.locator("#connection"), page.locator("#ledger-balance")
+    with served_process(root, port) as (address, server):
+        page.goto(f"{address}/run/read/ledger")
+        expect(balance).to_be_visible()
         expect(banner).to_be_hidden()
-        os.kill(server.pid, signal.SIGSTOP)
+        server.send_signal(signal.SIGSTOP)
         expect(banner).to_contain_text("has not answered for")
-        os.kill(server.pid, signal.SIGCONT)
+        server.send_signal(signal.SIGCONT)
         expect(banner).to_be_hidden()
-        server.kill()
-        server.communicate()
-        expect(banner).to_contain_text("does not answer")
-        expect(page.locator("#ledger-balance")).to_be_visible()
-        server = start(root, port)
+    expect(banner).to_contain_text("does not answer")
+    expect(balance).to_be_visible()
+    with served_process(root, port):
         expect(banner).to_be_hidden()
-        expect(page.locator("#ledger-balance")).to_be_visible()
-    finally:
-        server.kill()
-        server.communicate()
+        expect(balance).to_be_visible()

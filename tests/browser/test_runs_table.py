@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 from support.pages.dashboard_page import Watched
-from support.stored_run.run import Shape, StoredRun
+from support.pages.sites import store_run
 
 from millrace.runs.record import write_note
 from storage import layout
-from storage.stores.local import LocalStore
 
 pytestmark = pytest.mark.browser
 
@@ -20,8 +19,7 @@ EVIL = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
 @pytest.fixture(scope="module", autouse=True)
 def runs(root: Path) -> None:
     for name in ("plain", "evil"):
-        run = StoredRun(LocalStore(root / name, fsync=False), name, Shape(steps=80))
-        run.append(2)
+        run = store_run(root, name, 2)
     record = json.loads(bytes(run.store.get(layout.RUN)))
     record["config"]["training"] |= {"learning_rate": EVIL, EVIL: EVIL}
     run.store.put(layout.RUN, json.dumps(record).encode())

@@ -1,4 +1,4 @@
-"""Runs that lack something or are damaged: each page says what is missing, and shows the rest."""
+"""Pages of incomplete or damaged runs name the missing part, and show the rest."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 from support.pages.dashboard_page import Watched, served
-from support.pages.spoiled import flip_a_bit, put_a_folder, tear_the_last_record
+from support.pages.sites import store_run
 from support.stored_run.run import Shape, StoredRun
+from support.stores.faulty_store import flip_a_bit
 
 from dashboard.views.home import HOME, HOME_BY_TIME
 from dashboard.views.registry import VIEWS
@@ -25,9 +26,9 @@ NOT_RECORDED, NO_STEP = "Not recorded in this run.", "No step was finished yet."
 
 @dataclass(frozen=True, kw_only=True)
 class Spoiled:
-    """What happens to a sound run of 24 versions, and what its pages say."""
+    """Damage to a sound run of 24 versions, and the texts of its pages."""
 
-    how: Callable[[LocalStore], None]
+    how: Callable[[Path], None]
     problem: str | None = None
     """In the box at the top of every page; None: there is no such box."""
     home: str
@@ -36,35 +37,42 @@ class Spoiled:
     """That the chart of staleness reaches to; None if it says why it is empty."""
 
 
-def remove(store: LocalStore, *paths: str) -> None:
-    for path in paths:
-        found = Path(str(store.local_path(path)))
-        shutil.rmtree(found) if found.is_dir() else found.unlink()
+def rewind_before_the_trainer(run: Path) -> None:
+    for folder in ("streams", "checkpoints", "progress", "evaluations"):
+        shutil.rmtree(run / folder)
+    record = {"t": 0.0, "pid": 1, "attempt": 0, "doing": "loading the model", "seconds": {}}
+    write_progress(LocalStore(run, fsync=False), "generate", 0, record)
 
 
-def before_the_trainer(store: LocalStore) -> None:
-    remove(store, "streams", "checkpoints", "progress", "evaluations")
-    write_progress(
-        store, "generate", 0, {"t": 0.0, "pid": 1, "attempt": 0, "doing": "loading the model", "seconds": {}}
-    )
+def tear(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def replace_with_a_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def last_file(folder: Path) -> Path:
+    return sorted(folder.iterdir())[-1]
 
 
 SPOILED = {
-    "without-metrics": Spoiled(how=lambda store: remove(store, "streams/metrics"), home=NOT_RECORDED),
-    "before-the-trainer": Spoiled(how=before_the_trainer, home=NO_STEP, version=None),
+    "without-metrics": Spoiled(how=lambda run: shutil.rmtree(run / "streams/metrics"), home=NOT_RECORDED),
+    "before-the-trainer": Spoiled(how=rewind_before_the_trainer, home=NO_STEP, version=None),
     "torn-record": Spoiled(
-        how=lambda store: tear_the_last_record(store, layout.CONSUMED),
+        how=lambda run: tear(last_file(run / layout.CONSUMED / "log")),
         problem="streams/consumed/log/",
         home="damaged: streams/consumed/log/",
         version=23,
     ),
     "flipped-bit": Spoiled(
-        how=lambda store: flip_a_bit(store, TRAINER_METRICS),
+        how=lambda run: flip_a_bit(last_file(run / TRAINER_METRICS / "seg")),
         problem=TRAINER_METRICS,
         home=f"damaged: {TRAINER_METRICS}",
     ),
     "folder-as-status": Spoiled(
-        how=lambda store: put_a_folder(store, layout.progress("train", 0)),
+        how=lambda run: replace_with_a_folder(run / layout.progress("train", 0)),
         problem=layout.progress("train", 0),
         home=f"damaged: {layout.progress('train', 0)}",
     ),
@@ -74,16 +82,15 @@ SPOILED = {
 @pytest.fixture(scope="module", autouse=True)
 def runs(root: Path) -> None:
     for name, spoiled in SPOILED.items():
-        store = LocalStore(root / name, fsync=False)
-        run = StoredRun(store, name, Shape(steps=24, generators=1, seed=3))
+        run = StoredRun(LocalStore(root / name, fsync=False), name, Shape(steps=24, generators=1, seed=3))
         run.evaluate(0.25)
         run.append(24)
-        spoiled.how(store)
+        spoiled.how(root / name)
 
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the server writes to its standard error."""
+    """The server's standard error."""
     return tmp_path_factory.mktemp("server") / "stderr"
 
 
@@ -127,9 +134,7 @@ def test_each_page_of_a_spoiled_run_says_what_is_missing_and_shows_the_rest(
 
 
 def test_each_page_of_a_run_whose_record_cant_be_read_says_so(root: Path, watched: Watched, said: Path) -> None:
-    store = LocalStore(root / "unreadable", fsync=False)
-    StoredRun(store, "unreadable", Shape(steps=2)).append(1)
-    store.put(layout.RUN, b"\x00garbage")
+    store_run(root, "unreadable", 1).store.put(layout.RUN, b"\x00garbage")
     for path in ("/run/unreadable", *(f"/run/unreadable/{view.name}" for view in VIEWS)):
         watched.open(path)
         expect(watched.page.get_by_role("alert").first).to_contain_text(f"unreadable: {layout.RUN}")

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from playwright.sync_api import expect
 from support.pages.dashboard_page import Watched
-from support.stored_run.run import Shape, StoredRun
+from support.pages.sites import store_run
+from support.stored_run.run import Shape
 
 from dashboard.read.groups import GroupReader
 from dashboard.read.model import RunData
@@ -23,10 +24,8 @@ PAGE = f"/run/{RUN}/trajectories"
 @pytest.fixture(scope="module")
 def run(root: Path) -> RunData:
     """A run of twelve steps of six groups."""
-    store = LocalStore(root / RUN, fsync=False)
     shape = Shape(steps=12, groups_per_step=6, generators=2, max_staleness=2, stale_share=0.2, error_share=0.2, seed=7)
-    StoredRun(store, RUN, shape).append(12)
-    return RunReader(store).look()
+    return RunReader(store_run(root, RUN, 12, shape).store).look()
 
 
 def test_a_typed_query_is_in_the_address_and_back_leads_to_the_one_before(run: RunData, watched: Watched) -> None:
@@ -81,7 +80,7 @@ def test_a_group_is_opened_by_its_link_and_each_token_tells_its_ratio(
 
 def test_a_group_leads_to_its_prompt_at_other_versions(root: Path, watched: Watched) -> None:
     shape = Shape(steps=10, groups_per_step=4, generators=2, prompts=12, stale_share=0.0)
-    StoredRun(LocalStore(root / "epochs", fsync=False), "epochs", shape).append(10)
+    store_run(root, "epochs", 10, shape)
     page = watched.page
     watched.open("/run/epochs/trajectories?group=17")
     bars = page.locator("#trajectories-timeline .track")

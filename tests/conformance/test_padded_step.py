@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.training import papers
 from support.training.papers import AGGREGATIONS, Rows, Terms
+from support.training.samples import make_sample
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from configs.training import TrainingConfig
@@ -52,27 +53,27 @@ def model() -> LlamaForCausalLM:
     return made
 
 
-def drawn(seed: int) -> list[Sample]:
-    """Responses of 1 to 6 tokens; a third of their tokens carry no loss, of some none does."""
+def draw_samples(seed: int) -> list[Sample]:
+    """Responses of 1 to 6 tokens; a third of their tokens are masked, in some all of them."""
     random = np.random.default_rng(seed)
-    found = []
+    samples = []
     for place in range(int(random.integers(1, 7))):
         length = int(random.integers(1, MOST_TOKENS + 1))
         mask = random.random(length) < 0.67
         mask[0] |= place == 0
-        found.append(
-            Sample(
-                prompt_tokens=random.integers(0, VOCAB, random.integers(1, 9)).astype(np.int32),
-                response_tokens=random.integers(0, VOCAB, length).astype(np.int32),
-                rollout_logprobs=(-np.log(VOCAB) + random.normal(0, 0.4, length)).astype(np.float32),
-                loss_mask=mask.astype(np.uint8),
+        samples.append(
+            make_sample(
+                random.integers(0, VOCAB, random.integers(1, 9)),
+                random.integers(0, VOCAB, length),
+                rollout_logprobs=-np.log(VOCAB) + random.normal(0, 0.4, length),
+                loss_mask=mask,
                 temperature=float(random.choice([0.5, 1.0, 2.0])),
                 # Exact in single precision, in which microbatches hold them.
                 advantage=float(random.choice([-1.5, -0.25, 0.0, 1.0])),
                 staleness=int(random.integers(0, 4)),
             )
         )
-    return found
+    return samples
 
 
 def padded_logprobs(policy: LlamaForCausalLM, samples: Sequence[Sample]) -> torch.Tensor:
@@ -118,23 +119,12 @@ def published_gradient(samples: Sequence[Sample], terms: Terms, aggregation: str
 def test_the_gradient_of_a_step_is_that_of_the_published_objective_on_padded_rows(
     section: dict[str, Any], terms: Terms, aggregation: str, seed: int, max_tokens: int
 ) -> None:
-    samples = drawn(seed)
-    trainer = Trainer(
-        model(),
-        TrainingConfig.model_validate(
-            {
-                "max_steps": 1,
-                "max_grad_norm": 1e9,
-                "max_tokens_per_microbatch": max_tokens,
-                "aggregation": aggregation,
-                **section,
-            }
-        ),
-        max_new_tokens=MOST_TOKENS,
-    )
+    samples = draw_samples(seed)
+    values = {"max_steps": 1, "max_grad_norm": 1e9, "max_tokens_per_microbatch": max_tokens, "aggregation": aggregation}
+    trainer = Trainer(model(), TrainingConfig.model_validate({**values, **section}), max_new_tokens=MOST_TOKENS)
     trainer.step(samples)
     expected = published_gradient(samples, terms, aggregation)
     for name, parameter in trainer.model.named_parameters():
-        found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         # Mostly equal to 1e-15. transformers rounds in its norms to float32, where the last bit may fall either way.
-        torch.testing.assert_close(found, expected[name], rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-6, atol=1e-7)

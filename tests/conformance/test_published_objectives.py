@@ -3,10 +3,11 @@
     random responses ─┬─► Loss, token_scale         ─► Σ scale · loss, its gradient by log π
                       └─► support.training.papers   ─► −objective,     its gradient by log π
 
-Responses have 0 to 5 tokens, some of which carry no loss. Ratios reach from e^−25 to e^25.
+Responses have 0 to 5 tokens; some tokens are masked. Ratios reach from e^−25 to e^25.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -87,20 +88,18 @@ def value_and_gradient(
     return value.detach(), gradient_BT
 
 
-def with_pi(rows: Rows, pi_BT: torch.Tensor) -> Rows:
-    return Rows(**{**vars(rows), "pi_BT": pi_BT})
-
-
 def published(rows: Rows, terms: Terms, aggregation: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the paper minimises."""
+    """Value and gradient of the paper's loss."""
     average = AGGREGATIONS[aggregation]
-    return value_and_gradient(rows, lambda pi_BT: -average(terms(with_pi(rows, pi_BT)), rows.mask_BT, MOST_TOKENS))
+    return value_and_gradient(
+        rows, lambda pi_BT: -average(terms(replace(rows, pi_BT=pi_BT)), rows.mask_BT, MOST_TOKENS)
+    )
 
 
 def ours(
     rows: Rows, loss: Loss, aggregation: str, groups_B: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the trainer minimises: ragged tokens, response after response."""
+    """Value and gradient of the trainer's loss: ragged tokens, response after response."""
     groups_B = torch.arange(len(rows.advantages_B)) if groups_B is None else groups_B
     response_N = rows.mask_BT.nonzero()[:, 0]
     scale_Q = token_scale(aggregation, rows.mask_BT.sum(1), MOST_TOKENS, groups_B)
@@ -131,15 +130,18 @@ def away_from_kinks(rows: Rows) -> None:
     assume(bool(((moved - 0.15).abs() > 1e-9).all()))
 
 
-def in_a_later_update(rows: Rows, moved_BT: torch.Tensor) -> Rows:
-    """The same batch after earlier updates that moved log π by `moved_BT`."""
-    return Rows(**{**vars(rows), "before_BT": rows.pi_BT - moved_BT})
+Differentiated = tuple[torch.Tensor, torch.Tensor]
+"""A value and its gradient by log π, [B, T]."""
 
 
-def close(found: torch.Tensor, expected: torch.Tensor, terms: torch.Tensor | None = None) -> None:
-    """`terms` are as large as what `expected` sums up, and may cancel in it."""
-    largest = max(float(one.abs().max()) for one in (expected, expected if terms is None else terms))
-    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-13 * max(1.0, largest))
+def assert_same(actual: Differentiated, expected: Differentiated, *, only_gradient: bool = False) -> None:
+    """The terms of a value are as large as its gradient's, and may cancel."""
+    largest = max(1.0, float(expected[1].abs().max()))
+    if not only_gradient:
+        torch.testing.assert_close(
+            actual[0], expected[0], rtol=1e-11, atol=1e-13 * max(largest, float(expected[0].abs()))
+        )
+    torch.testing.assert_close(actual[1], expected[1], rtol=1e-11, atol=1e-13 * largest)
 
 
 def name(value: object) -> str | None:
@@ -147,25 +149,15 @@ def name(value: object) -> str | None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("loss", "terms", "aggregation"), SAME_VALUE, ids=name)
+@pytest.mark.parametrize(("loss", "terms", "aggregation"), SAME_VALUE + SAME_GRADIENT, ids=name)
 @settings(max_examples=50)
 @given(rows=batches())
-def test_a_loss_is_the_published_objective(loss: Loss, terms: Terms, aggregation: str, rows: Rows) -> None:
-    away_from_kinks(rows)
-    (found, found_BT), (expected, expected_BT) = ours(rows, loss, aggregation), published(rows, terms, aggregation)
-    close(found, expected, expected_BT)
-    close(found_BT, expected_BT)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("loss", "terms", "aggregation"), SAME_GRADIENT, ids=name)
-@settings(max_examples=50)
-@given(rows=batches())
-def test_a_loss_has_the_gradient_of_the_published_objective(
+def test_a_loss_has_the_gradient_of_the_published_objective_and_most_have_its_value(
     loss: Loss, terms: Terms, aggregation: str, rows: Rows
 ) -> None:
     away_from_kinks(rows)
-    close(ours(rows, loss, aggregation)[1], published(rows, terms, aggregation)[1])
+    only_gradient = loss.name in [loss.name for loss, _, _ in SAME_GRADIENT]
+    assert_same(ours(rows, loss, aggregation), published(rows, terms, aggregation), only_gradient=only_gradient)
 
 
 @settings(max_examples=50)
@@ -175,11 +167,10 @@ def test_in_a_later_update_decoupled_ppo_clips_against_the_policy_before_the_fir
 ) -> None:
     moved_BT = torch.tensor(moved, dtype=torch.float64).view(4, MOST_TOKENS)[: len(rows.pi_BT)]
     assume(bool(((moved_BT.exp()[..., None] / torch.tensor(BOUNDS)).log().abs() > 1e-6).all()))
-    later, recomputed = in_a_later_update(rows, moved_BT), make("decoupled_ppo", proximal="recomputed")
-    (found, found_BT) = ours(later, recomputed, "token_mean")
-    (expected, expected_BT) = published(later, papers.decoupled_ppo(0.2, 0.2, interpolated=False), "token_mean")
-    close(found, expected, expected_BT)
-    close(found_BT, expected_BT)
+    # The same batch after earlier updates that moved log π.
+    later = replace(rows, before_BT=rows.pi_BT - moved_BT)
+    expected = published(later, papers.decoupled_ppo(0.2, 0.2, interpolated=False), "token_mean")
+    assert_same(ours(later, make("decoupled_ppo", proximal="recomputed"), "token_mean"), expected)
 
 
 @pytest.mark.slow
@@ -187,7 +178,8 @@ def test_in_a_later_update_decoupled_ppo_clips_against_the_policy_before_the_fir
 @settings(max_examples=50)
 @given(rows=batches())
 def test_an_average_is_the_published_one_with_responses_that_are_empty(aggregation: str, rows: Rows) -> None:
-    close(ours(rows, make("reinforce"), aggregation)[1], published(rows, papers.reinforce, aggregation)[1])
+    expected = published(rows, papers.reinforce, aggregation)
+    assert_same(ours(rows, make("reinforce"), aggregation), expected)
 
 
 @settings(max_examples=50)
@@ -195,11 +187,9 @@ def test_an_average_is_the_published_one_with_responses_that_are_empty(aggregati
 def test_the_mean_over_prompts_is_the_published_one(rows: Rows, groups: list[int]) -> None:
     groups_B = torch.tensor(groups[: len(rows.pi_BT)])
     expected = value_and_gradient(
-        rows, lambda pi_BT: -papers.prompt_mean(papers.reinforce(with_pi(rows, pi_BT)), rows.mask_BT, groups_B)
+        rows, lambda pi_BT: -papers.prompt_mean(papers.reinforce(replace(rows, pi_BT=pi_BT)), rows.mask_BT, groups_B)
     )
-    found = ours(rows, make("reinforce"), "prompt_mean", groups_B)
-    close(found[0], expected[0])
-    close(found[1], expected[1])
+    assert_same(ours(rows, make("reinforce"), "prompt_mean", groups_B), expected)
 
 
 def test_every_loss_is_compared_with_a_publication() -> None:

@@ -28,7 +28,7 @@ def dict_store() -> DictStore:
 
 @pytest.fixture
 def stored_run(dict_store: DictStore) -> StoredRun:
-    """A run in `dict_store` at version 8 of 12, evaluated at versions 0 and 8; it goes on by `append`."""
+    """A run in `dict_store` at version 8 of 12, evaluated at versions 0 and 8; `append` continues it."""
     run = StoredRun(dict_store, "small", SMALL)
     run.evaluate(0.25)
     run.append(8)

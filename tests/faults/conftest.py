@@ -3,9 +3,9 @@
 import os
 
 import pytest
-from support.campaigns.fixtures import environment, millrace, prefect_api
+from support.campaigns.fixtures import environment, millrace, module_millrace, prefect_api
 
-__all__ = ["environment", "millrace", "prefect_api"]
+__all__ = ["environment", "millrace", "module_millrace", "prefect_api"]
 
 SEED = "MILLRACE_FAULT_SEED"
 

@@ -1,23 +1,23 @@
 """Damage at rest is found when it is read, and named; it never becomes a wrong value or a crash.
 
-The storms run in a process of their own (`damage_storm.py`): an Arrow parser that is fed damage can take it down.
+The storms run in a process of their own (`support/damage/storm.py`): damage can crash an Arrow parser.
 """
 
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from support.damage import storm as storm_script
 
 SEEDS = (0,)
 KINDS = {"record detected", "part detected", "file detected", "mark detected", "hint unchanged"}
-STORM = Path(__file__).with_name("damage_storm.py")
 
 
 def storm(*arguments: object) -> dict[str, int]:
     """The counts of a storm that ended without a failure; both are printed."""
-    ended = subprocess.run([sys.executable, STORM, *map(str, arguments)], capture_output=True, text=True)
+    command = [sys.executable, storm_script.__file__, *map(str, arguments)]
+    ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == 0, f"the storm {arguments} crashed with {ended.returncode}:\n{ended.stderr}"
     result = json.loads(ended.stdout)
     print(f"storm {arguments}: {result['counts']}, {len(result['failures'])} failures")

@@ -13,19 +13,15 @@ ALWAYS = 1.0
 def test_an_error_before_has_done_nothing_and_an_error_after_has_done_it(seed: int) -> None:
     inner = DictStore()
     before = FaultyStore(inner, seed, error_before=ALWAYS)
-    for call in (before.put, before.put_if_absent):
+    for call in (lambda: before.put("a", b"1"), lambda: before.put_if_absent("a", b"1"), lambda: before.get("a")):
         with pytest.raises(OSError):
-            call("a", b"1")
-    with pytest.raises(OSError):
-        before.get("a")
+            call()
     assert inner.objects == {}
     after = FaultyStore(inner, seed, error_after=ALWAYS)
-    with pytest.raises(OSError):
-        after.put_if_absent("a", b"1")
-    with pytest.raises(OSError):
-        after.put("b", b"2")
+    for call in (lambda: after.put_if_absent("a", b"1"), lambda: after.put("b", b"2")):
+        with pytest.raises(OSError):
+            call()
     assert inner.objects == {"a": b"1", "b": b"2"}
-    assert not after.put_if_absent("a", b"3")
     assert (before.fired["error_before"], after.fired["error_after"]) == (3, 2)
 
 
@@ -33,28 +29,27 @@ def test_a_lost_reply_is_a_create_that_happened_and_was_denied(seed: int) -> Non
     inner = DictStore()
     store = FaultyStore(inner, seed, lost_reply=ALWAYS)
     assert not store.put_if_absent("a", b"mine")
-    assert inner.objects == {"a": b"mine"}
     assert not store.put_if_absent("a", b"again")
+    assert inner.objects == {"a": b"mine"}
     assert store.fired["lost_reply"] == 1
 
 
-def test_a_stale_read_hides_a_record_from_who_looked_too_early_and_from_nobody_else(seed: int) -> None:
+def test_a_stale_read_hides_a_record_only_from_who_looked_too_early(seed: int) -> None:
     inner = DictStore()
     early, late = FaultyStore(inner, seed, stale_read=ALWAYS), FaultyStore(inner, seed, stale_read=ALWAYS)
     with pytest.raises(NotInStore):
         early.get("s/log/0")
     inner.put_if_absent("s/log/0", b"record")
-    inner.put_if_absent("s/seg/0", b"rows")
     assert bytes(late.get("s/log/0")) == b"record"
-    looks = 0
-    while True:
+    with pytest.raises(NotInStore):
+        early.get("s/log/0")
+    for _ in range(3):
         try:
-            assert bytes(early.get("s/log/0")) == b"record"
-            break
+            early.get("s/log/0")
         except NotInStore:
-            looks += 1
-    assert 1 <= looks == early.fired["stale_read"] <= 3
-    assert bytes(early.get("s/seg/0")) == b"rows"
+            continue
+    assert bytes(early.get("s/log/0")) == b"record"
+    assert 1 <= early.fired["stale_read"] <= 3
     assert late.fired["stale_read"] == 0
 
 
@@ -68,7 +63,7 @@ def test_a_torn_put_leaves_a_beginning_of_its_data_under_the_final_name(seed: in
     assert len(inner.objects) == store.fired["torn_put"] == 20
 
 
-def test_a_bit_flip_changes_one_bit_of_what_is_read_and_nothing_that_is_stored(seed: int) -> None:
+def test_a_bit_flip_changes_one_bit_that_is_read_and_nothing_that_is_stored(seed: int) -> None:
     inner = DictStore({"a": bytes(100)})
     store = FaultyStore(inner, seed, bit_flip=ALWAYS)
     read = [bytes(store.get("a")) for _ in range(20)]
@@ -83,9 +78,8 @@ def test_a_crash_undoes_the_writes_whose_fsync_was_dropped_and_no_others(seed: i
     store = FaultyStore(inner, seed, dropped_fsync=Fault(calls=frozenset({1, 3, 4})))
     store.put_if_absent("0", b"")
     store.put_if_absent("1", b"")
-    store.put("old", b"kept")
-    store.put("old", b"lost")
-    store.put("old", b"lost, too")
+    for data in (b"kept", b"lost", b"lost, too"):
+        store.put("old", data)
     assert bytes(store.get("old")) == b"lost, too"
     assert store.crash() == ["1", "old"]
     assert inner.objects == {"0": b"", "old": b"kept"}
@@ -93,20 +87,17 @@ def test_a_crash_undoes_the_writes_whose_fsync_was_dropped_and_no_others(seed: i
 
 
 def test_faults_strike_at_their_rate_paths_and_calls_and_a_seed_repeats_them(seed: int) -> None:
-    def struck(seed: int) -> tuple[list[bool], list[int]]:
+    def strikes(seed: int) -> tuple[list[bool], list[bool]]:
         chance = Fault(rate=0.25, paths="a/*")
         exact = Fault(calls=frozenset({2, 5}), paths="b/*")
-        store = FaultyStore(DictStore(), seed, lost_reply=chance, error_after=exact)
+        store = FaultyStore(DictStore(), seed, lost_reply=chance, dropped_fsync=exact)
         lost = [not store.put_if_absent(f"a/{name}", b"") for name in range(400)]
-        failed = []
         for name in range(10):
-            try:
-                assert store.put_if_absent(f"b/{name}", b"")
-            except OSError:
-                failed.append(name)
-        return lost, failed
+            store.put_if_absent(f"b/{name}", b"")
+        crashed = store.crash()
+        return lost, [f"b/{name}" in crashed for name in range(10)]
 
-    lost, failed = struck(seed)
+    lost, dropped = strikes(seed)
     assert 60 < sum(lost) < 140
-    assert failed == [2, 5]
-    assert struck(seed) == (lost, failed) != struck(seed + 1)
+    assert [name for name, is_dropped in enumerate(dropped) if is_dropped] == [2, 5]
+    assert strikes(seed) == (lost, dropped) != strikes(seed + 1)

@@ -1,4 +1,4 @@
-"""A writer killed at every place at which it can leave something half done, and started again after each kill.
+"""A writer is killed at every place that can leave a half-made file, and started again after each kill.
 
 put.before · put.mid · put.after   of   a record · a file of rows or of a checkpoint · a snapshot
 """

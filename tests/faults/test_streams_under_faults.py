@@ -56,9 +56,9 @@ def inner(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 
 def write_and_read(inner: Store, seed: int, faults: Mapping[str, float]) -> tuple[Counter[str], StubbornWriter]:
-    """PARTS parts of 1 to 4 rows, read by one who follows, both through faults; each row arrives once, in order.
+    """Writes PARTS parts of 1 to 4 rows and follows them, both through faults; each row must arrive once, in order.
 
-    Gives how often the faults fired, and the writer.
+    Returns how often the faults fired, and the writer.
     """
     for_writer, for_reader = FaultyStore(inner, seed, **faults), FaultyStore(inner, seed + 1000, **faults)
     chooser = random.Random(seed)
@@ -94,10 +94,10 @@ def test_under_all_of_them_at_once_every_row_arrives_once_and_in_order(inner: St
 
 
 @pytest.mark.parametrize("max_seconds", [0.0, 0.001])
-def test_grouped_rows_arrive_once_if_the_caller_continues_after_the_committed(
+def test_grouped_rows_arrive_once_if_the_caller_continues_after_the_committed_ones(
     inner: Store, seed: int, max_seconds: float
 ) -> None:
-    """With 0 seconds the caller meets the errors; otherwise the thread that keeps the time meets most of them."""
+    """The caller meets the errors with 0 seconds; otherwise the timer's thread meets most of them."""
     store = FaultyStore(inner, seed, **{fault: rate / 4 for fault, rate in RATES.items()})
     while (stream := insist(lambda: open_writer(store))).rows < ROWS:
         try:
@@ -136,7 +136,7 @@ def test_27_of_152_replies_dropped_make_no_false_fence_and_no_duplicate(seed: in
 @pytest.mark.parametrize("fault", ["error_before", "error_after"])
 @pytest.mark.parametrize("place", ["log/000000000003.json", "seg/*"])
 def test_a_writer_reopened_after_an_error_learns_whether_it_had_committed(fault: str, place: str, seed: int) -> None:
-    """A caller that goes on from `.rows` loses nothing and repeats nothing, whether the put happened or not."""
+    """A caller that continues from `.rows` loses nothing and repeats nothing, whether the put happened or not."""
     inner = DictStore()
     open_writer(inner).write(numbered(0, 2), tokens=2)
     # Opening looks whether there are records behind the end of the log: the first call that names record 3.
@@ -182,10 +182,11 @@ def test_of_writers_that_fight_for_a_stream_each_record_has_one_winner(seed: int
     """Two threads that take the stream from each other whenever they are fenced, over late and lost replies."""
     inner = DictStore()
     committed: dict[str, list[tuple[int, int]]] = {"a": [], "b": []}
-    taken_over: Counter[str] = Counter()
+    takeovers = 0
     start = threading.Barrier(2, timeout=60)
 
     def fight(name: str, seed: int) -> None:
+        nonlocal takeovers
         store = FaultyStore(inner, seed, latency=0.3, lost_reply=0.2)
         writer = open_writer(store, name)
         for number in range(40):
@@ -197,21 +198,20 @@ def test_of_writers_that_fight_for_a_stream_each_record_has_one_winner(seed: int
                     record = writer.write(numbered(number, 1, name), tokens=1)
                     break
                 except Fenced:
-                    taken_over[name] += 1
+                    takeovers += 1
                     writer = open_writer(store, name)
             committed[name].append((record.seq, number))
 
     with ThreadPoolExecutor(2) as threads:
         for ended in [threads.submit(fight, name, seed + k) for k, name in enumerate("ab")]:
             ended.result()
-    assert taken_over.total() >= 4, f"seed {seed}: they never met"
-    found = {"a": [], "b": []}
-    reader = open_reader(inner)
-    while part := reader.next():
+    assert takeovers >= 4, f"seed {seed}: they never met"
+    stored: dict[str, list[tuple[int, int]]] = {"a": [], "b": []}
+    for part in iter(open_reader(inner).next, None):
         (row,) = part.table.to_pylist()
-        found[row["name"]].append((part.record.seq, row["policy_version"]))
-    assert found == committed, f"seed {seed}"
-    assert [number for _, number in found["a"]] == [number for _, number in found["b"]] == list(range(40))
+        stored[row["name"]].append((part.record.seq, row["policy_version"]))
+    assert stored == committed, f"seed {seed}"
+    assert [number for _, number in stored["a"]] == [number for _, number in stored["b"]] == list(range(40))
 
 
 def test_a_torn_record_is_named_and_nothing_is_built_on_it(seed: int) -> None:
@@ -223,16 +223,11 @@ def test_a_torn_record_is_named_and_nothing_is_built_on_it(seed: int) -> None:
         writer.write(numbered(3, 1), tokens=1)
     torn = f"{PATH}/log/000000000004.json"
     assert torn in inner.objects
-    reader = open_reader(inner)
-    numbers = []
-    with pytest.raises(StreamCorrupt) as found:
-        while part := reader.next():
-            numbers += part.table["policy_version"].to_pylist()
-    assert (found.value.file, numbers) == (torn, [0, 1, 2]), f"seed {seed}"
+    assert read_until_missing(inner) == ([0, 1, 2], torn), f"seed {seed}"
     for touch in (lambda: open_writer(inner), lambda: writer.write(numbered(3, 1), tokens=1)):
-        with pytest.raises(StreamCorrupt) as found:
+        with pytest.raises(StreamCorrupt) as raised:
             touch()
-        assert found.value.file == torn, f"seed {seed}"
+        assert raised.value.file == torn, f"seed {seed}"
 
 
 def test_a_torn_part_file_is_never_part_of_the_stream(seed: int) -> None:
@@ -247,7 +242,7 @@ def test_a_torn_part_file_is_never_part_of_the_stream(seed: int) -> None:
 
 
 @pytest.mark.parametrize("lost_from", ["log", "seg", "*"])
-def test_what_a_power_cut_leaves_of_a_disk_that_lied_is_a_beginning_or_is_named(lost_from: str, seed: int) -> None:
+def test_a_power_cut_on_a_disk_that_lied_leaves_a_beginning_or_is_named(lost_from: str, seed: int) -> None:
     inner = DictStore()
     surely = frozenset({random.Random(seed).randrange(PARTS)})
     store = FaultyStore(inner, seed, dropped_fsync=Fault(rate=0.05, calls=surely, paths=f"{PATH}/{lost_from}/*"))
@@ -297,7 +292,7 @@ def read_until_missing(store: Store) -> tuple[list[int], str]:
     reader = open_reader(store)
     numbers: list[int] = []
     try:
-        while part := reader.next():
+        for part in iter(reader.next, None):
             numbers += part.table["policy_version"].to_pylist()
     except StreamCorrupt as error:
         return numbers, error.file

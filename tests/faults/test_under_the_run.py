@@ -1,4 +1,4 @@
-"""Files of a run damaged under it, or before a resume: it goes on with the right counts, or says what it found.
+"""Files of a run damaged under it, or before a resume: it continues with the right counts, or names the file.
 
 Each cell damages one file. Then the command ends with exit code 2 and a sentence that names the file, or the run goes
 on and its ledger is that of its Arrow files, counted by pyarrow alone. No traceback, no other exit code, no silence.
@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from support.campaigns.campaigns import (
     wait_until,
 )
 from support.damage import kinds
-from support.damage.kinds import at, newest, next_record, record
+from support.damage.kinds import FindFile, at, newest, next_record, record
 from support.damage.recount import recount
 
 from flows.campaign.attempt import handover_prefix
@@ -43,16 +42,7 @@ def handover_file(run: Path) -> Path:
 
 
 TRAJECTORIES, SCORES = "streams/trajectories/0", "streams/scores/exact_match/0/0-of-1"
-DAMAGE: dict[str, Callable[[Path], None]] = {
-    "deleted": kinds.deleted,
-    "truncated": kinds.truncated,
-    "garbage": kinds.garbage,
-    "a folder": kinds.directory,
-    "a link out": kinds.link_out,
-    "of another run": kinds.of_another_run,
-    "forbidden": kinds.forbidden,
-}
-FILES: dict[str, Callable[[Path], Path]] = {
+FILES: dict[str, FindFile] = {
     "run.json": at("run.json"),
     "attempt record": at("attempts/0001.json"),
     "attempt's end": at("attempts/0001.ended"),
@@ -115,7 +105,7 @@ WHILE_RUNNING: list[tuple[str, str]] = [
     ("the run's folder", "deleted"),
     ("the run's folder", "moved away"),
 ]
-MORE_FILES: dict[str, Callable[[Path], Path]] = {
+MORE_FILES: dict[str, FindFile] = {
     "next trajectory record": next_record(TRAJECTORIES),
     "next score record": next_record(SCORES),
     "next checkpoint record": next_record("checkpoints"),
@@ -123,14 +113,6 @@ MORE_FILES: dict[str, Callable[[Path], Path]] = {
     "score's status": at("progress/score-0.json"),
     "shared memory": handover_file,
     "the run's folder": lambda run: run,
-}
-MORE_DAMAGE: dict[str, Callable[[Path], object]] = {
-    "put in its place": Path.mkdir,
-    "JSON of another kind": kinds.other_json,
-    "cut off": lambda path: os.truncate(path, 100),
-    "its header overwritten": kinds.overwritten,
-    "a bit flipped": kinds.flipped,
-    "moved away": lambda path: path.rename(path.with_name("moved")),
 }
 ENDLESS: dict[str, object] = {"training.max_steps": 100_000, "supervision.hang_seconds": 30.0}
 SETTINGS: dict[str, object] = {
@@ -142,15 +124,12 @@ SETTINGS: dict[str, object] = {
 
 
 @pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str], prefect_api: str) -> Path:
-    """The folder of a run of two attempts, to be copied; one of another seed is beside it, as `other`."""
-    root = tmp_path_factory.mktemp("stored")
-    millrace = Millrace(root, {**environment, "PREFECT_API_URL": prefect_api})
+def stored(module_millrace: Millrace) -> Path:
+    """The folder of a run of two attempts, to be copied; one of another seed is next to it, as `other`."""
     for run_id, seed in (("run", 0), ("other", 1)):
         for flags in ((), ("--resume",)):
-            ended = millrace.run(*millrace.campaign(run_id, *flags, **SETTINGS, seed=seed))
-            assert ended.code == 0, ended.output
-    return root
+            module_millrace.finish(run_id, *flags, **SETTINGS, seed=seed)
+    return module_millrace.root
 
 
 def cells(listed: list[tuple[str, str]]) -> list[Any]:
@@ -163,37 +142,37 @@ def cells(listed: list[tuple[str, str]]) -> list[Any]:
 
 
 def sentence(ended: Ended) -> str:
-    """What the command said at its end, in one line."""
+    """The last message of the command, in one line."""
     lines = ended.output.strip().splitlines()
     first = max((number for number, line in enumerate(lines) if line.startswith("millrace: ")), default=len(lines) - 1)
     return " ".join(lines[first:])
 
 
 def check_end(ended: Ended, run: Path, damaged: Path) -> None:
-    """The rule of this module."""
+    """Checks that the command ended well, or with exit code 2 and a message that names the damaged file."""
     log = "".join(file.read_text(errors="replace") for file in (run / "logs").glob("*.log"))
     assert "Traceback" not in ended.output + log, ended.output + log
     if ended.code == 2:
-        said = ended.output.replace("\n", "")
-        assert "millrace: " in said
+        output = ended.output.replace("\n", "")
+        assert "millrace: " in output
         path = damaged.relative_to(run)
-        # A log that ends early, or a record of another run, shows at the records beside it.
+        # A log that ends early, or a record of another run, shows at the neighbouring records.
         folder = path.parents[2 if "trajectories" in path.parts else 1] if path.parent.name == "log" else path
-        assert path.as_posix() in said or folder.as_posix() in said, ended.output
+        assert path.as_posix() in output or folder.as_posix() in output, ended.output
         return
     assert ended.code == 0, ended.output
 
 
 def check_counts(run: Path, summary: dict[str, Any]) -> str:
-    """Returns what was counted, in words."""
+    """Compares the counts, and returns them in words."""
     assert_balanced(summary)
-    found = recount(run)
-    assert found.twice == 0
-    assert summary["ledger"]["generated"]["rollouts"] == found.generated
-    if found.outcomes is None:
-        return f"generated {found.generated}"
-    assert summary["ledger"]["trained"]["rollouts"] == found.outcomes["trained"]
-    return f"generated {found.generated}, trained {found.outcomes['trained']}"
+    counts = recount(run)
+    assert counts.twice == 0
+    assert summary["ledger"]["generated"]["rollouts"] == counts.generated
+    if counts.outcomes is None:
+        return f"generated {counts.generated}"
+    assert summary["ledger"]["trained"]["rollouts"] == counts.outcomes["trained"]
+    return f"generated {counts.generated}, trained {counts.outcomes['trained']}"
 
 
 @pytest.mark.parametrize(("file", "how"), cells(BEFORE_RESUME))
@@ -205,7 +184,7 @@ def test_damage_before_a_resume_is_named_or_costs_what_it_damaged(
     shutil.copytree(stored, millrace.root)
     run = millrace.root / "run"
     damaged = FILES[file](run)
-    DAMAGE[how](damaged)
+    kinds.BEFORE_RESUME[how](damaged)
     ended = millrace.run(*millrace.campaign("run", "--resume", **{**SETTINGS, "budget.max_steps": 2}))
     print(f"| {file} | {how} | before a resume | {ended.code} | {sentence(ended)}", end=" | ")
     check_end(ended, run, damaged)
@@ -214,12 +193,12 @@ def test_damage_before_a_resume_is_named_or_costs_what_it_damaged(
 
 def step_of(millrace: Millrace) -> int:
     step = millrace.status_record("run", "train-0").get("policy_version", -1)
-    # The record may be what a cell put in its place.
+    # A cell may have put another JSON in its place.
     return step if isinstance(step, int) else -1
 
 
 def counted_or_named(millrace: Millrace, damaged: Path) -> str:
-    """What `millrace status` counts, in words. Its sentence, if it can't count without the damaged file."""
+    """The counts of `millrace status`, or its message if it can't count without the damaged file."""
     status = millrace.run("status", str(millrace.root / "run"), "--json")
     if status.code == 0:
         return check_counts(millrace.root / "run", json.loads(status.output))
@@ -235,7 +214,7 @@ def test_damage_under_a_running_campaign_is_named_or_survived(file: str, how: st
     wait_until(lambda: step_of(millrace) >= 4 or process.poll() is not None, "the first steps")
     step, damaged = step_of(millrace), {**FILES, **MORE_FILES}[file](run)
     try:
-        {**DAMAGE, **MORE_DAMAGE}[how](damaged)
+        kinds.WHILE_RUNNING[how](damaged)
     except FileExistsError:
         pytest.skip("the next record was faster")
     # Long enough for a stall to be noticed, and its cause to be named.

@@ -1,6 +1,6 @@
 """A writer that sleeps through a takeover, in a real process: it wakes, commits nothing, and stops for good.
 
-old    write … SIGSTOP at a place ─────────────────────────── SIGCONT ──► goes on ──► Fenced, exit 76
+old    write … SIGSTOP at a place ─────────────────────────── SIGCONT ──► writes ──► Fenced, exit 76
 new                               open (fence), write 10 rows          write 10 rows
 """
 
@@ -12,6 +12,7 @@ from support.stages.failpoints import Failpoints, go_on, wait_until_stopped
 from support.streams.numbered import PATH, numbered, open_reader, take_numbers
 from support.streams.writer_process import acknowledged, running_writer
 
+from millrace.runtime.messages import FENCED
 from storage import layout
 from storage.schema import METRIC
 from storage.stores.base import TEMPORARY_PREFIX
@@ -21,7 +22,6 @@ from storage.streams.stream import StreamWriter
 
 SEEDS = (0,)
 STORM_SEEDS = range(1, 6)
-FENCED = 76
 FILES = (f"{PATH}/seg/*", f"{PATH}/log/*", f"{PATH}/{layout.HEAD}")
 PLACES = [f"put.{moment}:{file}" for file in FILES for moment in ("before", "mid", "after")]
 

@@ -26,8 +26,8 @@ def test_a_gpu_takes_the_steps_that_a_cpu_takes(name: str) -> None:
     on_cpu, on_gpu = make_trainer(case, ALONE, None), make_trainer(case, Ranks.alone(GPU), None)
     for number in range(3):
         batch = samples(5, seed=number)
-        expected, found = on_cpu.step(batch), on_gpu.step(batch)
-        assert found.measured() == pytest.approx(expected.measured(), rel=1e-6, abs=1e-9)
+        expected, result = on_cpu.step(batch), on_gpu.step(batch)
+        assert result.measured() == pytest.approx(expected.measured(), rel=1e-6, abs=1e-9)
     for weight, other in zip(on_gpu.weights().values(), on_cpu.weights().values(), strict=True):
         assert weight.is_cuda
         torch.testing.assert_close(weight.cpu(), other, rtol=1e-6, atol=1e-9)
@@ -54,10 +54,10 @@ def test_one_kernel_over_all_sequences_attends_as_one_call_for_each_length_does(
     for out in outs:
         out.backward(towards.to(out.dtype))
     grads = [(half.grad, single.grad) for half, single in zip(halves, singles, strict=True)]
-    for found, expected in [tuple(outs), *grads]:
-        assert found is not None
+    for result, expected in [tuple(outs), *grads]:
+        assert result is not None
         assert expected is not None
-        assert ((found - expected).norm() / expected.norm()).item() < 0.02, "bfloat16 has 8 bits"
+        assert ((result - expected).norm() / expected.norm()).item() < 0.02, "bfloat16 has 8 bits"
 
 
 @pytest.mark.parametrize("name", ["llama aipo", "llama aipo bfloat16", "qwen3 gspo"])

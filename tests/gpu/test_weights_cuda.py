@@ -29,17 +29,17 @@ def test_what_a_gpu_hands_over_arrives_bit_for_bit(tmp_path: Path, dtype: torch.
     taken = sync.poll(None)
     assert taken is not None
     sync.publish(taken)
-    found = generator.poll(None)
-    assert found is not None
+    received = generator.poll(None)
+    assert received is not None
     for name, tensor in policy.tensors.items():
-        assert torch.equal(found.tensors[name].cuda(), tensor), name
+        assert torch.equal(received.tensors[name].cuda(), tensor), name
 
 
 def test_the_benchmark_measures_a_hand_over_from_gpu_to_gpu(tmp_path: Path) -> None:
     case = Case(num_parameters=_FEW, dtype="bfloat16", way="shm", device="cuda")
-    found = measure_pushes(case, memory=tmp_path, disk=tmp_path, num_pushes=2)
-    assert found["device"] == "cuda"
-    assert min(found["all_seconds"]["live"]) > 0
+    pushes = measure_pushes(case, memory=tmp_path, disk=tmp_path, num_pushes=2)
+    assert pushes["device"] == "cuda"
+    assert min(pushes["all_seconds"]["live"]) > 0
 
 
 def test_copy_rates_are_measured_in_every_direction() -> None:

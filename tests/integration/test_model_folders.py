@@ -1,6 +1,6 @@
-"""Model folders with something wrong in them: a sentence before anything starts, or the run that the sound one gives.
+"""Model folders with something wrong in them: refused before anything starts, or the same model as the sound one.
 
-Each cell is one change of a sound folder, and the check that `millrace run` makes of it. No pickle is opened, no code
+Each case is one change of a sound folder, and the check that `millrace run` makes of it. No pickle is opened, no code
 of the folder runs, and no folder takes more than twice the memory of the sound one.
 """
 
@@ -35,7 +35,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the sound one, to be changed."""
+    """A copy of the sound folder, to be changed."""
     monkeypatch.setenv(MARK, str(tmp_path / "mark"))
     return Path(shutil.copytree(sound, tmp_path / "model"))
 
@@ -56,7 +56,7 @@ def most_memory() -> tuple[int, int]:
 
 
 def refusal(folder: Path, root: Path, *settings: str) -> str | None:
-    """What `millrace run` would say before it starts anything; None if it would start."""
+    """The refusal of `millrace run` before it starts anything; None if it would start."""
     config = load_config(PRESET, [f"model.path={folder}", f"storage.root={root}", *settings])
     try:
         check(config, "run", resume="never")
@@ -68,14 +68,14 @@ def refusal(folder: Path, root: Path, *settings: str) -> str | None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_folder_that_is_not_sound_is_refused_in_a_sentence(name: str, folder: Path, tmp_path: Path) -> None:
-    edit, said = REFUSED[name]
+def test_a_spoilt_folder_is_refused_in_one_line(name: str, folder: Path, tmp_path: Path) -> None:
+    edit, expected = REFUSED[name]
     edit(folder)
     (tmp_path / "runs").mkdir()
-    found = refusal(folder, tmp_path / "runs")
-    assert found is not None
-    assert re.search(said, found), found
-    assert "\n" not in found
+    message = refusal(folder, tmp_path / "runs")
+    assert message is not None
+    assert re.search(expected, message), message
+    assert "\n" not in message
     assert not (tmp_path / "mark").exists()
 
 
@@ -84,29 +84,22 @@ def test_a_folder_that_is_not_sound_is_refused_in_a_sentence(name: str, folder: 
 def test_what_changes_nothing_is_the_same_model(name: str, folder: Path, tmp_path: Path, sound: Path) -> None:
     SOUND[name](folder)
     assert refusal(folder, tmp_path / "runs") is None
-    found, expected = (dict(load_model(one, "float32").named_parameters()) for one in (folder, sound))
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in found)
+    parameters, expected = (dict(load_model(one, "float32").named_parameters()) for one in (folder, sound))
+    assert parameters.keys() == expected.keys()
+    assert all(torch.equal(parameters[name], expected[name]) for name in parameters)
     assert not (tmp_path / "mark").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("template", "said"),
-    [
-        ("{% for message in messages %}", r"the chat template"),
-        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", r"the chat template"),
-        ("no turns", r"the chat template"),
-    ],
+    "template", ["{% for message in messages %}", "{{ ''.__class__.__mro__[1].__subclasses__() }}", "no turns"]
 )
-def test_a_chat_template_that_can_not_be_used_is_refused_for_conversations_alone(
-    template: str, said: str, folder: Path, tmp_path: Path
+def test_an_unusable_chat_template_is_refused_for_conversations_alone(
+    template: str, folder: Path, tmp_path: Path
 ) -> None:
     (folder / "chat_template.jinja").write_text(template)
     (tmp_path / "runs").mkdir()
-    found = refusal(folder, tmp_path / "runs", "prompts.chat=true")
-    assert found is not None
-    assert said in found
+    assert "the chat template" in str(refusal(folder, tmp_path / "runs", "prompts.chat=true"))
     assert refusal(folder, tmp_path / "runs") is None
 
 
@@ -114,19 +107,17 @@ def test_a_chat_template_that_can_not_be_used_is_refused_for_conversations_alone
 def test_the_command_ends_with_the_sentence_and_exit_code_2(
     name: str, folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    edit, said = REFUSED[name]
+    edit, expected = REFUSED[name]
     edit(folder)
     code = main(["run", str(PRESET), "--root", str(tmp_path / "runs"), "--set", f"model.path={folder}"])
-    found = capfd.readouterr().err
-    assert code == 2, found
-    assert "Traceback" not in found
-    assert re.search(said, found), found
+    message = capfd.readouterr().err
+    assert code == 2, message
+    assert "Traceback" not in message
+    assert re.search(expected, message), message
     assert not (tmp_path / "runs").exists()
 
 
 def test_no_folder_took_more_than_twice_the_memory_of_the_sound_one(memory_of_the_sound_one: tuple[int, int]) -> None:
-    for whose, now, of_the_sound_one in zip(
-        ("the check", "its child"), most_memory(), memory_of_the_sound_one, strict=True
-    ):
-        print(f"most memory of {whose}: {now >> 10} MiB; with the sound folder {of_the_sound_one >> 10} MiB")
-        assert now <= 2 * of_the_sound_one
+    for whose, most, sound in zip(("the check", "its child"), most_memory(), memory_of_the_sound_one, strict=True):
+        print(f"most memory of {whose}: {most >> 10} MiB; with the sound folder {sound >> 10} MiB")
+        assert most <= 2 * sound

@@ -1,25 +1,18 @@
-"""A made-up run is one that all of Millrace believes: its ledger balances, its files are sound, it can go on."""
+"""A made-up run is one that all of Millrace believes: its ledger balances, its files are sound, it can be continued."""
 
 from support.stored_run.run import Shape, StoredRun, make_run
 from support.stores.dict_store import DictStore
+from support.streams.rows import read_rows
 
 from millrace.maintenance.fsck import fsck
 from millrace.runs.status import StatusReader
 from storage import layout
 from storage.schema import CONSUMED
-from storage.streams.stream import StreamReader
 
 SHAPE = Shape(steps=30, generators=2, scorers=2, steps_per_part=3, stale_share=0.2, error_share=0.2, seed=3)
 
 
-def consumed(store: DictStore) -> list[dict[str, object]]:
-    reader, rows = StreamReader(store, layout.CONSUMED, CONSUMED), list[dict[str, object]]()
-    while (part := reader.next()) is not None:
-        rows += part.table.to_pylist()
-    return rows
-
-
-def test_its_ledger_balances_at_every_moment_and_nothing_of_it_is_damaged() -> None:
+def test_its_ledger_balances_at_every_moment_and_nothing_is_damaged() -> None:
     store = DictStore()
     run = StoredRun(store, "made", SHAPE)
     for steps in (1, 4, 9):
@@ -38,7 +31,7 @@ def test_its_ledger_balances_at_every_moment_and_nothing_of_it_is_damaged() -> N
 def test_its_rows_keep_the_rules_of_those_that_a_trainer_writes() -> None:
     store = DictStore()
     make_run(store, "made", SHAPE)
-    rows = consumed(store)
+    rows = read_rows(store, layout.CONSUMED, CONSUMED)
     bound = SHAPE.max_staleness
     assert {row["outcome"] for row in rows} == {"trained", "stale", "error"}
     for row in rows:
@@ -51,10 +44,10 @@ def test_its_rows_keep_the_rules_of_those_that_a_trainer_writes() -> None:
     assert len(trained) == SHAPE.steps * SHAPE.groups_per_step * SHAPE.group_size
 
 
-def test_it_can_be_gone_on_with_as_long_as_it_is_not_finished() -> None:
+def test_it_can_be_continued_until_it_is_finished() -> None:
     store = DictStore()
     StoredRun(store, "made", SHAPE).append(3)
     again = StoredRun(store, "made", SHAPE)
     again.append(3)
     assert again.policy_version == StatusReader(store).look()["steps"] == 6
-    assert {row["incarnation"] for row in consumed(store)} == {0, 1}
+    assert {row["incarnation"] for row in read_rows(store, layout.CONSUMED, CONSUMED)} == {0, 1}

@@ -1,4 +1,4 @@
-"""A stage that does as it is told, under its supervisor."""
+"""A fake stage under its supervisor."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ from tasks.stop import STOP, STOP_NOW
 
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[StageForkServer]:
-    """One that forks fake stages."""
+    """A fork server that forks fake stages."""
     server = StageForkServer()
     with pytest.MonkeyPatch.context() as patch:
         paths = [str(REPOSITORY), str(REPOSITORY / "tests"), os.environ.get("PYTHONPATH", "")]
@@ -30,7 +30,7 @@ def fork_server() -> Iterator[StageForkServer]:
 def supervised(
     request: pytest.FixtureRequest, fork_server: StageForkServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> Iterator[Supervised]:
-    """Started in either way: what follows is the same."""
+    """Started in either way; both behave alike."""
     caplog.set_level(logging.INFO, logger="stage")
     yield Supervised(tmp_path, caplog, fork_server if request.param == "forked" else None)
     STOP.clear()

@@ -1,4 +1,4 @@
-"""Events on their way to Prefect: as its own client gets them."""
+"""Events on their way to Prefect, as its client receives them."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ NOWHERE = "http://127.0.0.1:9/api"
 
 @pytest.fixture
 def sent() -> Iterator[list[AssertingEventsClient]]:
-    """Prefect's clients, each with the events it got."""
+    """Prefect's clients, each with the events that it received."""
     AssertingEventsClient.reset()
     EventsWorker.set_client_override(AssertingEventsClient)
     yield AssertingEventsClient.all
@@ -22,7 +22,7 @@ def sent() -> Iterator[list[AssertingEventsClient]]:
     AssertingEventsClient.reset()
 
 
-def test_an_event_is_of_its_run_and_carries_its_payload(sent: list[AssertingEventsClient]) -> None:
+def test_an_event_names_its_run_and_has_its_payload(sent: list[AssertingEventsClient]) -> None:
     with temporary_settings({PREFECT_API_URL: NOWHERE}):
         emit("stage.hung", "s3://bucket/runs/night-7", {"stage": "train-0", "seconds": 45.1})
         EventsWorker.instance().drain()
@@ -32,7 +32,7 @@ def test_an_event_is_of_its_run_and_carries_its_payload(sent: list[AssertingEven
     assert event.payload == {"run_url": "s3://bucket/runs/night-7", "stage": "train-0", "seconds": 45.1}
 
 
-def test_an_event_that_can_not_be_sent_does_no_harm(sent: list[AssertingEventsClient]) -> None:
+def test_an_event_that_is_too_large_is_dropped(sent: list[AssertingEventsClient]) -> None:
     with temporary_settings({PREFECT_API_URL: NOWHERE}):
         emit("stage.hung", "/runs/a", {"doing": "x" * 10_000_000})
         emit("stage.hung", "/runs/b", {"doing": "train"})
@@ -40,7 +40,7 @@ def test_an_event_that_can_not_be_sent_does_no_harm(sent: list[AssertingEventsCl
     assert [event.resource.id for client in sent for event in client.events] == ["millrace.run.b"]
 
 
-def test_without_a_server_nothing_is_started_for_it(sent: list[AssertingEventsClient]) -> None:
+def test_without_a_server_events_are_dropped(sent: list[AssertingEventsClient]) -> None:
     with temporary_settings(restore_defaults={PREFECT_API_URL}):
         emit("stage.hung", "/runs/a", {"doing": "train"})
     assert sent == []

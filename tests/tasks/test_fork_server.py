@@ -1,4 +1,4 @@
-"""The fork server of the stages: what it forks is as if it had been started, and its own death costs no stage."""
+"""The fork server of the stages: forked processes behave like started ones, and outlive it."""
 
 import json
 import os
@@ -17,7 +17,8 @@ from support.stages.supervised import is_gone
 
 from millrace.errors import StageDied
 from millrace.forking.client import ForkedProcess
-from tasks.fork_server import CannotFork, StageForkServer
+from tasks.fork_server import STAGES, CannotFork, StageForkServer
+from tasks.questions import ask, ask_in_background
 from tasks.start import kill
 
 
@@ -25,15 +26,15 @@ from tasks.start import kill
 def make_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], StageForkServer]]:
     """`make_server(module)`: a fork server that imports this module."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")]))
-    made = []
+    servers = []
 
     def make(module: str) -> StageForkServer:
-        made.append(StageForkServer())
-        made[-1].warm_up([module])
-        return made[-1]
+        servers.append(StageForkServer())
+        servers[-1].warm_up([module])
+        return servers[-1]
 
     yield make
-    for server in made:
+    for server in servers:
         server.close()
 
 
@@ -46,12 +47,12 @@ def fork() -> Iterator[Fork]:
     """`fork(server, word, …)`: a fake stage with these words; a warning fails the test."""
     forked = []
 
-    def one(server: StageForkServer, *words: str, warn: Callable[[str], None] = pytest.fail) -> ForkedProcess:
+    def fork_stage(server: StageForkServer, *words: str, warn: Callable[[str], None] = pytest.fail) -> ForkedProcess:
         with Path(os.devnull).open("ab") as log:
             forked.append(server.fork(fake_stage.__name__, words, log, 2, warn))
         return forked[-1]
 
-    yield one
+    yield fork_stage
     for process in forked:
         kill(process)
 
@@ -69,7 +70,7 @@ def command_line(process: psutil.Process) -> list[str]:
         return []
 
 
-def test_a_forked_stage_is_a_child_of_its_own_with_the_threads_and_the_name_it_would_have(
+def test_a_forked_stage_is_a_child_with_its_own_session_threads_and_name(
     make_server: Callable[[str], StageForkServer], fork: Fork
 ) -> None:
     process = fork(make_server(fake_stage.__name__), "facts")
@@ -79,49 +80,47 @@ def test_a_forked_stage_is_a_child_of_its_own_with_the_threads_and_the_name_it_w
     assert process.wait() == 0
     assert facts == {
         "parent": os.getpid(), "session": process.pid, "group": process.pid, "threads": 1, "omp": "2", "cuda": False,
-        # Beside the standard ones there is the listing itself, and nothing of the fork server's.
+        # In addition to the standard ones, only the listing's own descriptor.
         "argv": ["facts"], "descriptors": [0, 1, 2, 3],
     }  # fmt: skip
     assert name[1:] == ["-m", fake_stage.__name__, "facts"]
 
 
-def test_nobody_is_adopted_but_forked_stages(make_server: Callable[[str], StageForkServer], fork: Fork) -> None:
+def test_only_forked_stages_are_adopted(make_server: Callable[[str], StageForkServer], fork: Fork) -> None:
     process = fork(make_server(fake_stage.__name__), "child", "drain")
     orphan = int(process.stdout.readline())
     os.kill(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert psutil.Process(orphan).ppid() != os.getpid()
     kill(process)
-    wait_until(lambda: is_gone(orphan), "what the stage started to be gone")
+    wait_until(lambda: is_gone(orphan), "the child of the stage to be gone")
 
 
-def test_a_fork_server_that_is_killed_costs_no_stage_and_is_back_for_the_next(
+def test_a_killed_fork_server_is_restarted_and_its_stages_live_on(
     make_server: Callable[[str], StageForkServer], fork: Fork
 ) -> None:
-    others = set(servers_of(psutil.Process()))
+    other_servers = set(servers_of(psutil.Process()))
     server = make_server(fake_stage.__name__)
     first = fork(server, "drain")
     first.stdout.readline()
-    (forks,) = set(servers_of(psutil.Process())) - others
-    forks.kill()
-    wait_until(lambda: bool(set(servers_of(psutil.Process())) - others - {forks}), "another fork server")
+    (fork_server,) = set(servers_of(psutil.Process())) - other_servers
+    fork_server.kill()
     warnings: list[str] = []
     second = fork(server, "exit:3", warn=warnings.append)
-    assert warnings == ["the fork server ended: SIGKILL; it was started again"]
+    assert warnings == ["the fork server ended: SIGKILL; it is started again"]
     assert second.wait() == 3
     assert first.poll() is None
     first.terminate()
     assert first.wait() == 75
 
 
-def test_a_fork_server_that_dies_three_times_within_a_minute_is_given_up_with_its_cause(
+def test_a_fork_server_that_keeps_dying_is_given_up_with_the_end_of_its_log(
     make_server: Callable[[str], StageForkServer], fork: Fork
 ) -> None:
-    server = make_server("support.stages.no_such_module")
     with pytest.raises(StageDied) as died:
-        fork(server)
+        fork(make_server("support.stages.no_such_module"), warn=str)
     sentence, *log = str(died.value).splitlines()
-    assert sentence == "the fork server of the stages ended 3 times within a minute: exit code 1"
+    assert sentence == "the fork server of the stages ended 3 times in a row: exit code 1"
     assert log[-1] == "ModuleNotFoundError: No module named 'support.stages.no_such_module'"
 
 
@@ -135,7 +134,7 @@ def test_a_module_whose_import_starts_a_thread_is_not_forked_with(
 
 
 @pytest.mark.parametrize("killed", ["controller", "fork server and controller"])
-def test_a_stage_and_its_fork_server_end_with_their_controller(killed: str, tmp_path: Path) -> None:
+def test_a_stage_and_its_fork_server_end_with_their_controller(killed: str) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])}
     command = [sys.executable, "-m", forks_and_waits.__name__]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as controller:
@@ -143,11 +142,22 @@ def test_a_stage_and_its_fork_server_end_with_their_controller(killed: str, tmp_
         try:
             stage = int(controller.stdout.readline())
             # A stage that was just forked has its fork server's name for a moment.
-            (forks,) = [found for found in servers_of(psutil.Process(controller.pid)) if found.pid != stage]
+            (fork_server,) = [child for child in servers_of(psutil.Process(controller.pid)) if child.pid != stage]
             if "fork server" in killed:
-                # Stopped first, so that the controller can't start another one.
-                controller.send_signal(signal.SIGSTOP)
-                forks.kill()
+                fork_server.kill()
         finally:
             controller.kill()
-    wait_until(lambda: is_gone(stage) and is_gone(forks.pid), "the stage and the fork server to be gone")
+    wait_until(lambda: is_gone(stage) and is_gone(fork_server.pid), "the stage and the fork server to be gone")
+
+
+def test_a_question_is_answered_by_a_forked_process() -> None:
+    STAGES.warm_up(["json"])
+    try:
+        # The standard library's json.tool writes its input.
+        assert ask("json.tool", {"a": [1, "ü"]}, "nothing") == {"a": [1, "ü"]}
+        answers = [ask_in_background("json.tool", number, "nothing") for number in range(3)]
+        assert [answer.result() for answer in answers] == [0, 1, 2]
+        with pytest.raises(StageDied):
+            ask("no_such_module", None, "the moon")
+    finally:
+        STAGES.close()

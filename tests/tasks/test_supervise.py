@@ -1,4 +1,4 @@
-"""The supervisor of one stage process, over a process that does as it is told."""
+"""The supervisor of one stage process, over a fake stage that follows a script."""
 
 import logging
 import re
@@ -15,26 +15,23 @@ from millrace.runtime.messages import FENCED, MISCOUNTED, USER_ERROR, YIELDED, E
 from storage.errors import Fenced
 from tasks.stop import STOP, STOP_NOW
 
+HASTY = SupervisionConfig(hang_seconds=60.0, start_seconds=60.0, drain_seconds=0.5)
+
+
+def stop_after(seconds: float) -> None:
+    threading.Timer(seconds, STOP.set).start()
+
 
 @pytest.mark.slow
-def test_milestones_reach_people_events_become_events_and_beats_and_broken_lines_neither(
-    supervised: Supervised,
-) -> None:
-    supervised.run("say", "beat")
+def test_milestones_are_logged_and_events_are_emitted(supervised: Supervised) -> None:
+    supervised.run("say", "beat", supervision=IMPATIENT)
     assert supervised.said() == ["trainer ready"]
+    # Heartbeats, even longer than hang_seconds, and broken lines are neither.
     assert supervised.told == [Event(kind="staleness.bound-hit", payload={"rollouts_dropped": 8})]
 
 
 @pytest.mark.slow
-def test_a_stage_that_beats_may_take_as_long_as_it_likes(supervised: Supervised) -> None:
-    supervised.run("beat", supervision=IMPATIENT)
-    assert supervised.told == []
-
-
-@pytest.mark.slow
-def test_a_stage_whose_main_thread_hangs_is_named_with_where_and_killed_with_all_it_started(
-    supervised: Supervised,
-) -> None:
+def test_a_hung_stage_is_killed_with_its_children_and_its_stacks_are_logged(supervised: Supervised) -> None:
     with pytest.raises(StageDied) as died:
         supervised.run("child", "hang", supervision=IMPATIENT)
     sentence, *log = str(died.value).splitlines()
@@ -51,7 +48,7 @@ def test_a_stage_whose_main_thread_hangs_is_named_with_where_and_killed_with_all
 
 
 @pytest.mark.slow
-def test_a_stage_that_is_stopped_is_named_and_killed_though_it_can_not_say_where(supervised: Supervised) -> None:
+def test_a_suspended_stage_is_killed_though_it_can_not_log_its_stacks(supervised: Supervised) -> None:
     with pytest.raises(StageDied):
         supervised.run("stop", supervision=IMPATIENT)
     assert is_gone(supervised.pid)
@@ -74,40 +71,29 @@ def test_a_stage_that_dies_is_named_with_its_cause(supervised: Supervised, words
 
 @pytest.mark.parametrize(
     ("code", "kind"),
-    [
-        (USER_ERROR, InputError),
-        (FENCED, Fenced),
-        (MISCOUNTED, LedgerMismatch),
-        (YIELDED, PlaceYielded),
-    ],
+    [(USER_ERROR, InputError), (FENCED, Fenced), (MISCOUNTED, LedgerMismatch), (YIELDED, PlaceYielded)],
 )
-def test_the_last_milestone_is_the_sentence_of_an_end_for_good(
+def test_a_final_exit_code_raises_its_error_with_the_last_milestone(
     supervised: Supervised, code: int, kind: type[Exception]
 ) -> None:
-    with pytest.raises(kind):
+    with pytest.raises(kind) as raised:
         supervised.run("say", f"exit:{code}")
+    assert str(raised.value) == "trainer ready"
 
 
-def test_a_stage_that_is_asked_to_stop_and_does_is_no_failure_though_it_had_not_begun(supervised: Supervised) -> None:
-    STOP.set()
-    supervised.run("hang")
-
-
-def test_a_stage_that_is_asked_to_stop_while_it_works_is_not_taken_to_hang(supervised: Supervised) -> None:
-    threading.Timer(0.5, STOP.set).start()
+@pytest.mark.parametrize("seconds", [0.0, 0.5])
+def test_a_stage_that_stops_on_request_is_not_a_failure(supervised: Supervised, seconds: float) -> None:
+    stop_after(seconds)
     supervised.run("hang", supervision=PATIENT)
     assert supervised.told == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [["deaf", "hang"], ["stop"]])
-def test_a_stage_that_does_not_stop_when_asked_is_killed_and_that_is_said(
-    supervised: Supervised, words: list[str]
-) -> None:
-    threading.Timer(1, STOP.set).start()
-    hasty = SupervisionConfig(hang_seconds=60.0, start_seconds=60.0, drain_seconds=0.5)
+def test_a_stage_that_does_not_drain_in_time_is_killed_and_reported(supervised: Supervised, words: list[str]) -> None:
+    stop_after(1)
     with pytest.raises(StageDied):
-        supervised.run(*words, supervision=hasty)
+        supervised.run(*words, supervision=HASTY)
     assert is_gone(supervised.pid)
     (event,) = supervised.told
     assert event.kind == "stage.killed"
@@ -115,15 +101,15 @@ def test_a_stage_that_does_not_stop_when_asked_is_killed_and_that_is_said(
 
 
 @pytest.mark.slow
-def test_a_stage_that_finishes_its_work_may_take_longer_than_one_that_has_none(supervised: Supervised) -> None:
-    threading.Timer(1, STOP.set).start()
+def test_a_stage_with_heartbeats_may_take_its_time_to_drain(supervised: Supervised) -> None:
+    stop_after(1)
     supervised.run("deaf", "beat", supervision=IMPATIENT)
     assert supervised.told == [], "four seconds of work, with heartbeats"
 
 
 @pytest.mark.slow
-def test_who_asks_once_more_gets_the_stage_killed_at_once(supervised: Supervised) -> None:
-    threading.Timer(1, STOP.set).start()
+def test_a_second_request_kills_the_stage_at_once(supervised: Supervised) -> None:
+    stop_after(1)
     threading.Timer(1.5, STOP_NOW.set).start()
     with pytest.raises(StageDied):
         supervised.run("deaf", "hang")
@@ -131,7 +117,7 @@ def test_who_asks_once_more_gets_the_stage_killed_at_once(supervised: Supervised
 
 @pytest.mark.slow
 def test_a_stage_that_hangs_while_it_drains_is_killed_early(supervised: Supervised) -> None:
-    threading.Timer(1, STOP.set).start()
+    stop_after(1)
     with pytest.raises(StageDied):
         supervised.run("deaf", "hang", supervision=IMPATIENT)
     assert "stuck_in_the_middle_of_a_step" in supervised.log.read_text()

@@ -5,7 +5,6 @@ RewardWorker     ◄──────────────── its birth s
 """
 
 import os
-import resource
 import signal
 import socket
 import sys
@@ -14,8 +13,9 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
+
+import psutil
 
 from millrace.errors import InputError
 from millrace.forking.client import ForkServer, ForkServerLost
@@ -26,7 +26,6 @@ _LOAD_SECONDS = 300.0
 """For importing a reward's libraries; some take a minute on a cold disk."""
 _LONGEST_LINE = 2**20
 """Bytes of a score. A worker that writes more has been taken over by a response."""
-_LONGEST_PROC_FILE = 4096
 _CPUCLOCK_SCHED = 2
 """From Linux's posix-timers.h: the clock of a process that counts the time it ran."""
 _IDLE_FACTOR = 50.0
@@ -117,7 +116,9 @@ class RewardWorker:
         with suppress(TimeoutError, ConnectionResetError):
             self.socket.recv(len(READY))
         self.socket.setblocking(False)
-        self._resident_at_start, self._threads_at_start = self._resident(), self._threads()
+        self._process = psutil.Process(pid)
+        self._memory_at_start = self._process.memory_info().rss
+        self._threads_at_start = self._process.num_threads()
         self.begin()
 
     def begin(self) -> None:
@@ -134,11 +135,11 @@ class RewardWorker:
 
     def memory_mb(self) -> float:
         """Memory taken since it was ready, MiB."""
-        return (self._resident() - self._resident_at_start) / 2**20
+        return float(self._process.memory_info().rss - self._memory_at_start) / 2**20
 
     def num_threads(self) -> int:
         """Threads started since it was ready."""
-        return self._threads() - self._threads_at_start
+        return self._process.num_threads() - self._threads_at_start
 
     def send(self, number: int, line: bytes) -> None:
         """Send it a task, or as much of it as its socket takes: `flush` sends the rest."""
@@ -150,7 +151,7 @@ class RewardWorker:
         self.flush()
 
     def flush(self) -> None:
-        """Send what is left of the tasks."""
+        """Send the rest of the tasks."""
         # If it has ended, `receive` notices.
         with suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
             while self._outbox:
@@ -166,25 +167,13 @@ class RewardWorker:
         return lines if chunk and len(self._inbox) <= _LONGEST_LINE else None
 
     def kill(self) -> None:
-        """Send it SIGKILL. The fork server reaps it only when told to, so its process id can't be another's."""
+        """Send it SIGKILL. Its process id stays its own until `forget` or `exit_code` has it reaped."""
         self.socket.close()
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
     def _processor_seconds(self) -> float:
-        # If the fork server has ended, so has the worker, and nobody keeps its process id.
+        # If the fork server has ended, so has the worker, and its process id is free.
         with suppress(OSError):
             return time.clock_gettime(self._processor_clock)
         return 0.0
-
-    def _resident(self) -> int:
-        # `Path.read_text` takes three times as long, every millisecond.
-        descriptor = os.open(f"/proc/{self.pid}/statm", os.O_RDONLY)
-        try:
-            return int(os.read(descriptor, _LONGEST_PROC_FILE).split()[1]) * resource.getpagesize()
-        finally:
-            os.close(descriptor)
-
-    def _threads(self) -> int:
-        # Each thread is a folder in there. Counting them by its links is cheaper than reading `status`.
-        return Path(f"/proc/{self.pid}/task").stat().st_nlink - 2

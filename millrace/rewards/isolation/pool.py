@@ -103,7 +103,7 @@ class Pool:
                 self._kill(worker)
 
     def _assign(self, waiting: deque[int], lines: Mapping[int, bytes]) -> None:
-        """Send tasks ahead, but so few that every worker has some to the end."""
+        """Send tasks ahead, fewer towards the end, so that every worker keeps having some."""
         ahead = min(_AHEAD, 1 + len(waiting) // (2 * self._limits.workers))
         while waiting:
             ready = [

@@ -1,6 +1,6 @@
-"""What a worker may still do: compute, read files, and answer.
+"""The sandbox of a worker, which may compute, read files, and answer.
 
-    system call ─► filter ─┬─ on the list                                    goes on
+    system call ─► filter ─┬─ on the list                                    allowed
                            ├─ a socket, a process, a signal, a written file  PermissionError
                            └─ anything else                                  "Function not implemented"
 
@@ -56,7 +56,7 @@ _READ = """
     read readahead readlink readlinkat readv stat statfs statx
     """
 _ANSWER = "getsockname getsockopt recvfrom recvmsg sendmsg sendto setsockopt shutdown write writev"
-"""Over what is open already: its own pipe, and pairs of sockets within the process."""
+"""Over open descriptors: its socket, and pairs of sockets within the process."""
 _FORBIDDEN = """
     accept accept4 bind bpf chmod chown chroot connect execve execveat fchmod fchmodat fchown fchownat fork ftruncate
     kill lchown link linkat listen mkdir mkdirat mknod mknodat mount prctl process_vm_readv process_vm_writev ptrace
@@ -87,7 +87,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What scoring may use."""
+    """Limits of scoring."""
 
     workers: int = 1
     """Responses scored at once."""
@@ -141,7 +141,7 @@ def look_at_nobody() -> bool:
 
 
 class Sandbox:
-    """Built once by the fork server, entered by each worker. Raises InputError if there is no libseccomp."""
+    """Built once by the fork server, entered by each worker. Raises InputError without libseccomp."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -209,7 +209,7 @@ class Sandbox:
     def _rule(self, action: int, name: str, *comparison: int) -> None:
         """`comparison`: index of an argument, operator, and one or two values; none for any arguments."""
         number = self._library.seccomp_syscall_resolve_name(name.encode())
-        # An older library lacks the newest names: what it does not know it does not allow.
+        # An older library does not know the newest names, and so does not allow them.
         if number != _NO_SUCH_CALL:
             array = (_Comparison * 1)(_Comparison(*comparison))
             code = self._library.seccomp_rule_add_array(self._filter, action, number, len(comparison) > 0, array)

@@ -65,7 +65,7 @@ def score_line(score: Score) -> bytes:
 
 
 def read_score(line: bytes) -> Score:
-    """Read what a worker sent. Never raises: anything but a score becomes a score with status `error`."""
+    """Read a worker's line. Never raises: anything but a score becomes a score with status `error`."""
     try:
         values = json.loads(line)
         seconds = float(values["seconds"])
@@ -115,7 +115,7 @@ def _work(order: Order, rewards: Mapping[str, Reward], sandbox: Sandbox, *, late
     try:
         if late:
             _load(rewards)
-        # Discard what is printed while scoring: responses could write anything into the log.
+        # Discard output while scoring: responses could write anything into the log.
         for number in (1, 2):
             os.dup2(0, number)
         sandbox.enter(order.parent)

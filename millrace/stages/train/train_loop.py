@@ -208,7 +208,7 @@ class TrainLoop:
             self.guard.act(collapse)
 
     def _control(self, report: StepReport, length_ratio: float) -> None:
-        """Decides on the staleness bound and the number of slots of the next versions."""
+        """Decides on the staleness bound of the next versions."""
         per_step = self.config.training.groups_per_step * self.config.generation.group_size
         decision = self.controller.decide(
             self.trainer.policy_version,
@@ -220,15 +220,14 @@ class TrainLoop:
         if decision is None:
             return
         sentence = (
-            f"staleness bound to {decision.max_staleness}, {decision.places} places per generator, from version "
-            f"{self.trainer.policy_version + 1} on: {decision.reason}"
+            f"staleness bound to {decision.max_staleness} from version {self.trainer.policy_version + 1} on: "
+            f"{decision.reason}"
         )
         self.stage.update_status(control=sentence)
         self.stage.emit_event(
             "staleness.control",
             action=decision.action,
             max_staleness=decision.max_staleness,
-            places=decision.places,
             sentence=sentence,
         )
         self.stage.log(sentence)

@@ -22,7 +22,7 @@ MACHINE: dict[str, Any] = {
     "time": "2026-11-23T12:00:00+00:00",
     "commit": "abc",
     "gpus": ["NVIDIA H100"],
-    "doctor": {"lines": [{"group": "GPUs", "what": "links", "found": "NV18 between 1 pair"}]},
+    "doctor": {"lines": [{"group": "GPUs", "what": "links", "value": "NV18 between 1 pair"}]},
 }
 
 
@@ -32,9 +32,9 @@ def part(program: str, **needs: Any) -> Part:
 
 def test_a_part_that_ends_with_0_passed_and_its_figures_are_kept() -> None:
     program = f"open('{OUT}/{FIGURES}', 'w').write('{{\"rate\": 3}}'); print('done')"
-    found = check_part(part(program), ONE_GPU)
-    assert (found.outcome, found.figures, found.output) == ("passed", {"rate": 3}, "done")
-    assert found.command.startswith("python -c ")
+    result = check_part(part(program), ONE_GPU)
+    assert (result.outcome, result.figures, result.output) == ("passed", {"rate": 3}, "done")
+    assert result.command.startswith("python -c ")
 
 
 def test_a_part_that_fails_keeps_the_end_of_its_output_and_stops_no_other() -> None:
@@ -49,8 +49,8 @@ def test_a_part_that_takes_too_long_is_killed_with_what_it_started(tmp_path: Pat
     file = tmp_path / "child"
     child = f"import time, pathlib; time.sleep(1); pathlib.Path({str(file)!r}).touch()"
     program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    found = check_part(part(program, minutes=0.3 / 60), ONE_GPU)
-    assert found.outcome == "too slow"
+    result = check_part(part(program, minutes=0.3 / 60), ONE_GPU)
+    assert result.outcome == "too slow"
     subprocess.run([sys.executable, "-c", "import time; time.sleep(1.5)"], check=True)
     assert not file.exists()
 
@@ -63,8 +63,8 @@ def test_a_part_is_left_out_where_something_is_missing(needs: dict[str, Any]) ->
 @pytest.mark.parametrize(("skipped", "outcome"), [(1, "passed"), (2, "left out")])
 def test_tests_are_counted_and_none_that_ran_is_no_success(skipped: int, outcome: str) -> None:
     report = f'<testsuites><testsuite tests="2" skipped="{skipped}" failures="0" errors="0"/></testsuites>'
-    found = check_part(part(f"open('{OUT}/{COUNTS}', 'w').write('''{report}''')"), ONE_GPU)
-    assert found.outcome == outcome
+    result = check_part(part(f"open('{OUT}/{COUNTS}', 'w').write('''{report}''')"), ONE_GPU)
+    assert result.outcome == outcome
 
 
 # ---- the report ----
@@ -79,10 +79,10 @@ def results() -> Sequence[Result]:
 def test_the_report_says_what_is_new_and_holds_all_of_it_as_json() -> None:
     text = write(MACHINE, results(), {"works": "passed before on NVIDIA A100, 2026-10-01"})
     assert "illegal memory access" in text
-    found = read(text)
-    assert found["gpus"] == ["NVIDIA H100"]
-    assert [result["outcome"] for result in found["results"]] == ["passed", "failed", "left out"]
-    assert [result["before"] == NEVER for result in found["results"]] == [False, True, True]
+    output = read(text)
+    assert output["gpus"] == ["NVIDIA H100"]
+    assert [result["outcome"] for result in output["results"]] == ["passed", "failed", "left out"]
+    assert [result["before"] == NEVER for result in output["results"]] == [False, True, True]
     with pytest.raises(ValueError, match="not a report"):
         read("something else")
 

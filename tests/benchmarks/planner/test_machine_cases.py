@@ -1,4 +1,4 @@
-"""What the planner is asked about this machine."""
+"""Configs that the planner predicts on this machine."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_no_predicted_config_is_one_that_was_fitted() -> None:
     assert len(PREDICTED) >= 12
 
 
-def test_prompts_have_as_many_letters_as_asked(tmp_path: Path) -> None:
+def test_prompts_have_the_given_number_of_letters(tmp_path: Path) -> None:
     write_prompts(tmp_path / "prompts.jsonl", 7)
     prompts = [json.loads(line)["prompt"] for line in (tmp_path / "prompts.jsonl").read_text().splitlines()]
     assert len(set("".join(prompts))) == 7
@@ -36,12 +36,11 @@ def test_prompts_have_as_many_letters_as_asked(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_figures_are_those_of_the_steps_after_the_warm_up(tmp_path: Path) -> None:
-    config = load_config(
-        PRESET, ["generation.group_size=4", "generation.groups_per_batch=8", "training.groups_per_step=8"]
-    )
+    generation = ["generation.group_size=4", "generation.groups_per_batch=8", "generation.max_new_tokens=40"]
+    config = load_config(PRESET, [*generation, "training.groups_per_step=8"])
     times = Times(train_step=0.5, train_token=0.0, handover=0.1, overhead_rollout=0.0)
-    write_timed_run(LocalStore(tmp_path), config, lambda group, sample: 3, times, steps=40)
-    found = figures(tmp_path)
-    assert found["step_seconds"] == pytest.approx(0.6)
-    assert found["idle_train"] == 0
-    assert found["dropped_share"] == 0
+    write_timed_run(LocalStore(tmp_path), config, lambda group, sample: 40, times, steps=40)
+    measured = figures(tmp_path)
+    assert measured["step_seconds"] == pytest.approx(0.6)
+    assert measured["idle_train"] == 0
+    assert measured["dropped_share"] == 0

@@ -1,4 +1,4 @@
-"""What the comparison with TRL makes of two runs, and what both are given; the runs themselves are made by hand."""
+"""The comparison with TRL: its figures for two runs, and the input of both; the runs are made by hand."""
 
 import json
 from pathlib import Path
@@ -30,12 +30,12 @@ def test_speeds_and_rewards_are_compared_after_the_warm_up() -> None:
 
 
 def test_the_target_is_twice_the_speed_at_a_reward_that_is_no_lower() -> None:
-    theirs = steps(1.0, [0.5] * 8)
+    trl_steps = steps(1.0, [0.5] * 8)
     fast, slow = steps(0.4, [0.5] * 8), steps(0.9, [0.5] * 8)
-    found = of_pairs([of_pair(theirs, ours, SHORT, warmup=1) for ours in (fast, slow, fast)])
-    assert found["speedup"] == pytest.approx(2.5)
-    assert list(targets_met({"short": found}).values()) == [True, True]
-    worse = of_pairs([of_pair(theirs, steps(0.9, [0.4] * 8), SHORT, warmup=1)])
+    result = of_pairs([of_pair(trl_steps, ours, SHORT, warmup=1) for ours in (fast, slow, fast)])
+    assert result["speedup"] == pytest.approx(2.5)
+    assert list(targets_met({"short": result}).values()) == [True, True]
+    worse = of_pairs([of_pair(trl_steps, steps(0.9, [0.4] * 8), SHORT, warmup=1)])
     assert list(targets_met({"short": worse}).values()) == [False, False]
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from support.stored_run.run import Shape, make_run
+from support.streams.rows import part_files, read_rows
 
 from dashboard.export.groups import MOST_GROUPS, newest_groups
 from dashboard.read.model import RunData
@@ -13,7 +14,6 @@ from storage import layout
 from storage.schema import TRAJECTORY
 from storage.stores.base import Store
 from storage.stores.factory import open_store
-from storage.streams.stream import StreamReader
 
 
 @pytest.fixture
@@ -37,17 +37,15 @@ def test_the_newest_groups_are_shown_with_the_rows_of_the_store(store: Store) ->
     title, rows = tables[0]
     assert title == f"Group {last_group}"
     assert [row[0] for row in rows.rows] == [f"{row_id:,}" for row_id in run.consumed["trajectory_row_id"][-4:]]
-    stored = {}
-    reader = StreamReader(store, layout.trajectories(int(run.consumed["generator"][-1])), TRAJECTORY)
-    while (part := reader.next()) is not None:
-        stored |= {f"{row['row_id']:,}": row for row in part.table.to_pylist()}
+    rows_of_generator = read_rows(store, layout.trajectories(int(run.consumed["generator"][-1])), TRAJECTORY)
+    stored = {f"{row['row_id']:,}": row for row in rows_of_generator}
     for row, staleness in zip(rows.rows, run.consumed["staleness"][-4:], strict=True):
         expected = stored[row[0]]
         values = dict(zip(rows.header, row, strict=True))
         assert values["staleness"] == str(staleness)
         assert values["versions"] == f"{expected['min_policy_version']} to {expected['max_policy_version']}"
         assert values["tokens"] == f"{len(expected['response_tokens']):,}"
-        # There is no tokenizer in this store.
+        # This store has no tokenizer.
         assert values["response"] == " ".join(map(str, expected["response_tokens"]))
 
 
@@ -55,10 +53,9 @@ def test_the_newest_groups_are_shown_with_the_rows_of_the_store(store: Store) ->
 def test_a_group_whose_part_is_damaged_says_so_and_the_others_are_shown(store: Store) -> None:
     run = RunReader(store).look()
     generator = int(run.consumed["generator"][-1])
-    files = {path: store.get(path) for path in store.list(layout.trajectories(generator)) if "/seg/" in path}
-    for path, data in files.items():
+    for path in part_files(store, layout.trajectories(generator)):
         store.delete(path)
-        store.put(path, bytes(len(data)))
+        store.put(path, b"damaged")
     tables = _tables(run, newest_groups(run))
     damaged = [rows for _, rows in tables if "checksum" in rows.note]
     # The witness: some of them lie in the damaged stream, the rest in the other generator's.

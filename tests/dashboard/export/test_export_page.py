@@ -31,7 +31,7 @@ def chromium() -> Iterator[Page]:
 
 
 class _Opened:
-    """A file in the browser, and what it asked for and complained of."""
+    """A file in the browser, with its requests and complaints."""
 
     def __init__(self, chromium: Page, file: Path) -> None:
         self.page = chromium
@@ -142,7 +142,7 @@ def test_a_script_that_got_into_the_file_all_the_same_would_be_refused_by_its_po
     file.write_text(whole.replace("</body>", smuggled))
     opened = _Opened(chromium, file)
     assert opened.page.evaluate("() => window.owned") is None
-    # The witness: it was there, and the browser says that it refused it.
+    # The witness: the browser says that it refused the script.
     refused = [text for text in opened.complaints if "Content Security Policy" in text]
     assert len(refused) >= 2, opened.complaints
     assert opened.page.locator(".js-plotly-plot .main-svg").first.is_visible()

@@ -57,10 +57,10 @@ def _board() -> dict:
 
 def test_the_board_asks_for_no_series_that_is_not_exposed_and_leaves_none_out() -> None:
     targets = [target for panel in _board()["panels"] for target in panel.get("targets", ())]
-    asked = set().union(*(_asked(target["expr"]) for target in targets))
-    assert asked <= _EXPOSED
+    queried = set().union(*(_asked(target["expr"]) for target in targets))
+    assert queried <= _EXPOSED
     # The target of a run is in the dashboard; on a board it would be a second scale.
-    assert _EXPOSED - asked == {"millrace_policy_version_target"}
+    assert _EXPOSED - queried == {"millrace_policy_version_target"}
 
 
 def _asked(expression: str) -> set[str]:
@@ -72,15 +72,15 @@ def test_no_panel_has_two_units_on_its_axis() -> None:
     panels = [panel for panel in _board()["panels"] if panel["type"] == "timeseries"]
     assert len(panels) > 20
     for panel in panels:
-        found = {
+        result = {
             units[name] + (" per second" if "rate(" in target["expr"] and "/ sum" not in target["expr"] else "")
             for target in panel["targets"]
             for name in _asked(target["expr"])
         }
         if panel["title"] == "Idle share":
             # Seconds of seconds.
-            found = {"share"}
-        assert found == {panel["fieldConfig"]["defaults"]["custom"]["axisLabel"]}, panel["title"]
+            result = {"share"}
+        assert result == {panel["fieldConfig"]["defaults"]["custom"]["axisLabel"]}, panel["title"]
 
 
 def test_the_alerts_ask_only_for_what_is_exposed_and_name_causes_of_the_verdict() -> None:

@@ -1,4 +1,4 @@
-"""What Prometheus scrapes: the numbers of the store under documented names."""
+"""Prometheus scrapes the numbers of the store under documented names."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -31,13 +31,13 @@ _ROW = OverviewRow(
 
 def _samples(text: bytes) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     """Value by name and labels; refuses a text that Prometheus's own parser refuses, and a sample given twice."""
-    found: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+    result: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
     for family in text_string_to_metric_families(text.decode()):
         for sample in family.samples:
             key = (sample.name, frozenset(sample.labels.items()))
-            assert key not in found, f"given twice: {key}"
-            found[key] = sample.value
-    return found
+            assert key not in result, f"given twice: {key}"
+            result[key] = sample.value
+    return result
 
 
 def _key(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
@@ -45,9 +45,9 @@ def _key(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
 
 
 def test_every_number_of_a_run_is_exposed_under_its_name_and_labels() -> None:
-    found = _samples(expose([_ROW], {"mine": run_data()}))
+    samples = _samples(expose([_ROW], {"mine": run_data()}))
     assert (
-        found.items()
+        samples.items()
         >= {
             _key("millrace_run_state", state="running"): 1,
             _key("millrace_problems"): 0,
@@ -77,7 +77,7 @@ def test_every_number_of_a_run_is_exposed_under_its_name_and_labels() -> None:
             _key("millrace_loss"): -0.125,
         }.items()
     )
-    assert _key("millrace_last_status_seconds", stage="score", replica="0") not in found
+    assert _key("millrace_last_status_seconds", stage="score", replica="0") not in samples
 
 
 def test_what_a_generator_works_on_is_exposed_by_replica() -> None:
@@ -86,8 +86,8 @@ def test_what_a_generator_works_on_is_exposed_by_replica() -> None:
         "generate-1": generating(),
         "generate-2": generating(doing="stopped"),
     }
-    found = _samples(expose([_ROW], {"mine": run_data(stage_status=statuses)}))
-    of_generators = {key: value for key, value in found.items() if dict(key[1]).keys() == {"run", "replica"}}
+    samples = _samples(expose([_ROW], {"mine": run_data(stage_status=statuses)}))
+    of_generators = {key: value for key, value in samples.items() if dict(key[1]).keys() == {"run", "replica"}}
     assert of_generators == {
         _key("millrace_generating_requests", replica="1"): 12,
         _key("millrace_generating_groups", replica="1"): 5,
@@ -96,7 +96,7 @@ def test_what_a_generator_works_on_is_exposed_by_replica() -> None:
         _key("millrace_oldest_group_versions", replica="1"): 3,
         _key("millrace_continued_tokens_total", replica="1"): 40,
         _key("millrace_discarded_tokens_total", replica="1"): 7,
-        # It was drained: what it left is stored.
+        # It was drained, and its unfinished tokens are stored.
         _key("millrace_generating_tokens", replica="2"): 700,
         _key("millrace_continued_tokens_total", replica="2"): 40,
         _key("millrace_discarded_tokens_total", replica="2"): 7,
@@ -106,19 +106,19 @@ def test_what_a_generator_works_on_is_exposed_by_replica() -> None:
 def test_what_a_stage_uses_of_its_machine_is_exposed_until_it_has_stopped() -> None:
     used = {"usage/cpu_cores": measured([0.5, 1.5])}
     metrics = {"train-0": used, "score-0": used}
-    found = _samples(expose([_ROW], {"mine": run_data(metrics=metrics)}))
-    assert {key: value for key, value in found.items() if key[0] == "millrace_cpu_cores"} == {
+    samples = _samples(expose([_ROW], {"mine": run_data(metrics=metrics)}))
+    assert {key: value for key, value in samples.items() if key[0] == "millrace_cpu_cores"} == {
         _key("millrace_cpu_cores", stage="train", replica="0"): 1.5
     }
 
 
 def test_where_the_status_is_unknown_the_ledger_does_not_count_as_balanced() -> None:
     broken = run_data(status=None, problems=("the ledger does not balance: rows 3 to 4 of generator 0",))
-    found = _samples(expose([_ROW], {"mine": broken}))
-    assert found[_key("millrace_ledger_balanced")] == 0
-    assert found[_key("millrace_problems")] == 1
-    assert _key("millrace_buffered_rollouts") not in found
-    assert found[_key("millrace_loss")] == -0.125
+    samples = _samples(expose([_ROW], {"mine": broken}))
+    assert samples[_key("millrace_ledger_balanced")] == 0
+    assert samples[_key("millrace_problems")] == 1
+    assert _key("millrace_buffered_rollouts") not in samples
+    assert samples[_key("millrace_loss")] == -0.125
 
 
 def test_what_is_not_known_yet_is_absent_and_not_zero() -> None:
@@ -147,9 +147,9 @@ def test_what_is_not_known_yet_is_absent_and_not_zero() -> None:
 def test_what_the_verdict_finds_is_exposed_under_its_cause(
     changes: dict[str, Any], expected: tuple[str, str, int]
 ) -> None:
-    found = _samples(expose([_ROW], {"mine": run_data(**changes)}))
+    samples = _samples(expose([_ROW], {"mine": run_data(**changes)}))
     clause, cause, level = expected
-    assert found[_key("millrace_verdict", clause=clause, cause=cause)] == level
+    assert samples[_key("millrace_verdict", clause=clause, cause=cause)] == level
 
 
 def test_restarts_are_counted_from_zero_and_the_version_promoted_last_is_exposed() -> None:
@@ -157,18 +157,18 @@ def test_restarts_are_counted_from_zero_and_the_version_promoted_last_is_exposed
     info = run_data().info
     promoted = Decision(policy_version=3, promoted=True, accuracy=0.5, bar=0.25, sentence="version 3 is promoted")
     attempts = (replace(info.attempts[0], promotion=promoted), replace(info.attempts[0], number=1, first_step=3))
-    found = _samples(expose([_ROW], {"mine": run_data(status=status, info=replace(info, attempts=attempts))}))
-    assert found[_key("millrace_restarts_total", stage="generate", replica="1")] == 2
-    assert found[_key("millrace_restarts_total", stage="train", replica="0")] == 0
-    assert found[_key("millrace_promoted_version")] == 3
-    assert found[_key("millrace_attempts_total")] == 2
+    samples = _samples(expose([_ROW], {"mine": run_data(status=status, info=replace(info, attempts=attempts))}))
+    assert samples[_key("millrace_restarts_total", stage="generate", replica="1")] == 2
+    assert samples[_key("millrace_restarts_total", stage="train", replica="0")] == 0
+    assert samples[_key("millrace_promoted_version")] == 3
+    assert samples[_key("millrace_attempts_total")] == 2
 
 
 def test_a_label_from_the_store_can_not_end_its_line_or_its_quotes() -> None:
     row = OverviewRow(run_id='x"} 1\nforged{run="y', state="running", policy_version=7)
-    found = _samples(expose([row], {}))
-    assert found[("millrace_policy_version", frozenset({("run", row.run_id)}))] == 7
-    assert all(name.startswith("millrace_") for name, _ in found)
+    samples = _samples(expose([row], {}))
+    assert samples[("millrace_policy_version", frozenset({("run", row.run_id)}))] == 7
+    assert all(name.startswith("millrace_") for name, _ in samples)
 
 
 def _store_run(root: Path, run_id: str, t: float) -> None:
@@ -180,9 +180,9 @@ def _store_run(root: Path, run_id: str, t: float) -> None:
 def test_of_many_stored_runs_all_are_listed_and_those_heard_from_last_in_detail(tmp_path: Path) -> None:
     for number in range(MOST_DETAILED + 2):
         _store_run(tmp_path, f"run-{number}", 1_700_000_000.0 + 10 * number)
-    found = _samples(exposition(Runs(str(tmp_path))))
+    samples = _samples(exposition(Runs(str(tmp_path))))
     by_name = {
-        name: sorted(dict(labels)["run"] for found_name, labels in found if found_name == name)
+        name: sorted(dict(labels)["run"] for found_name, labels in samples if found_name == name)
         for name in ("millrace_policy_version", "millrace_ledger_balanced")
     }
     assert by_name == {
@@ -196,8 +196,8 @@ def test_a_run_that_cant_be_read_is_counted_and_the_others_are_shown(tmp_path: P
     end_attempt(open_store(str(tmp_path / "sound")), 0, "finished")
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "run.json").write_text('{"run_id": ')
-    found = _samples(exposition(Runs(str(tmp_path))))
-    problems = {dict(labels)["run"]: value for (name, labels), value in found.items() if name == "millrace_problems"}
+    samples = _samples(exposition(Runs(str(tmp_path))))
+    problems = {dict(labels)["run"]: value for (name, labels), value in samples.items() if name == "millrace_problems"}
     assert problems == {"sound": 0, "torn": 1}
     finished = ("millrace_run_state", frozenset({"run": "sound", "state": "finished"}.items()))
-    assert found[finished] == 1
+    assert samples[finished] == 1

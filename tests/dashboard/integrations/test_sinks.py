@@ -1,23 +1,26 @@
 """`millrace mirror --tensorboard`, with the real package: what event files hold, and what TensorBoard shows of it."""
 
 import argparse
-import json
 import os
 import signal
 import threading
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
-from support.pages.mirrored import DEADLINE, Trained, copy, events, start_mirror, until
+from support.pages.mirrored import CONFIG, DEADLINE, Trained, copy, events, start_mirror, wait_until
+from support.stored_run.run import Shape, make_run
 from support.stores.dict_store import DictStore
+from support.streams.rows import part_files
 from tensorboardX.proto.event_pb2 import SessionLog
 
 from dashboard.integrations.sinks import mirror
 from dashboard.integrations.sinks.copying import Mirror
 from dashboard.integrations.sinks.tensorboard import TensorBoard
+from dashboard.read.run_reader import RunReader
 from millrace.errors import InputError, RunMissing
-from millrace.runs.record import end_attempt
+from millrace.runs.record import end_attempt, resume_run
 from storage import layout
 from storage.stores.factory import open_store
 
@@ -31,18 +34,12 @@ def trained(tmp_path: Path) -> Trained:
 
 
 def _expected(*versions: int, reward: float | None = None) -> Shown:
-    return {
-        key: value
-        for version in versions
-        for key, value in {
-            ("train/reward_mean", version): version / 8 if reward is None else reward,
-            ("train/loss", version): -1.0,
-        }.items()
-    }
+    rewards = {("train/reward_mean", version): version / 8 if reward is None else reward for version in versions}
+    return rewards | {("train/loss", version): -1.0 for version in versions}
 
 
 def _shown(folder: Path) -> Shown:
-    """What TensorBoard shows: where a log says that it starts at a step, what came before it from there on is gone."""
+    """The points that TensorBoard shows: where a log starts at a step, earlier points from there on are gone."""
     shown: Shown = {}
     for event in events(folder):
         if event.session_log.status == SessionLog.START:
@@ -85,20 +82,16 @@ def test_a_mirror_that_is_started_again_writes_only_what_is_new(trained: Trained
     assert times.keys() >= _expected(1, 2, 3).keys()
 
 
-@pytest.mark.parametrize("goes", ["in one go", "with a start in between"])
-def test_versions_that_a_restarted_trainer_made_again_replace_those_before(
-    trained: Trained, tmp_path: Path, goes: str
-) -> None:
+def test_versions_that_a_restarted_trainer_made_again_replace_those_before(trained: Trained, tmp_path: Path) -> None:
     trained.step(1, 2, 3, 4)
     trained.evaluate(2, 0.5)
     trained.evaluate(4, 0.75)
-    if goes == "with a start in between":
-        copy(trained.store, tmp_path / "mine")
+    copy(trained.store, tmp_path / "mine")
     trained.step(3, incarnation=1, reward=9.0)
     copy(trained.store, tmp_path / "mine")
     accuracies = {("evaluation/accuracy", 2): 0.5, ("evaluation/accuracy", 4): 0.75}
     assert _shown(tmp_path / "mine") == _expected(1, 2) | _expected(3, reward=9.0) | accuracies
-    # The witness: what was rolled back had been written.
+    # The witness: the lost version had been written.
     assert _times_written(tmp_path / "mine")["train/loss", 3] == 2
 
 
@@ -107,7 +100,7 @@ class _KilledError(Exception):
 
 
 class _DiesOnceWritten(TensorBoard):
-    """Its points are on the disk, and nobody remembers."""
+    """Dies when its points are on the disk, before it has noted that."""
 
     def flush(self) -> None:
         super().flush()
@@ -136,8 +129,7 @@ def test_a_damaged_part_is_named_and_left_out_and_the_rest_is_copied(
     store = DictStore()
     run = Trained(store)
     run.step(1, 2, 3)
-    path = f"{layout.metrics('train', 0)}/log/000000000002.json"
-    file = f"{layout.metrics('train', 0)}/{json.loads(store.objects[path])['file']}"
+    file = part_files(store, layout.metrics("train", 0))[1]
     store.objects[file] = bytes(len(store.objects[file]))
     copy(store, tmp_path / "mine")
     assert _shown(tmp_path / "mine") == _expected(1, 3)
@@ -185,8 +177,8 @@ def test_following_copies_what_is_added_until_the_run_has_ended(trained: Trained
     following = threading.Thread(target=lambda: codes.append(mirror.run(arguments)), daemon=True)
     following.start()
     for version in (2, 3):
-        # Only what it has copied before shows that it went on.
-        until(lambda done=version - 1: _shown(folder) == _expected(*range(1, done + 1)))
+        # Each copied step shows that it still follows.
+        wait_until(lambda done=version - 1: _shown(folder) == _expected(*range(1, done + 1)))
         trained.step(version)
     trained.evaluate(3, 0.5)
     end_attempt(trained.store, 0, "finished")
@@ -199,7 +191,7 @@ def test_following_copies_what_is_added_until_the_run_has_ended(trained: Trained
 def test_ctrl_c_ends_following_with_everything_copied_so_far(trained: Trained, tmp_path: Path) -> None:
     trained.step(1)
     process = start_mirror(trained, "--tensorboard", "logs", "--follow", cwd=tmp_path)
-    until(lambda: _shown(tmp_path / "logs" / "mine") == _expected(1))
+    wait_until(lambda: _shown(tmp_path / "logs" / "mine") == _expected(1))
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=DEADLINE)
     assert (process.returncode, err) == (0, "")
@@ -212,15 +204,77 @@ def test_a_package_that_is_not_installed_is_named_with_what_installs_it(
 ) -> None:
     (tmp_path / package).mkdir()
     (tmp_path / package / "__init__.py").write_text(f"raise ModuleNotFoundError({package!r})")
-    process = start_mirror(
-        trained,
-        f"--{option}",
-        "x",
-        cwd=tmp_path,
-        PYTHONPATH=os.pathsep.join([str(tmp_path), str(Path(__file__).parents[3])]),
-    )
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[3])])
+    process = start_mirror(trained, f"--{option}", "x", cwd=tmp_path, PYTHONPATH=path)
     _, err = process.communicate(timeout=DEADLINE)
     assert process.returncode == 2
     assert err.count("\n") == 1
     assert f"--{option} needs the package {package}" in err
     assert f"'.[{option}]'" in err
+
+
+def _flow(folder: Path) -> list[tuple[str, int, float]]:
+    values = [(value.tag, event.step, value.simple_value) for event in events(folder) for value in event.summary.value]
+    return [value for value in values if value[0].startswith("flow/")]
+
+
+def _texts(folder: Path, name: str) -> dict[int, str]:
+    """Markdown by step; fails if one is written twice."""
+    texts: dict[int, str] = {}
+    for event in events(folder):
+        for value in event.summary.value:
+            if value.tag == name:
+                assert value.metadata.plugin_data.plugin_name == "text"
+                assert event.step not in texts
+                (markdown,) = value.tensor.string_val
+                texts[event.step] = markdown.decode()
+    return texts
+
+
+def test_a_generators_idle_share_and_rate_are_summed_over_each_policy_version(trained: Trained, tmp_path: Path) -> None:
+    trained.step(1, 2, 3)
+    trained.work(0, 101.0, 1, busy=1.5, waited=0.5, tokens=100.0)
+    trained.work(0, 103.0, 1, busy=0.5, waited=1.5, tokens=300.0)
+    trained.work(0, 105.0, 3, busy=2.0, waited=0.0, tokens=900.0)
+    trained.work(1, 101.0, 2, busy=1.0, waited=3.0, tokens=40.0)
+    copy(trained.store, tmp_path / "mine")
+    # Version 3 of the first and version 2 of the second may not be over.
+    first = [("flow/generate-0/idle_share", 1, 0.5), ("flow/generate-0/tokens_per_second", 1, 75.0)]
+    assert _flow(tmp_path / "mine") == first
+    trained.step(4)
+    trained.work(0, 106.0, 3, busy=1.0, waited=1.0, tokens=1100.0)
+    trained.work(0, 108.0, 4, busy=1.0, waited=1.0, tokens=1200.0)
+    copy(trained.store, tmp_path / "mine")
+    second = [("flow/generate-0/idle_share", 3, 0.25), ("flow/generate-0/tokens_per_second", 3, 200.0)]
+    assert _flow(tmp_path / "mine") == first + second
+
+
+def test_the_config_of_each_attempt_is_a_text_at_the_version_it_went_on_from(trained: Trained, tmp_path: Path) -> None:
+    trained.step(1)
+    copy(trained.store, tmp_path / "mine")
+    end_attempt(trained.store, 0, "stopped")
+    resume_run(trained.store, {**CONFIG, "training": {"max_steps": 12}})
+    trained.step(2)
+    for _ in range(2):
+        copy(trained.store, tmp_path / "mine")
+    configs = [event for event in events(tmp_path / "mine") for value in event.summary.value if value.tag == "config"]
+    shown = [event.summary.value[0].tensor.string_val[0].decode() for event in configs]
+    assert [event.step for event in configs] == [0, 0]
+    assert ['"max_steps": 10' in shown[0], '"max_steps": 12' in shown[1]] == [True, True]
+    assert all(line.startswith("    ") for text in shown for line in text.splitlines())
+
+
+@pytest.mark.slow
+def test_the_best_and_the_worst_response_of_every_twentieth_step_are_a_text(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "mine"))
+    make_run(store, "mine", Shape(steps=41, groups_per_step=2, group_size=4, generators=1))
+    for _ in range(2):
+        copy(store, tmp_path / "logs")
+    samples = _texts(tmp_path / "logs", "samples")
+    assert samples.keys() == {1, 20, 40}
+    run = RunReader(store).look()
+    for version, text in samples.items():
+        rewards = run.consumed["reward"][(run.consumed["policy_version"] == version) & run.trained]
+        assert f"**Best: reward {np.nanmax(rewards):.3g}**" in text
+        assert f"**Worst: reward {np.nanmin(rewards):.3g}**" in text
+        assert text.count("→") == 2

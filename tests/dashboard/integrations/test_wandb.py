@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.pages.mirrored import CONFIG, DEADLINE, Trained, run_mirror, start_mirror, until
+from support.pages.mirrored import CONFIG, DEADLINE, Trained, run_mirror, start_mirror, wait_until
 from wandb.proto.wandb_internal_pb2 import Record
 
 from dashboard.integrations.sinks.wandb import WeightsAndBiases
@@ -89,7 +89,7 @@ def test_what_is_remembered_outlives_a_mirror_that_is_killed(trained: Trained, t
     trained.step(*range(1, 30))
     process = start_mirror(trained, "--wandb", "project", "--follow", cwd=tmp_path)
     memory = tmp_path / "wandb" / "millrace-project-mine.json"
-    until(lambda: memory.exists() and json.loads(memory.read_text())["rows"] == 29)
+    wait_until(lambda: memory.exists() and json.loads(memory.read_text())["rows"] == 29)
     process.kill()
     process.communicate(timeout=DEADLINE)
     # The witness: it was at it, and not at its end.
@@ -120,7 +120,7 @@ def test_a_name_that_wandb_does_not_allow_is_refused(project: str) -> None:
 
 @contextmanager
 def _listening(called: threading.Event) -> Iterator[str]:
-    """An address on this machine where nobody is served; `called` is set once somebody calls there."""
+    """An address on this machine that serves nothing; `called` is set by the first connection."""
 
     class Caller(socketserver.BaseRequestHandler):
         def handle(self) -> None:
@@ -147,7 +147,7 @@ def test_wandb_calls_nobody_unless_the_person_asks_for_it(
         process = start_mirror(trained, "--wandb", "project", cwd=tmp_path, **environment)
         if calls:
             # The witness: who calls, calls here.
-            until(called.is_set)
+            wait_until(called.is_set)
             process.kill()
         process.communicate(timeout=DEADLINE)
     assert called.is_set() == calls

@@ -1,4 +1,4 @@
-"""The table of all runs without a browser: its links, columns, notes, and what is typed above it."""
+"""The table of all runs without a browser: its links, columns, notes and input fields."""
 
 import json
 from pathlib import Path
@@ -7,33 +7,16 @@ from typing import Any
 import pytest
 from dash import no_update
 from support.pages.components import plain, texts, within
-from support.stored_run.run import Shape, StoredRun
+from support.pages.sites import LOCAL, open_client, open_site, store_run
 
 from dashboard.pages import overview
-from dashboard.pages.site import Site
-from dashboard.read.runs import Runs
-from dashboard.server.app import make_app
-from dashboard.views.registry import VIEWS
 from millrace.runs.record import write_note
 from storage import layout
-from storage.stores.local import LocalStore
-
-LOCAL = {"Host": "127.0.0.1:8050"}
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return tmp_path / "runs"
-
-
-def stored(root: Path, run_id: str, steps: int = 3) -> StoredRun:
-    run = StoredRun(LocalStore(root / run_id, fsync=False), run_id, Shape(steps=6))
-    run.append(steps)
-    return run
-
-
-def site(root: Path) -> Site:
-    return Site(Runs(str(root)), VIEWS)
 
 
 def hrefs(tree: Any) -> dict[str, str]:
@@ -46,9 +29,11 @@ def hrefs(tree: Any) -> dict[str, str]:
 
 
 def test_the_address_keeps_filter_order_and_columns_and_a_link_changes_one(root: Path) -> None:
-    stored(root, "one")
-    stored(root, "two", steps=5)
-    body = plain(site(root).show("/", "?runs=two&filter=step>1&sort=step&column=training.max_steps&column=seed").body)
+    store_run(root, "one")
+    store_run(root, "two", steps=5)
+    body = plain(
+        open_site(root).show("/", "?runs=two&filter=step>1&sort=step&column=training.max_steps&column=seed").body
+    )
     kept = "filter=step%3E1"
     columns = "column=training.max_steps&column=seed"
     assert (
@@ -60,41 +45,40 @@ def test_the_address_keeps_filter_order_and_columns_and_a_link_changes_one(root:
         }.items()
     )
     assert texts(body).index("one") < texts(body).index("two")
-    assert "1 of 2 runs" in texts(plain(site(root).show("/", "?filter=step=5").body))
-    assert "No run matches step=7." in texts(plain(site(root).show("/", "?filter=step=7").body))
-    assert str(root / "none") in texts(plain(site(root / "none").show("/", "").body))
+    assert "1 of 2 runs" in texts(plain(open_site(root).show("/", "?filter=step=5").body))
+    assert "No run matches step=7." in texts(plain(open_site(root).show("/", "?filter=step=7").body))
+    assert str(root / "none") in texts(plain(open_site(root / "none").show("/", "").body))
 
 
 def test_the_table_shows_settings_and_notes_and_suggests_columns_that_differ(root: Path) -> None:
     for run_id, rate in (("one", "1e-05"), ("two", "0.0003")):
-        run = stored(root, run_id)
+        run = store_run(root, run_id)
         record = json.loads(bytes(run.store.get(layout.RUN)))
         record["config"]["training"]["learning_rate"] = float(rate)
         run.store.put(layout.RUN, json.dumps(record).encode())
-    write_note(LocalStore(root / "one"), "keep")
-    body = plain(site(root).show("/", "?column=training.learning_rate&column=no.such.key").body)
+        write_note(run.store, f"keep {run_id}")
+    body = plain(open_site(root).show("/", "?column=training.learning_rate&column=no.such.key").body)
     assert {"1e-05", "0.0003", "–", "keep"} <= set(texts(body).split())
     assert len([part for part in within(body) if part["type"] == "Img"]) == 2
-    suggested = hrefs(plain(site(root).show("/", "").body))
+    suggested = hrefs(plain(open_site(root).show("/", "").body))
     assert "add the column training.learning_rate" in suggested
     assert "add the column training.max_steps" not in suggested
 
 
 def test_a_refresh_brings_the_table_only_if_it_has_changed(root: Path) -> None:
-    run = stored(root, "one", steps=6)
+    run = store_run(root, "one", steps=6)
     run.finish()
-    shown = site(root).show("/", "")
-    first = site(root).refresh("/", "", shown.drawn_from, [], [overview.TABLE])
-    again = site(root).refresh("/", "", first.drawn_from, [], [overview.TABLE])
+    shown = open_site(root).show("/", "")
+    first = open_site(root).refresh("/", "", shown.drawn_from, [], [overview.TABLE])
+    again = open_site(root).refresh("/", "", first.drawn_from, [], [overview.TABLE])
     assert [*again.texts, again.drawn_from] == [no_update, no_update]
     write_note(run.store, "seen")
-    changed = site(root).refresh("/", "", first.drawn_from, [], [overview.TABLE])
+    changed = open_site(root).refresh("/", "", first.drawn_from, [], [overview.TABLE])
     assert "seen" in texts(plain(changed.texts))
 
 
 def test_what_is_typed_above_the_table_goes_into_the_address(root: Path) -> None:
-    stored(root, "one")
-    page = make_app(Runs(str(root)), VIEWS, host="127.0.0.1", token=None).server.test_client()
+    store_run(root, "one")
     question = {
         "output": "address.search",
         "outputs": {"id": "address", "property": "search"},
@@ -105,6 +89,6 @@ def test_what_is_typed_above_the_table_goes_into_the_address(root: Path) -> None
         "changedPropIds": ["runs-filter.value"],
         "state": [{"id": "address", "property": "search", "value": "?runs=one&sort=step"}],
     }
-    answer = page.post("/_dash-update-component", json=question, headers=LOCAL)
+    answer = open_client(root).post("/_dash-update-component", json=question, headers=LOCAL)
     search = answer.json["response"]["address"]["search"]
     assert search == "?runs=one&filter=state%3Drunning&sort=step&column=seed"

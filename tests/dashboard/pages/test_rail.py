@@ -1,4 +1,4 @@
-"""The rail beside a home page's charts."""
+"""The rail next to a home page's charts, and the strip of the verdict above them."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,6 +10,7 @@ from support.pages.consumed_rows import consumed_rows
 from support.pages.run_data import STATUS, T, measured, run_data
 
 from dashboard.pages.rail import rail
+from dashboard.pages.verdict import strip
 from dashboard.read.model import RunData
 from millrace.runs.provenance import Origin
 
@@ -19,11 +20,11 @@ SHOWN = "<img src=x onerror=alert(1)>\\u202e␛[2J"
 
 def said(run: RunData, prompts: dict[tuple[int, int], str] | None = None) -> dict[str, str]:
     """The text of each section by its title."""
-    found = {}
+    result = {}
     for section in rail(run, prompts or {}):
         title, *lines = section.children
-        found[title.children] = words(lines)
-    return found
+        result[title.children] = words(lines)
+    return result
 
 
 def run(origin: Origin | None = None, **changes: Any) -> RunData:
@@ -49,10 +50,10 @@ def test_hostile_text_stays_text_with_its_control_characters_escaped() -> None:
     status = {**STATUS, "incidents": {"latest": latest}}
     origin = Origin(preset=HOSTILE, changes={HOSTILE: [HOSTILE, 1]}, flow_run="javascript:alert(1)")
     hostile = run(origin, status=status)
-    found = said(hostile, {(0, 6): HOSTILE})
+    result = said(hostile, {(0, 6): HOSTILE})
     for section in ("Groups", "Events", "Config"):
-        assert SHOWN in found[section]
-    kinds = {type(one) for one in components(rail(hostile, {(0, 6): HOSTILE}))}
+        assert SHOWN in result[section]
+    kinds = {type(component) for component in components(rail(hostile, {(0, 6): HOSTILE}))}
     assert kinds <= {html.Section, html.H2, html.Ul, html.Li, html.P, html.Span, html.Strong, dcc.Link}
 
 
@@ -70,3 +71,15 @@ def test_ledger_and_config_are_told_in_short() -> None:
 def test_the_flow_run_is_linked_if_its_address_is_one(address: str | None) -> None:
     links = [each.href for each in components(rail(run(Origin(flow_run=address)), {})) if isinstance(each, html.A)]
     assert links == ([address] if address and address.startswith("http") else [])
+
+
+def test_a_clause_shows_its_level_and_links_to_its_chart_and_the_advice_is_below() -> None:
+    clauses, advice = strip(run_data(problems=("log/3.json: torn",))).children
+    links = [item.children for item in clauses.children]
+    assert [(link.children[0].title, link.className) for link in links[:3]] == [
+        ("good", "good"),
+        ("bad", "bad"),
+        ("unknown", "unknown"),
+    ]
+    assert links[1].href == "/run/mine/ledger#ledger-balance"
+    assert "millrace fsck" in advice.children[1]

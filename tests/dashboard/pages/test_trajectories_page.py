@@ -1,4 +1,4 @@
-"""What the page of trajectories shows for a query, and that text of a model stays text in it."""
+"""The page of trajectories answers a query, and a model's text stays text on it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from support.pages.components import components, of_class, words
 from support.pages.hostile import HOSTILE, SPELT, HostileTexts, hostile_response
-from support.stored_run.run import Shape, StoredRun
+from support.pages.sites import store_run
+from support.stored_run.run import Shape
 
 from dashboard.pages.group import MAX_RESPONSES, MAX_TOKENS, colour, view
 from dashboard.pages.trajectories import answer
@@ -17,7 +18,6 @@ from dashboard.read.runs import Runs
 from dashboard.read.search import Query, address, from_address
 from dashboard.read.tokens import TokenTexts
 from millrace.errors import InputError
-from storage.stores.local import LocalStore
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """A root with one run, `mine`: twelve steps of six groups of four, some of them dropped."""
     root = tmp_path_factory.mktemp("runs")
     shape = Shape(steps=12, groups_per_step=6, generators=2, max_staleness=2, stale_share=0.2, error_share=0.2, seed=6)
-    StoredRun(LocalStore(root / "mine", fsync=False), "mine", shape).append(12)
+    store_run(root, "mine", 12, shape)
     return Runs(str(root))
 
 

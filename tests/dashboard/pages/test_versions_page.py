@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from support.pages.components import components, of_class, words
 from support.pages.hostile import HOSTILE, SPELT, HostileTexts, hostile_response
-from support.stored_run.run import Shape, StoredRun
+from support.pages.sites import store_run
+from support.stored_run.run import Shape
 
 from dashboard.pages import versions
 from dashboard.pages.trajectories import GroupReaders, answer
@@ -13,22 +14,21 @@ from dashboard.read.groups import Group
 from dashboard.read.runs import Runs
 from dashboard.read.same_prompt import Asked, SamePrompt
 from dashboard.read.search import from_address
-from storage.stores.local import LocalStore
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """A root with one run, `mine`: 40 groups, of which each prompt is answered by three or four."""
+    """A root with one run, `mine`: 40 groups, three or four for each prompt."""
     root = tmp_path_factory.mktemp("runs")
     shape = Shape(steps=10, groups_per_step=4, generators=2, prompts=12, stale_share=0.0)
-    StoredRun(LocalStore(root / "mine", fsync=False), "mine", shape).append(10)
+    store_run(root, "mine", 10, shape)
     return Runs(str(root))
 
 
 def test_a_group_leads_to_its_prompt_at_other_versions_and_back(runs: Runs) -> None:
     readers = GroupReaders()
     _, opened = answer(runs, readers, "mine", from_address("?group=17"))
-    (link,) = [one for one in components(opened) if getattr(one, "href", None)]
+    (link,) = [component for component in components(opened) if getattr(component, "href", None)]
     assert (link.children, link.href.endswith("&versions=all")) == ("The same prompt at other versions", True)
     _, across = answer(runs, readers, "mine", from_address(link.href))
     columns = of_class(across, "version")
@@ -40,7 +40,9 @@ def test_a_group_leads_to_its_prompt_at_other_versions_and_back(runs: Runs) -> N
     ]
     assert len(of_class(columns[0], "tokens")) == 4
     assert "reward" in words(columns[0])
-    back = [one.href for one in components(across) if getattr(one, "children", None) == "Group 17 in full"]
+    back = [
+        component.href for component in components(across) if getattr(component, "children", None) == "Group 17 in full"
+    ]
     _, again = answer(runs, readers, "mine", from_address(back[0]))
     assert "Group 17" in words(again)
 
@@ -51,8 +53,8 @@ def asked(number: int) -> Asked:
 
 @pytest.mark.parametrize("at", [0, 7, 19])
 def test_of_many_groups_the_first_the_last_and_the_opened_one_are_shown_in_order(at: int) -> None:
-    found = SamePrompt(groups=tuple(asked(number) for number in range(20)), searched=1, parts=1)
-    shown = [one.policy_version for one in versions.chosen(found, asked(at))]
+    result = SamePrompt(groups=tuple(asked(number) for number in range(20)), searched=1, parts=1)
+    shown = [one.policy_version for one in versions.chosen(result, asked(at))]
     assert len(shown) == versions.MAX_COLUMNS
     assert shown == sorted(shown)
     assert {0, at, 19} <= set(shown)
@@ -62,8 +64,8 @@ def test_hostile_text_is_only_ever_the_text_of_an_element_and_is_spelt_out() -> 
     whole = hostile_response(0, 2)
     unread = replace(whole, row_id=1, trajectory=None, score=None, consumed=None)
     group = Group(generator=0, group_id=1, responses=(whole, unread), problems=(HOSTILE,))
-    found = SamePrompt(groups=(asked(1),), searched=3, parts=9)
-    shown = versions.view([group], group, found, HostileTexts(None), lambda other: "?open=0.0")
+    result = SamePrompt(groups=(asked(1),), searched=3, parts=9)
+    shown = versions.view([group], group, result, HostileTexts(None), lambda other: "?open=0.0")
     assert words(shown).count(SPELT) >= 5
     assert "version 3 to 4" in words(shown)
     assert "It can't be read." in words(shown)

@@ -82,11 +82,11 @@ def test_throughput_is_summed_over_replicas_and_ends_where_one_has_not_measured_
             "score-0": {"total/tokens": _rows({3: 10.0, 6: 10.0})},
         }
     )
-    found = flow.throughput(run)
-    assert list(found) == ["generate", "score"]
-    np.testing.assert_array_equal(found["generate"].y, [50.0, 125.0, np.nan])
-    # What the first row tells of came in the two seconds before it.
-    assert found["score"].y.tolist() == [2.5, 2.5, 0.0]
+    throughput = flow.throughput(run)
+    assert list(throughput) == ["generate", "score"]
+    np.testing.assert_array_equal(throughput["generate"].y, [50.0, 125.0, np.nan])
+    # The tokens of the first row came in the two seconds before it.
+    assert throughput["score"].y.tolist() == [2.5, 2.5, 0.0]
 
 
 def test_stage_times_are_the_mean_of_the_replicas() -> None:
@@ -109,10 +109,16 @@ def test_overlap_is_measured_against_perfect_overlap() -> None:
         "score-0": {"seconds": {"score": 2.0, "idle": 8.0}},
         "train-0": {"seconds": {"train": 6.0, "idle": 4.0}},
     }
-    found = flow.overlap(_run({}, stage_status=statuses))
-    assert found is not None
-    assert (found.busy, found.slowest, found.bound, found.wall, found.overlap) == (16.0, "generate", 2.0, 10.0, 1.6)
-    assert found.share == 0.8
+    overlap = flow.overlap(_run({}, stage_status=statuses))
+    assert overlap is not None
+    assert (overlap.busy, overlap.slowest, overlap.bound, overlap.wall, overlap.overlap) == (
+        16.0,
+        "generate",
+        2.0,
+        10.0,
+        1.6,
+    )
+    assert overlap.share == 0.8
 
 
 def test_pushes_are_separated_by_the_transport_of_their_attempt() -> None:
@@ -140,8 +146,8 @@ def test_deliveries_are_separated_by_generator_and_route() -> None:
             "generate-1": {"delivery/shm/seconds": _rows({1: 0.4}, [1])},
         }
     )
-    found = flow.deliveries(run)
-    assert list(found) == ["generate-0 by shm", "generate-0 by store", "generate-1 by shm"]
-    assert found["generate-0 by store"].y.tolist() == [4.0]
-    mean = averaged([*found.values()])
+    deliveries = flow.deliveries(run)
+    assert list(deliveries) == ["generate-0 by shm", "generate-0 by store", "generate-1 by shm"]
+    assert deliveries["generate-0 by store"].y.tolist() == [4.0]
+    mean = averaged([*deliveries.values()])
     assert (mean.x.tolist(), mean.y.tolist()) == ([1, 2], [pytest.approx(0.3), 4.0])

@@ -1,4 +1,4 @@
-"""The trainer's account beside the rows, and the rows that were dropped."""
+"""The trainer's account is compared with the rows, and dropped rows are listed."""
 
 from typing import Any
 
@@ -29,10 +29,10 @@ def _run(account: Account, policy_version: int, consumed: Any = _ROWS) -> RunDat
 
 
 def test_an_account_that_the_rows_bear_out_agrees() -> None:
-    found = recount(_run(_account(), 2))
-    assert found is not None
-    assert (found.agrees, found.policy_version, found.behind) == (True, 2, 0)
-    assert {entry.name: (entry.account, entry.recount) for entry in found.entries} == {
+    result = recount(_run(_account(), 2))
+    assert result is not None
+    assert (result.agrees, result.policy_version, result.behind) == (True, 2, 0)
+    assert {entry.name: (entry.account, entry.recount) for entry in result.entries} == {
         "trained": (Amount(rollouts=4, tokens=20),) * 2,
         "stale": (Amount(rollouts=1, tokens=5),) * 2,
         "generate-0": (Amount(rollouts=3, tokens=13),) * 2,
@@ -43,29 +43,29 @@ def test_an_account_that_the_rows_bear_out_agrees() -> None:
 def test_one_token_that_the_rows_do_not_have_is_noticed() -> None:
     account = _account()
     account.trained += Amount(tokens=1)
-    found = recount(_run(account, 2))
-    assert found is not None and not found.agrees
-    assert found.entries[0].account - found.entries[0].recount == Amount(tokens=1)
+    result = recount(_run(account, 2))
+    assert result is not None and not result.agrees
+    assert result.entries[0].account - result.entries[0].recount == Amount(tokens=1)
 
 
 def test_a_drop_that_only_the_rows_or_only_the_account_has_is_noticed() -> None:
     account = _account()
     account.drop("corrupt", Amount(rollouts=1, tokens=1), generator=2, reward_sum=0.0)
     del account.dropped["stale"]
-    found = recount(_run(account, 2))
-    assert found is not None and not found.agrees
-    differ = {entry.name for entry in found.entries if entry.account != entry.recount}
+    result = recount(_run(account, 2))
+    assert result is not None and not result.agrees
+    differ = {entry.name for entry in result.entries if entry.account != entry.recount}
     assert differ == {"stale", "corrupt", "generate-2"}
 
 
 def test_while_the_stream_is_behind_a_recount_may_be_short_but_never_exceed() -> None:
-    found = recount(_run(_account(), 3))
-    assert found is not None and found.agrees
-    assert found.behind == 1
+    result = recount(_run(_account(), 3))
+    assert result is not None and result.agrees
+    assert result.behind == 1
     short = Account()
     short.train(Amount(rollouts=3, tokens=13), generator=0, staleness=0, reward_sum=0.0)
-    found = recount(_run(short, 3))
-    assert found is not None and not found.agrees
+    result = recount(_run(short, 3))
+    assert result is not None and not result.agrees
 
 
 def test_rows_of_one_group_dropped_together_are_one_drop() -> None:

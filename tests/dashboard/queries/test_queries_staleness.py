@@ -65,20 +65,20 @@ def test_in_flight_and_in_queues_add_up_to_the_mean() -> None:
 def test_the_distribution_now_is_of_the_newest_tenth() -> None:
     # 40 steps of one row: the newest tenth is the last four.
     lags = [0] * 36 + [1, 1, 2, 2]
-    found = staleness.distribution(_run(np.arange(1, 41), staleness=lags))
-    assert found is not None
-    recent, whole = found
+    distribution = staleness.distribution(_run(np.arange(1, 41), staleness=lags))
+    assert distribution is not None
+    recent, whole = distribution
     assert recent.x.tolist() == [0, 1, 2]
     assert recent.y.tolist() == [0.0, 0.5, 0.5]
     assert whole.y.tolist() == [0.9, 0.05, 0.05]
 
 
 def test_pairs_count_trajectories_by_their_staleness_and_when_they_were_trained() -> None:
-    found = staleness.pairs(_run([3, 3, 4, 5], staleness=[2, 0, 1, 0], outcome=[0, 0, 0, 0]))
-    assert found is not None
-    assert found.x.tolist() == [3, 4, 5]
-    assert found.y.tolist() == [0, 1, 2]
-    assert found.counts.tolist() == [[1, 0, 1], [0, 1, 0], [1, 0, 0]]
+    pairs = staleness.pairs(_run([3, 3, 4, 5], staleness=[2, 0, 1, 0], outcome=[0, 0, 0, 0]))
+    assert pairs is not None
+    assert pairs.x.tolist() == [3, 4, 5]
+    assert pairs.y.tolist() == [0, 1, 2]
+    assert pairs.counts.tolist() == [[1, 0, 1], [0, 1, 0], [1, 0, 0]]
 
 
 def test_spans_are_shares_by_how_many_versions_sampled_and_five_stands_for_more() -> None:
@@ -117,9 +117,9 @@ def test_tokens_are_counted_by_their_own_staleness() -> None:
         "trained_tokens_of_staleness/2": counted([18, 19, 20], [100.0, 10.0, 30.0]),
         "staleness_mean": counted([1], [9.0]),
     }
-    found = staleness.token_distribution(run_data(metrics={"train-0": metrics}))
-    assert found is not None
-    recent, whole = found
+    token_distribution = staleness.token_distribution(run_data(metrics={"train-0": metrics}))
+    assert token_distribution is not None
+    recent, whole = token_distribution
     assert recent.x.tolist() == whole.x.tolist() == [0, 1, 2]
     assert recent.y == pytest.approx([1 / 3, 0, 2 / 3])
     assert whole.y == pytest.approx([200 / 340, 0, 140 / 340])

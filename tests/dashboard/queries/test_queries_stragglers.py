@@ -1,4 +1,4 @@
-"""What waits for whom, from the generators' status records and the trainer's metrics."""
+"""Stragglers, from the generators' status records and the trainer's metrics."""
 
 from typing import Any
 

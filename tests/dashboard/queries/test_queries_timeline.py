@@ -1,4 +1,4 @@
-"""What a response went through, as far as the records say when."""
+"""The timeline of a response, as far as its moments were recorded."""
 
 from typing import Any
 
@@ -48,27 +48,27 @@ RECORDED = run_data(
 
 
 def told(found: Timeline, row_id: int = 0) -> list[tuple[str, float, float]]:
-    return [(one.label, pytest.approx(one.start), pytest.approx(one.end)) for one in found.rows[row_id]]
+    return [(row.label, pytest.approx(row.start), pytest.approx(row.end)) for row in found.rows[row_id]]
 
 
 def test_each_moment_that_is_recorded_ends_a_segment() -> None:
-    found = of(response(), response(1, admitted=0.5), run=RECORDED)
-    times = [(start, end) for _, start, end in told(found)]
+    result = of(response(), response(1, admitted=0.5), run=RECORDED)
+    times = [(start, end) for _, start, end in told(result)]
     assert times == [(0.0, 1.0), (1.0, 2.5), (2.5, 5.0), (5.0, 7.5), (7.5, 9.0)]
-    assert told(found, 1)[0][1:] == (0.5, 1.5)
-    assert found.seconds == pytest.approx(9.0)
+    assert told(result, 1)[0][1:] == (0.5, 1.5)
+    assert result.seconds == pytest.approx(9.0)
 
 
 def test_what_an_older_run_did_not_record_is_noted_and_the_rest_is_shown() -> None:
-    found = of(response(loss_mask=[1, 0]), run=run_data(metrics={}))
-    assert [(start, end) for _, start, end in told(found)] == [(0.0, 1.0), (1.0, 5.0), (5.0, 9.0)]
-    assert len(found.notes) == 4
+    result = of(response(loss_mask=[1, 0]), run=run_data(metrics={}))
+    assert [(start, end) for _, start, end in told(result)] == [(0.0, 1.0), (1.0, 5.0), (5.0, 9.0)]
+    assert len(result.notes) == 4
 
 
 def test_a_dropped_response_is_not_trained_and_a_waiting_one_ends_early() -> None:
-    found = of(response(0, outcome="stale"), response(1, outcome=None), run=RECORDED)
-    assert told(found, 0)[-1][1:] == (5.0, 9.0)
-    assert told(found, 1)[-1][1:] == (2.5, 5.0)
+    result = of(response(0, outcome="stale"), response(1, outcome=None), run=RECORDED)
+    assert told(result, 0)[-1][1:] == (5.0, 9.0)
+    assert told(result, 1)[-1][1:] == (2.5, 5.0)
 
 
 def test_a_response_that_cannot_be_read_has_no_row() -> None:

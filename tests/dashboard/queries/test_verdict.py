@@ -1,4 +1,4 @@
-"""The verdict: what is said of runs that are well, limited, too stale, collapsed, hanging, over or damaged."""
+"""The verdict on runs that are well, limited, too stale, collapsed, hanging, over or damaged."""
 
 from dataclasses import replace
 from typing import Any
@@ -95,21 +95,21 @@ def test_a_trainer_that_never_waits_is_the_bottleneck(replicas: int, too_many: b
 
 
 @pytest.mark.parametrize(
-    "found",
+    "changes",
     [
         {"idle": {"train": 0.5, "generate": 0.4, "score": 0.8}},
         {"length_bias": 0.9},
         {"dropped_share": 0.5},
     ],
 )
-def test_in_sync_mode_nothing_is_advised_about_the_bound(found: dict[str, Any]) -> None:
-    facts = replace(read_facts(_run()), **found)
+def test_in_sync_mode_nothing_is_advised_about_the_bound(changes: dict[str, Any]) -> None:
+    facts = replace(read_facts(_run()), **changes)
     assert "staleness" in judge(facts).advice
     assert judge(replace(facts, sync=True)).advice == NOTHING
 
 
 @pytest.mark.parametrize(
-    ("found", "config", "advised", "not_advised"),
+    ("changes", "config", "advised", "not_advised"),
     [
         ({"length_bias": 0.9}, {"staleness": {"too_old": "mask"}}, "max_staleness", "to mask"),
         ({"dropped_share": 0.5}, {"staleness": {"too_old": "mask"}}, "max_staleness", "to mask"),
@@ -128,15 +128,15 @@ def test_in_sync_mode_nothing_is_advised_about_the_bound(found: dict[str, Any]) 
     ],
 )
 def test_a_setting_that_is_in_force_or_has_no_effect_is_not_advised(
-    found: dict[str, Any], config: dict[str, Any], advised: str, not_advised: str
+    changes: dict[str, Any], config: dict[str, Any], advised: str, not_advised: str
 ) -> None:
-    advice = judge(replace(read_facts(_run()), config=config, **found)).advice
+    advice = judge(replace(read_facts(_run()), config=config, **changes)).advice
     assert advised in advice
     assert not_advised not in advice
 
 
 @pytest.mark.parametrize(
-    ("found", "cause", "advised"),
+    ("changes", "cause", "advised"),
     [
         ({"idle": {"train": 0.5, "generate": 0.03}}, "generator-bound", "generation.replicas"),
         ({"idle": {"train": 0.5, "generate": 0.4, "score": 0.0}}, "scorer-bound", "scoring.replicas"),
@@ -145,9 +145,9 @@ def test_a_setting_that_is_in_force_or_has_no_effect_is_not_advised(
     ],
 )
 def test_a_trainer_that_waits_is_a_warning_that_names_what_it_waits_for(
-    found: dict[str, Any], cause: str, advised: str
+    changes: dict[str, Any], cause: str, advised: str
 ) -> None:
-    verdict = judge(replace(read_facts(_run()), **found))
+    verdict = judge(replace(read_facts(_run()), **changes))
     assert (_worst(verdict).level, _worst(verdict).cause) == ("warning", cause)
     assert advised in verdict.advice
 

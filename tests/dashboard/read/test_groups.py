@@ -1,42 +1,30 @@
-"""A group is read as all its streams tell it; what of it can't be read is a sentence, and the rest is there."""
+"""A group is read from all its streams; a part that cannot be read is a problem, and the rest is there."""
 
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from support.stored_run.run import StoredRun
+from support.stored_run.run import Shape, StoredRun, make_run
 from support.stores.dict_store import DictStore
+from support.stores.slow_store import SlowStore
+from support.streams.rows import part_files, read_rows
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
+from dashboard.read.group_readers import GroupReaders
 from dashboard.read.groups import GroupReader, asked_tokens
 from dashboard.read.model import RunData
+from dashboard.read.run_reader import RunReader
 from dashboard.read.search import find, parse
 from millrace.errors import InputError
 from millrace.maintenance.gc import Retention, carry_out, plan
 from storage import layout
 from storage.schema import SCORE, TRAINER_LOGPROBS, TRAJECTORY
-from storage.streams.log import LogReader
-from storage.streams.stream import StreamReader
+from storage.stores.local import LocalStore
 
 Look = Callable[[], RunData]
-
-
-class Counting(DictStore):
-    """Remembers which parts were read."""
-
-    def __init__(self, objects: dict[str, bytes]) -> None:
-        super().__init__(objects)
-        self.parts: list[str] = []
-
-    def get(self, path: str, start: int = 0, length: int | None = None) -> memoryview:
-        if "/seg/" in path:
-            self.parts.append(path)
-        return super().get(path, start, length)
-
-
-def rows_of(store: DictStore, path: str, schema: Any) -> list[dict[str, Any]]:
-    return [row for part in iter(StreamReader(store, path, schema).next, None) for row in part.table.to_pylist()]
 
 
 @pytest.fixture
@@ -62,14 +50,14 @@ def places(run: RunData, **asked: str) -> list[tuple[int, int]]:
 def test_every_group_that_was_taken_is_read_as_its_streams_tell_it(
     reader: GroupReader, run: RunData, dict_store: DictStore
 ) -> None:
-    trajectories = {g: rows_of(dict_store, layout.trajectories(g), TRAJECTORY) for g in range(2)}
+    trajectories = {g: read_rows(dict_store, layout.trajectories(g), TRAJECTORY) for g in range(2)}
     scores = {
-        g: {row["row_id"]: row for s in range(2) for row in rows_of(dict_store, score_path(run, g, s), SCORE)}
+        g: {row["row_id"]: row for s in range(2) for row in read_rows(dict_store, score_path(run, g, s), SCORE)}
         for g in range(2)
     }
     logprobs = {
         (row["generator"], row["trajectory_row_id"]): row["trainer_logprobs"]
-        for row in rows_of(dict_store, layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS)
+        for row in read_rows(dict_store, layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS)
     }
     trained = 0
     for generator, first in places(run):
@@ -82,12 +70,12 @@ def test_every_group_that_was_taken_is_read_as_its_streams_tell_it(
             assert response.score == scores[generator][row["row_id"]]
             assert response.consumed is not None
             assert response.consumed["reward"] == response.score["reward"]
-            found = response.trainer_logprobs
-            assert (found is not None) == (response.consumed["outcome"] == "trained")
-            if found is not None:
+            trainer = response.trainer_logprobs
+            assert (trainer is not None) == (response.consumed["outcome"] == "trained")
+            if trainer is not None:
                 trained += 1
-                assert found.tolist() == logprobs[generator, row["row_id"]]
-                ratios = np.exp(found.astype(np.float64) - np.array(row["rollout_logprobs"]))
+                assert trainer.tolist() == logprobs[generator, row["row_id"]]
+                ratios = np.exp(trainer.astype(np.float64) - np.array(row["rollout_logprobs"]))
                 assert response.importance_ratios is not None
                 np.testing.assert_allclose(response.importance_ratios, ratios, rtol=1e-12)
     assert trained == len(logprobs) == np.count_nonzero(run.trained) > 0
@@ -128,11 +116,6 @@ def test_a_row_that_is_not_there_is_reported_as_missing(
         reader.read(run, generator, row)
 
 
-def first_part_file(store: DictStore, stream: str) -> str:
-    record = next(record for record in iter(LogReader(store, stream).next, None) if record.kind == "data")
-    return f"{stream}/{record.file}"
-
-
 def oldest(run: RunData) -> tuple[int, int]:
     """A group of the first part of generator 0, which was trained."""
     return next(place for place in reversed(places(run, outcome="trained", generator="0")))
@@ -143,7 +126,7 @@ def test_a_damaged_part_is_a_problem_and_the_trainers_rows_are_still_shown(
 ) -> None:
     generator, first = oldest(run)
     whole = reader.read(run, generator, first)
-    path = first_part_file(dict_store, layout.trajectories(0))
+    path = part_files(dict_store, layout.trajectories(0))[0]
     dict_store.objects[path] = dict_store.objects[path][:-1] + b"?"
     fresh = GroupReader(dict_store, run.info.config)
     group = fresh.read(run, generator, first)
@@ -159,7 +142,7 @@ def test_a_damaged_part_is_a_problem_and_the_trainers_rows_are_still_shown(
 @pytest.mark.parametrize("what", ["scores", "trainer_logprobs"])
 def test_a_damaged_part_of_another_stream_takes_away_that_alone(run: RunData, dict_store: DictStore, what: str) -> None:
     generator, first = oldest(run)
-    path = first_part_file(dict_store, score_path(run, 0, 0) if what == "scores" else layout.TRAINER_LOGPROBS)
+    path = part_files(dict_store, score_path(run, 0, 0) if what == "scores" else layout.TRAINER_LOGPROBS)[0]
     dict_store.objects[path] = b"?"
     group = GroupReader(dict_store, run.info.config).read(run, generator, first)
     assert [problem.partition(" ")[0] for problem in group.problems] == [path]
@@ -190,14 +173,14 @@ def test_a_damaged_record_hides_what_lies_behind_it_and_nothing_before(run: RunD
 
 
 def test_prompts_are_read_and_those_in_damaged_parts_left_out(run: RunData, dict_store: DictStore) -> None:
-    damaged = first_part_file(dict_store, layout.trajectories(1))
+    damaged = part_files(dict_store, layout.trajectories(1))[0]
     readable = GroupReader(dict_store, run.info.config).prompts(places(run))
     assert list(readable) == places(run)
     dict_store.objects[damaged] = b"?"
-    store = Counting(dict_store.objects)
+    store = SlowStore(dict_store.objects)
     reader = GroupReader(store, run.info.config)
     read = reader.prompts([*places(run), (0, 10**7)])
-    assert damaged in store.parts, "the damaged part was met"
+    assert damaged in store.gets, "the damaged part was met"
     assert 0 < len(read) < len(readable)
     assert read.items() <= readable.items()
     generator, first = next(iter(read))
@@ -214,3 +197,15 @@ def test_of_a_conversation_the_last_message_is_what_was_asked() -> None:
         }
     )
     assert [asked_tokens(table, row) for row in range(3)] == [[12, 13, 14], [10, 11], [10, 11, 12]]
+
+
+def test_a_run_seen_before_it_had_a_tokenizer_shows_texts_once_it_has_one(tmp_path: Path) -> None:
+    store, readers = LocalStore(tmp_path / "mine", fsync=False), GroupReaders()
+    make_run(store, "mine", Shape(steps=1, groups_per_step=1, group_size=2, generators=1))
+    run = RunReader(store).look()
+    groups, texts = readers.of(run)
+    assert texts.text([0]) == "0"
+    store.put_if_absent("start/tokenizer.json", Tokenizer(WordLevel({"a": 0}, unk_token="a")).to_str().encode())
+    assert readers.of(run)[1].text([0]) == "a"
+    assert readers.of(run)[0] is groups
+    assert readers.of(run)[1] is readers.of(run)[1]

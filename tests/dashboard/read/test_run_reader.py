@@ -1,15 +1,16 @@
-"""A run as it is read: all of it, only what is new, and all that is left of it where something is damaged."""
+"""A run is read whole, then only its new parts; where something is damaged, the rest is read."""
 
 import json
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from support.stored_run.run import Shape, StoredRun
 from support.stores.dict_store import DictStore
+from support.stores.faulty_store import flipped
 from support.stores.slow_store import SlowStore
+from support.streams.rows import part_files, read_rows
 
 from dashboard.read.model import RunData
 from dashboard.read.run_reader import RunReader
@@ -24,35 +25,21 @@ from storage.errors import StoreUnreachable, StreamCorrupt
 from storage.progress import read_status, write_progress
 from storage.schema import CONSUMED, METRIC
 from storage.stores.base import Store
-from storage.streams.stream import StreamReader, write_removed
+from storage.streams.stream import write_removed
 
 Look = Callable[[], RunData]
 Watch = Callable[[Store], Look]
 
 
-def rows_of(store: Store, path: str, schema: pa.Schema) -> list[dict[str, Any]]:
-    """The whole stream, read plainly."""
-    reader, rows = StreamReader(store, path, schema), []
-    while (part := reader.next()) is not None:
-        rows += part.table.to_pylist()
-    return rows
-
-
-def part_files(store: DictStore, path: str) -> list[str]:
-    """The files of a stream's parts, in its order."""
-    records = [json.loads(data) for file, data in sorted(store.objects.items()) if file.startswith(f"{path}/log/")]
-    return [f"{path}/{record['file']}" for record in records if record["kind"] == "data"]
-
-
 def damage(store: DictStore, file: str) -> None:
-    store.objects[file] = store.objects[file][:-1] + bytes([store.objects[file][-1] ^ 1])
+    store.objects[file] = flipped(store.objects[file], 8 * len(store.objects[file]) - 1)
 
 
 def test_every_row_and_measurement_is_what_the_streams_hold(
     stored_run: StoredRun, dict_store: DictStore, watch: Watch
 ) -> None:
     data = watch(dict_store)()
-    rows = rows_of(dict_store, layout.CONSUMED, CONSUMED)
+    rows = read_rows(dict_store, layout.CONSUMED, CONSUMED)
     assert [data.outcomes[code] for code in data.consumed["outcome"]] == [row["outcome"] for row in rows]
     assert {row["outcome"] for row in rows} == {"trained", "stale", "error"}, "the run has some of each"
     for name in set(CONSUMED.names) - {"outcome"}:
@@ -62,7 +49,7 @@ def test_every_row_and_measurement_is_what_the_streams_hold(
     assert set(data.metrics) == {"generate-0", "generate-1", "score-0", "score-1", "train-0", "sync_weights-0"}
     for replica, by_name in data.metrics.items():
         stage, _, number = replica.rpartition("-")
-        measured = rows_of(dict_store, layout.metrics(stage, int(number)), METRIC)
+        measured = read_rows(dict_store, layout.metrics(stage, int(number)), METRIC)
         assert measured
         assert set(by_name) == {row["name"] for row in measured}
         for name, columns in by_name.items():
@@ -101,12 +88,10 @@ def test_a_look_reads_no_part_twice(watch: Watch) -> None:
     run.append(1)
     rows_after = len(look().consumed["t"])
     assert rows_after > rows_before
-    assert [path for path in store.gets if path.startswith(layout.CONSUMED) and "/seg/" in path] == [
-        part_files(store, layout.CONSUMED)[5]
-    ]
     read = [path for path in store.gets if "/seg/" in path]
+    assert [path for path in read if path.startswith(layout.CONSUMED)] == [part_files(store, layout.CONSUMED)[5]]
     assert not any(path.startswith(("streams/trajectories", "streams/scores", "streams/trainer")) for path in read)
-    # Its status reads how long pushes took by itself.
+    # Its status reads the duration of pushes separately.
     assert len(read) == len(set(read)) + 1
     store.gets.clear()
     look()
@@ -240,13 +225,20 @@ def test_a_run_in_which_nothing_has_happened_yet_is_empty(dict_store: DictStore,
     assert data.outcomes == ("trained",)
 
 
-def test_where_there_is_no_run_there_is_nothing_to_read(dict_store: DictStore) -> None:
+def test_a_store_without_a_run_is_refused(dict_store: DictStore) -> None:
     with pytest.raises(RunMissing):
         RunReader(dict_store)
 
 
-@pytest.mark.parametrize("record", [b"", b"[]", b"{}", b'{"run_id": "x", "config": {}}', b"\xff"])
-def test_a_run_whose_record_is_torn_is_named_as_damaged(record: bytes, dict_store: DictStore) -> None:
+TORN = [b"", b"[]", b"{}", b'{"run_id": "x", "config": {}}', b"\xff"]
+ODD_ORIGINS: list[dict[str, Any]] = [{"origin": 7}, {"origin": {"changes": {"seed": [0]}}}, {"origin": {"other": 7}}]
+
+
+@pytest.mark.parametrize("record", [*TORN, *ODD_ORIGINS])
+def test_a_run_whose_record_is_torn_or_not_millraces_is_named_as_damaged(record: Any, dict_store: DictStore) -> None:
+    StoredRun(dict_store, "small", Shape(steps=2))
+    if isinstance(record, dict):
+        record = json.dumps({**read_run(dict_store), **record}).encode()
     dict_store.put(layout.RUN, record)
     with pytest.raises(StreamCorrupt) as damaged:
         RunReader(dict_store)
@@ -267,12 +259,3 @@ def test_an_attempt_tells_its_origin_and_what_became_of_its_last_version(
     write_decision(dict_store, 0, decision)
     stored_run.finish()
     assert look().info.attempts[0].promotion == decision
-
-
-@pytest.mark.parametrize("origin", [7, {"changes": {"seed": [0]}}, {"other": 7}])
-def test_an_origin_that_millrace_did_not_write_is_named_as_damaged(origin: object, dict_store: DictStore) -> None:
-    StoredRun(dict_store, "small", Shape(steps=2))
-    dict_store.put(layout.RUN, json.dumps({**read_run(dict_store), "origin": origin}).encode())
-    with pytest.raises(StreamCorrupt) as damaged:
-        RunReader(dict_store)
-    assert damaged.value.file == layout.RUN

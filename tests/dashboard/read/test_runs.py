@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.pages.hand_clock import HandClock
+from support.pages.sites import store_run
 from support.stored_run.run import Shape, StoredRun
 from support.stores.s3_server import S3Server, aws_environment
 
@@ -20,11 +21,7 @@ from storage.progress import read_progress, read_status, write_progress
 from storage.stores.local import LocalStore
 from storage.stores.object_store import ObjectStore
 
-
-def store_run(root: Path, run_id: str, steps: int = 2) -> StoredRun:
-    run = StoredRun(LocalStore(root / run_id, fsync=False), run_id, Shape(steps=10))
-    run.append(steps)
-    return run
+SHAPE = Shape(steps=10)
 
 
 def rows(runs: Runs) -> dict[str, OverviewRow]:
@@ -50,7 +47,7 @@ def test_the_url_of_a_run_is_that_run_alone_also_where_it_was_moved_to(tmp_path:
     runs = Runs(str(tmp_path / "c"))
     assert runs.ids() == ["b"]
     assert runs.reader("b").look().info.run_id == "b"
-    assert rows(runs)["b"].policy_version == 2
+    assert rows(runs)["b"].policy_version == 3
 
 
 def test_a_root_may_be_empty_or_not_there_yet_and_fill_later(tmp_path: Path, clock: HandClock) -> None:
@@ -73,7 +70,7 @@ def test_what_is_no_run_id_of_this_root_can_not_be_reached(tmp_path: Path) -> No
 
 
 def test_a_run_made_anew_under_an_old_name_is_read_anew(tmp_path: Path, clock: HandClock) -> None:
-    store_run(tmp_path, "a", steps=3)
+    store_run(tmp_path, "a")
     runs = Runs(str(tmp_path), clock)
     before = runs.reader("a")
     assert before.look().consumed["policy_version"].max() == 3
@@ -88,7 +85,7 @@ def test_a_run_made_anew_under_an_old_name_is_read_anew(tmp_path: Path, clock: H
 
 
 def test_a_row_says_how_a_run_is_doing_and_reads_no_stream(tmp_path: Path) -> None:
-    store_run(tmp_path, "a", steps=9)
+    store_run(tmp_path, "a", 9, SHAPE)
     shutil.rmtree(tmp_path / "a" / "streams")
     status = read_status(LocalStore(tmp_path / "a"), "train", 0)
     histogram = {int(staleness): count for staleness, count in status["account"]["staleness"].items()}
@@ -128,7 +125,7 @@ def test_what_is_damaged_of_a_run_is_named_and_the_rest_of_its_row_is_there(tmp_
     run.finish()
     run.store.delete(layout.progress("train", 0))
     row = rows(Runs(str(tmp_path)))["a"]
-    assert (row.problem, row.state, row.max_steps, row.policy_version) == (None, "finished", 10, None)
+    assert (row.problem, row.state, row.max_steps, row.policy_version) == (None, "finished", 6, None)
     assert (row.accuracy, row.accuracy_version) == (0.25, 0)
     trainer, evaluation = row.missing
     assert layout.progress("train", 0) in trainer
@@ -162,12 +159,12 @@ def test_a_run_that_can_not_be_read_is_a_row_with_a_problem_and_the_others_are_s
     write_progress(strange.store, "train", 0, {"account": [], "t": None})
     store_run(tmp_path, "attempt").store.put(layout.attempt(1), b'{"number": 1}')
     runs = Runs(str(tmp_path), clock)
-    found = rows(runs)
-    assert found["fine"].problem is None
-    assert found["creating"].problem is not None
-    assert layout.RUN in str(found["torn"].problem)
-    assert found["strange"].problem is not None
-    assert layout.attempt(1) in str(found["attempt"].problem)
+    result = rows(runs)
+    assert result["fine"].problem is None
+    assert result["creating"].problem is not None
+    assert layout.RUN in str(result["torn"].problem)
+    assert result["strange"].problem is not None
+    assert layout.attempt(1) in str(result["attempt"].problem)
     with pytest.raises(StreamCorrupt):
         runs.reader("torn")
     (tmp_path / "creating" / layout.RUN).write_bytes((tmp_path / "fine" / layout.RUN).read_bytes())

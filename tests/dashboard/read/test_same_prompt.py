@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 from support.stored_run.run import Shape, StoredRun
 from support.stores.dict_store import DictStore
+from support.streams.rows import part_files, read_rows
 
 from dashboard.read import same_prompt
 from dashboard.read.groups import GroupReader
@@ -13,7 +14,6 @@ from dashboard.read.model import RunData
 from dashboard.read.same_prompt import SamePrompt
 from storage import layout
 from storage.schema import TRAJECTORY
-from storage.streams.stream import StreamReader
 
 Look = Callable[[], RunData]
 SHAPE = Shape(steps=10, groups_per_step=4, generators=2, prompts=12, stale_share=0.0)
@@ -22,7 +22,7 @@ PROMPT = "5+0="
 
 @pytest.fixture
 def reader(dict_store: DictStore, watch: Callable[..., Look]) -> GroupReader:
-    """Of a run of forty groups with twelve prompts, in twenty parts."""
+    """The reader of a run of forty groups with twelve prompts, in twenty parts."""
     run = StoredRun(dict_store, "small", SHAPE)
     run.append(10)
     return GroupReader(dict_store, watch(dict_store)().info.config)
@@ -33,24 +33,23 @@ def expected(store: DictStore) -> set[tuple[int, int]]:
     return {
         (generator, row["row_id"])
         for generator in range(SHAPE.generators)
-        for part in iter(StreamReader(store, layout.trajectories(generator), TRAJECTORY).next, None)
-        for row in part.table.to_pylist()
+        for row in read_rows(store, layout.trajectories(generator), TRAJECTORY)
         if row["prompt_id"] == PROMPT and row["sample_index"] == 0
     }
 
 
 def places(found: SamePrompt) -> set[tuple[int, int]]:
-    return {(one.generator, one.row_id) for one in found.groups}
+    return {(group.generator, group.row_id) for group in found.groups}
 
 
 def test_the_groups_of_a_prompt_are_found_in_the_order_of_their_versions(
     reader: GroupReader, dict_store: DictStore
 ) -> None:
-    found = reader.same_prompt(PROMPT)
-    assert places(found) == expected(dict_store)
-    assert len(found.groups) == 4 - 1
-    assert all(one.policy_version <= other.policy_version for one, other in pairwise(found.groups))
-    assert (found.searched, found.parts) == (20, 20)
+    result = reader.same_prompt(PROMPT)
+    assert places(result) == expected(dict_store)
+    assert len(result.groups) == 4 - 1
+    assert all(one.policy_version <= other.policy_version for one, other in pairwise(result.groups))
+    assert (result.searched, result.parts) == (20, 20)
     assert reader.same_prompt("no such prompt").groups == ()
 
 
@@ -58,14 +57,14 @@ def test_a_search_reads_the_newest_parts_first_and_the_next_one_continues(
     reader: GroupReader, dict_store: DictStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(same_prompt, "MAX_PARTS", 6)
-    searched, found = [], set[tuple[int, int]]()
+    searched, output = [], set[tuple[int, int]]()
     for _ in range(4):
         result = reader.same_prompt(PROMPT)
         searched.append(result.searched)
-        assert places(result) >= found
-        found = places(result)
+        assert places(result) >= output
+        output = places(result)
     assert searched == [6, 12, 18, 20]
-    assert found == expected(dict_store)
+    assert output == expected(dict_store)
 
 
 def test_a_search_reads_a_bounded_number_of_bytes(reader: GroupReader, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,8 +74,7 @@ def test_a_search_reads_a_bounded_number_of_bytes(reader: GroupReader, monkeypat
 
 def test_a_part_that_cannot_be_read_is_passed_over(reader: GroupReader, dict_store: DictStore) -> None:
     before = expected(dict_store)
-    lost = next(path for path in dict_store.objects if path.startswith(f"{layout.trajectories(0)}/seg/"))
-    dict_store.objects[lost] = b"damaged"
-    found = reader.same_prompt(PROMPT)
-    assert (found.searched, found.parts) == (20, 20)
-    assert places(found) < before or places(found) == before
+    dict_store.objects[part_files(dict_store, layout.trajectories(0))[0]] = b"damaged"
+    result = reader.same_prompt(PROMPT)
+    assert (result.searched, result.parts) == (20, 20)
+    assert places(result) <= before

@@ -55,7 +55,7 @@ def inside(value: float, limits: tuple[float | None, float | None]) -> bool:
 
 
 def found_slowly(columns: Mapping[str, npt.NDArray[Any]], query: Query) -> list[int]:
-    found: dict[int, list[float]] = {}
+    result: dict[int, list[float]] = {}
     rewards: dict[int, list[float]] = {}
     for row in range(len(columns["group_id"])):
         values = {name: column[row] for name, column in columns.items()}
@@ -71,8 +71,8 @@ def found_slowly(columns: Mapping[str, npt.NDArray[Any]], query: Query) -> list[
             and inside(values["staleness"], query.staleness)
             and inside(values["reward"], query.reward)
         ):
-            found.setdefault(group, [])
-    newest = sorted(found, reverse=True)
+            result.setdefault(group, [])
+    newest = sorted(result, reverse=True)
     if query.order == "newest":
         return newest
     sign = -1 if query.order == "highest" else 1
@@ -100,33 +100,33 @@ def found_slowly(columns: Mapping[str, npt.NDArray[Any]], query: Query) -> list[
 def test_a_query_finds_what_a_loop_over_all_rows_finds_in_the_same_order(asked: dict[str, str]) -> None:
     columns = taken(60)
     query = parse(asked)
-    found = find(columns, OUTCOMES, query)
+    result = find(columns, OUTCOMES, query)
     expected = found_slowly(columns, query)
-    assert groups_of(found, columns) == expected, f"seed {SEED}"
-    assert (found.ends - found.starts).tolist() == [4] * len(expected)
-    assert expected, "each of these asks for something that is there"
+    assert groups_of(result, columns) == expected, f"seed {SEED}"
+    assert (result.ends - result.starts).tolist() == [4] * len(expected)
+    assert expected, "each of these queries has a result"
 
 
 def test_groups_come_a_page_at_a_time() -> None:
-    found = find(taken(60), OUTCOMES, Query())
-    pages = [found.page(number) for number in range(4)]
+    result = find(taken(60), OUTCOMES, Query())
+    pages = [result.page(number) for number in range(4)]
     assert [len(page) for page in pages] == [PAGE_SIZE, PAGE_SIZE, 10, 0]
     assert [place for page in pages for place in page] == list(
-        zip(found.starts.tolist(), found.ends.tolist(), strict=True)
+        zip(result.starts.tolist(), result.ends.tolist(), strict=True)
     )
 
 
 def test_a_text_is_searched_in_the_newest_prompts_and_the_order_stays() -> None:
     columns = taken(MAX_TEXT_GROUPS + 500, group_size=2)
-    found = find(columns, OUTCOMES, parse({"order": "highest"}))
-    searched = newest_starts(found)
+    result = find(columns, OUTCOMES, parse({"order": "highest"}))
+    searched = newest_starts(result)
     assert searched == list(range(4998, 998, -2)), "newest first, and no more than those"
     prompts = {start: f"Prompt {columns['group_id'][start]}+1" for start in searched if start != 4998}
-    held = with_text(found, "pROMPT 24", prompts)
+    held = with_text(result, "pROMPT 24", prompts)
     groups = groups_of(held, columns)
     # Of 500 to 2499; what there is nothing to read of is left out.
     assert sorted(groups) == list(range(2400, 2499))
-    assert groups == [group for group in groups_of(found, columns) if group in set(groups)]
+    assert groups == [group for group in groups_of(result, columns) if group in set(groups)]
 
 
 @pytest.mark.parametrize(

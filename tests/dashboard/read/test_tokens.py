@@ -14,7 +14,7 @@ from dashboard.read.tokens import TokenTexts, read_tokens, visible
 
 @pytest.fixture(scope="module")
 def bytes_alone() -> Tokenizer:
-    """A token a byte: of a character in UTF-8 that has several, none is a text by itself."""
+    """A tokenizer of bytes: one byte of a long UTF-8 character is not a text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -55,22 +55,22 @@ def test_the_tokenizer_of_the_start_model_comes_before_the_model_folder(
     store = DictStore()
     assert read_tokens(store, config).text([0, 1]) == "a b"
     store.put("start/tokenizer.json", bytes_alone.to_str().encode())
-    found = read_tokens(store, config)
-    assert (found.text(bytes_alone.encode("hi").ids), found.note) == ("hi", "")
+    tokens = read_tokens(store, config)
+    assert (tokens.text(bytes_alone.encode("hi").ids), tokens.note) == ("hi", "")
 
 
 @pytest.mark.parametrize("config", [{}, {"model": {"path": None}}, {"model": {"path": "/nowhere/at/all"}}])
 def test_without_a_tokenizer_ids_stand_for_tokens_and_that_is_said(config: dict[str, object]) -> None:
-    found = read_tokens(DictStore(), config)
-    assert (found.text([7, 8]), found.pieces([7, 8])) == ("7 8", ["7 ", "8 "])
-    assert found.note
+    tokens = read_tokens(DictStore(), config)
+    assert (tokens.text([7, 8]), tokens.pieces([7, 8])) == ("7 8", ["7 ", "8 "])
+    assert tokens.note
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff", json.dumps({"model": 1}).encode()])
 def test_a_damaged_tokenizer_is_reported_as_damaged(content: bytes) -> None:
-    found = read_tokens(DictStore({"start/tokenizer.json": content}), {})
-    assert "damaged" in found.note
-    assert found.text([7]) == "7"
+    tokens = read_tokens(DictStore({"start/tokenizer.json": content}), {})
+    assert "damaged" in tokens.note
+    assert tokens.text([7]) == "7"
 
 
 @pytest.mark.parametrize(

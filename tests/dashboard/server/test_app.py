@@ -1,5 +1,7 @@
-"""The dashboard without a browser: what stands at an address, what a refresh brings, what strangers are answered."""
+"""The dashboard without a browser: pages at their addresses, refreshes, and answers to strangers."""
 
+import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,14 @@ import pytest
 from dash import no_update
 from flask.testing import FlaskClient
 from support.pages.components import plain, texts, within
+from support.pages.sites import LOCAL, TOKEN, open_client, open_site, store_run
 from support.stored_run.metrics import metric_rows
-from support.stored_run.run import Shape, StoredRun
+from support.streams.rows import part_files
 
 from dashboard.pages import address
 from dashboard.pages.draw import CHART, TEXT
-from dashboard.pages.site import TRAJECTORIES, Site
+from dashboard.pages.site import TRAJECTORIES
+from dashboard.read.run_reader import RunReader
 from dashboard.read.runs import Runs
 from dashboard.server.app import make_app
 from dashboard.server.callbacks import is_callback
@@ -24,13 +28,9 @@ from dashboard.views.per_run import MINUTES
 from dashboard.views.registry import VIEWS
 from storage import layout
 from storage.schema import METRIC
-from storage.stores.local import LocalStore
-from storage.streams.log import LogReader
 from storage.streams.stream import StreamWriter
 
-SHAPE = Shape(steps=6)
 NAMES = [view.name for view in VIEWS]
-LOCAL = {"Host": "127.0.0.1:8050"}
 
 
 @pytest.fixture
@@ -38,30 +38,28 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def stored(root: Path, run_id: str, steps: int = 3) -> StoredRun:
-    run = StoredRun(LocalStore(root / run_id, fsync=False), run_id, SHAPE)
-    run.append(steps)
-    return run
-
-
-def site(root: Path) -> Site:
-    return Site(Runs(str(root)), VIEWS)
-
-
-def client(root: Path, **guarded: Any) -> FlaskClient:
-    app = make_app(Runs(str(root)), VIEWS, **{"host": "127.0.0.1", "token": None, **guarded})
-    return app.server.test_client()
-
-
 def blocks_on(body: Any, kind: str) -> list[str]:
     ids = [part["props"].get("id") for part in within(body)]
-    return [found["block"] for found in ids if isinstance(found, dict) and found["type"] == kind]
+    return [name["block"] for name in ids if isinstance(name, dict) and name["type"] == kind]
+
+
+def test_the_overview_has_a_column_of_measured_and_planned_once_a_run_has_a_plan(root: Path) -> None:
+    store_run(root, "one")
+    store_run(root, "planned")
+    assert "÷" not in texts(plain(open_site(root).show("/", "").body))
+    record = root / "planned" / layout.RUN
+    values = json.loads(record.read_text())
+    values["config"]["plan"] = {"step_seconds": 2.0, "staleness_mean": None}
+    record.write_text(json.dumps(values))
+    overview = texts(plain(open_site(root).show("/", "").body))
+    assert "measured ÷ planned" in overview
+    assert "seconds per step 0.50" in overview
 
 
 def test_a_run_that_is_being_created_is_listed_and_its_page_keeps_looking(root: Path) -> None:
     (root / "coming").mkdir(parents=True)
-    stored(root, "there")
-    pages = site(root)
+    store_run(root, "there")
+    pages = open_site(root)
     overview = texts(plain(pages.show("/", "").body))
     assert "coming no run.json yet" in overview
     assert "3 of 6" in overview
@@ -69,64 +67,61 @@ def test_a_run_that_is_being_created_is_listed_and_its_page_keeps_looking(root: 
     assert "keeps looking" in texts(plain(shown.body))
     assert "coming" in texts(plain(shown.frame))
     assert not pages.refresh("/run/coming", "", shown.drawn_from, [], []).again
-    stored(root, "coming")
+    store_run(root, "coming")
     assert pages.refresh("/run/coming", "", shown.drawn_from, [], []).again
     assert blocks_on(plain(pages.show("/run/coming", "").body), CHART)
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=NAMES)
 def test_every_block_of_a_view_is_on_its_page_for_one_run_and_for_several(root: Path, view: Any) -> None:
-    stored(root, "one").decide()
-    stored(root, "two", steps=2)
+    store_run(root, "one").decide()
+    store_run(root, "two", steps=2)
     for path, search in ((f"/run/one/{view.name}", ""), (f"/compare/{view.name}", "?runs=one,two")):
-        body = plain(site(root).show(path, search).body)
+        body = plain(open_site(root).show(path, search).body)
         charts = [block.id for block in view.blocks if isinstance(block, Chart)]
         assert blocks_on(body, CHART) == charts
         assert blocks_on(body, TEXT) == [block.id for block in view.blocks if block.id not in charts]
 
 
 def test_a_refresh_brings_every_block_if_anything_is_new_else_nothing(root: Path) -> None:
-    run = stored(root, "live")
-    pages = site(root)
+    run = store_run(root, "live")
+    pages = open_site(root)
     shown = pages.show("/run/live/staleness", "")
     charts, tables = blocks_on(plain(shown.body), CHART), blocks_on(plain(shown.body), TEXT)
     same = pages.refresh("/run/live/staleness", "", shown.drawn_from, charts, tables)
     assert [*same.figures, *same.texts, same.drawn_from] == [no_update] * (len(charts) + len(tables) + 1)
     run.append(1)
     # Another site, for a reader may answer with its last look for some tenths of a second.
-    fresh = site(root).refresh("/run/live/staleness", "", shown.drawn_from, charts, tables)
+    fresh = open_site(root).refresh("/run/live/staleness", "", shown.drawn_from, charts, tables)
     assert no_update not in [*fresh.figures, *fresh.texts]
     assert fresh.drawn_from != shown.drawn_from
     assert "step 4 of 6" in texts(plain(fresh.frame))
 
 
 def test_a_damaged_part_is_named_above_the_page_and_the_rest_is_drawn(root: Path) -> None:
-    stored(root, "hurt")
-    record = LogReader(LocalStore(root / "hurt"), layout.metrics("train", 0))
-    damaged = next(found for found in iter(record.next, None) if found.kind == "data")
-    path = root / "hurt" / layout.metrics("train", 0) / damaged.file
-    path.write_bytes(path.read_bytes()[:-8] + b"\xff" * 8)
-    shown = site(root).show("/run/hurt/learning", "")
-    assert Path(damaged.file).name in texts(plain(shown.frame))
+    damaged = root / "hurt" / part_files(store_run(root, "hurt").store, layout.metrics("train", 0))[0]
+    damaged.write_bytes(damaged.read_bytes()[:-8] + b"\xff" * 8)
+    shown = open_site(root).show("/run/hurt/learning", "")
+    assert damaged.name in texts(plain(shown.frame))
     assert blocks_on(plain(shown.body), CHART) == [block.id for block in VIEWS[2].blocks]
 
 
 def test_a_run_that_vanishes_leaves_its_page_as_it_was_and_a_sentence(root: Path) -> None:
-    stored(root, "gone")
-    pages = site(root)
+    store_run(root, "gone")
+    pages = open_site(root)
     shown = pages.show("/run/gone/ledger", "")
     (root / "gone" / "run.json").unlink()
-    fresh = site(root).refresh("/run/gone/ledger", "", shown.drawn_from, [], ["ledger-balance"])
+    fresh = open_site(root).refresh("/run/gone/ledger", "", shown.drawn_from, [], ["ledger-balance"])
     assert fresh.texts == [no_update]
     assert not fresh.again
     assert "run.json" in texts(plain(fresh.frame))
 
 
 def test_the_address_holds_how_charts_are_shown_and_every_view_keeps_it(root: Path) -> None:
-    stored(root, "one", steps=6)
-    shown = site(root).show("/run/one/learning", "?smooth=10&x=time")
+    store_run(root, "one", steps=6)
+    shown = open_site(root).show("/run/one/learning", "?smooth=10&x=time")
     assert str(plain(shown.frame)).count("smooth=10&x=time") == len([HOME, HOME_BY_TIME, *VIEWS, TRAJECTORIES])
-    plainly = site(root).show("/run/one/learning", "")
+    plainly = open_site(root).show("/run/one/learning", "")
     assert str(plain(plainly.body)).count(MINUTES) == 0 < str(plain(shown.body)).count(MINUTES)
 
 
@@ -155,8 +150,8 @@ def test_an_address_that_leads_nowhere_is_answered_by_one_short_sentence(path: s
 
 
 def test_addresses_of_pages_are_answered_and_others_with_404(root: Path) -> None:
-    stored(root, "one")
-    page = client(root)
+    store_run(root, "one")
+    page = open_client(root)
     for path in ("/", "/run/one", "/run/one/flow", "/run/one/trajectories?group=1", "/compare?runs=one"):
         assert page.get(path, headers=LOCAL).status_code == 200, path
     for path in (
@@ -173,8 +168,8 @@ def test_addresses_of_pages_are_answered_and_others_with_404(root: Path) -> None
         assert "import" not in response.text
 
 
-def asked_to_show(**changed: Any) -> dict[str, Any]:
-    """What Dash's script sends when a page is opened."""
+def show_request(**changed: Any) -> dict[str, Any]:
+    """The request that Dash's script sends when a page is opened."""
     outputs = [("frame", "children"), ("page", "children"), ("shown", "data")]
     return {
         "output": "..frame.children...page.children...shown.data..",
@@ -191,68 +186,68 @@ def asked_to_show(**changed: Any) -> dict[str, Any]:
 
 
 def test_a_page_is_shown_and_every_callback_of_the_app_is_known(root: Path) -> None:
-    stored(root, "one")
-    page = client(root)
-    answer = page.post("/_dash-update-component", json=asked_to_show(), headers=LOCAL)
+    store_run(root, "one")
+    page = open_client(root)
+    answer = page.post("/_dash-update-component", json=show_request(), headers=LOCAL)
     assert answer.status_code == 200
     assert answer.json["response"]["shown"]["data"]["path"] == "/run/one"
     known = {one["output"] for one in page.get("/_dash-dependencies", headers=LOCAL).json}
     for output in known:
-        assert is_callback(asked_to_show(output=output), known)
+        assert is_callback(show_request(output=output), known)
 
 
-def test_a_question_that_no_page_asks_is_refused_without_an_exception(root: Path) -> None:
-    stored(root, "one")
-    page = client(root)
+def test_a_malformed_request_is_refused_without_an_exception(root: Path) -> None:
+    store_run(root, "one")
+    page = open_client(root)
     for body in (
         [],
         3,
         {},
-        asked_to_show(output=1),
-        asked_to_show(output="frame.children"),
-        asked_to_show(outputs=3),
-        asked_to_show(inputs=[1]),
-        asked_to_show(inputs=[{"id": "address", "property": "pathname", "value": 5}]),
-        asked_to_show(inputs=None),
-        asked_to_show(state=[{"id": "shown", "property": "data", "value": 7}]),
-        asked_to_show(changedPropIds=[None]),
+        show_request(output=1),
+        show_request(output="frame.children"),
+        show_request(outputs=3),
+        show_request(inputs=[1]),
+        show_request(inputs=[{"id": "address", "property": "pathname", "value": 5}]),
+        show_request(inputs=None),
+        show_request(state=[{"id": "shown", "property": "data", "value": 7}]),
+        show_request(changedPropIds=[None]),
     ):
         assert page.post("/_dash-update-component", json=body, headers=LOCAL).status_code == 400, body
     nested = page.post("/_dash-update-component", data=b"[" * 50_000, headers=LOCAL, content_type="application/json")
     assert nested.status_code == 400
 
 
-def senseless_questions(page: FlaskClient) -> Iterator[dict[str, Any]]:
-    """The questions of every callback of the app, with values, and numbers of them, that no page sends."""
+def senseless_requests(page: FlaskClient) -> Iterator[dict[str, Any]]:
+    """Requests for every callback of the app, with values, and numbers of them, that no page sends."""
     for one in page.get("/_dash-dependencies", headers=LOCAL).json:
-        yield asked_to_show(output=one["output"])
-        yield asked_to_show(output=one["output"], inputs=[])
-        yield asked_to_show(output=one["output"], outputs=[], state=[])
+        yield show_request(output=one["output"])
+        yield show_request(output=one["output"], inputs=[])
+        yield show_request(output=one["output"], outputs=[], state=[])
         shown = {"id": "shown", "property": "data", "value": {"path": "/run/one", "page": "run", "found": 3}}
-        yield asked_to_show(output=one["output"], state=[shown] * 4)
+        yield show_request(output=one["output"], state=[shown] * 4)
 
 
-def test_a_question_of_the_right_form_and_without_sense_is_refused(root: Path) -> None:
-    stored(root, "one")
-    page = client(root)
-    asked = senseless_questions(page)
-    answers = {page.post("/_dash-update-component", json=body, headers=LOCAL).status_code for body in asked}
+def test_a_well_formed_request_without_sense_is_refused(root: Path) -> None:
+    store_run(root, "one")
+    page = open_client(root)
+    bodies = senseless_requests(page)
+    answers = {page.post("/_dash-update-component", json=body, headers=LOCAL).status_code for body in bodies}
     assert 400 in answers
     assert answers <= {200, 204, 400}
 
 
 def test_the_token_guards_the_page_its_callbacks_its_scripts_and_the_metrics(root: Path) -> None:
-    stored(root, "one")
-    page = client(root, host="0.0.0.0", token="a-token-of-some-length")
+    store_run(root, "one")
+    page = open_client(root, host="0.0.0.0", token=TOKEN)
     paths = ("/", "/_dash-layout", "/_dash-dependencies", "/assets/style.css", "/metrics", "/run/one")
     for path in paths:
         assert page.get(path).status_code == 401, path
-        assert page.get(path, headers={"Authorization": "Bearer a-token-of-some-length"}).status_code == 200, path
+        assert page.get(path, headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200, path
     assert page.post("/_dash-update-component", json={}).status_code == 401
 
 
 def test_the_app_is_no_development_server(root: Path) -> None:
-    page = client(root)
+    page = open_client(root)
     config = page.get("/", headers=LOCAL).text
     assert '"ui":false' in config
     assert '"validate_callbacks":false' in config
@@ -262,8 +257,48 @@ def test_the_app_is_no_development_server(root: Path) -> None:
 
 @pytest.mark.parametrize(("ratio", "said"), [(1.02, False), (0.9, True)])
 def test_the_top_of_a_page_says_that_the_length_is_biased(root: Path, ratio: float, said: bool) -> None:
-    run = stored(root, "biased")
+    run = store_run(root, "biased")
     metrics = StreamWriter(run.store, layout.metrics("train", 0), METRIC, "train-0")
     rows = metric_rows({"length_ratio": ratio}, incarnation=0, t=run.t_now, policy_version=run.policy_version)
     metrics.write(pa.concat_tables([rows] * 20), tokens=0)
-    assert (f"trained ÷ taken length {ratio:.3f}" in texts(plain(site(root).show("/run/biased", "").frame))) == said
+    assert (
+        f"trained ÷ taken length {ratio:.3f}" in texts(plain(open_site(root).show("/run/biased", "").frame))
+    ) == said
+
+
+class NotedRuns(Runs):
+    """Notes the runs for which a reader was requested."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.requested: list[str] = []
+        self.was_requested = threading.Event()
+
+    def reader(self, run_id: str) -> RunReader:
+        self.requested.append(run_id)
+        self.was_requested.set()
+        return super().reader(run_id)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> NotedRuns:
+    store_run(tmp_path, "one")
+    return NotedRuns(str(tmp_path))
+
+
+def client(runs: Runs, token: str | None = None) -> FlaskClient:
+    return make_app(runs, VIEWS, host="127.0.0.1", token=token).server.test_client()
+
+
+def test_a_page_begins_to_read_its_run_before_it_asks(runs: NotedRuns) -> None:
+    assert client(runs).get("/run/one/flow", headers=LOCAL).status_code == 200
+    assert runs.was_requested.wait(30)
+    assert runs.requested == ["one"]
+
+
+@pytest.mark.parametrize(("path", "token"), [("/", None), ("/run/nobody", None), ("/run/one", TOKEN)])
+def test_a_page_without_a_run_or_a_reader_without_the_token_begins_nothing(
+    runs: NotedRuns, path: str, token: str | None
+) -> None:
+    assert client(runs, token).get(path, headers=LOCAL).status_code != 500
+    assert not runs.was_requested.wait(0.3)

@@ -1,15 +1,13 @@
-"""Who may read the dashboard: a Flask app behind the guard, asked as browsers, scripts and strangers ask."""
+"""The guard decides who may read the dashboard: a Flask app behind it, and requests of browsers and strangers."""
 
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
+from support.pages.sites import LOCAL, TOKEN
 from werkzeug.test import TestResponse
 
 from dashboard.server.security import MAX_BODY_BYTES, MIN_TOKEN_LENGTH, TOKEN_VARIABLE, chosen_token, guard, is_loopback
 from millrace.errors import InputError
-
-TOKEN = "a-token-of-some-length"
-LOCAL = {"Host": "127.0.0.1:8050"}
 
 
 def guarded(host: str = "127.0.0.1", token: str | None = None) -> FlaskClient:
@@ -34,17 +32,14 @@ def seen(response: TestResponse) -> bool:
     return response.status_code == 200 and response.get_data(as_text=True) == "the page"
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost", "LOCALHOST"])
-def test_addresses_of_this_machine_alone_need_no_token(host: str) -> None:
-    assert is_loopback(host)
-    assert chosen_token(host, None) is None
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "example.org", "", "localhost.example.org"])
-def test_an_address_that_others_can_reach_needs_a_token(host: str) -> None:
-    with pytest.raises(InputError):
-        chosen_token(host, None)
-    assert chosen_token(host, TOKEN) == TOKEN
+def test_only_addresses_that_others_can_reach_need_a_token() -> None:
+    for host in ("127.0.0.1", "127.0.0.2", "::1", "localhost", "LOCALHOST"):
+        assert is_loopback(host)
+        assert chosen_token(host, None) is None
+    for host in ("0.0.0.0", "::", "192.168.1.7", "example.org", "", "localhost.example.org"):
+        with pytest.raises(InputError):
+            chosen_token(host, None)
+        assert chosen_token(host, TOKEN) == TOKEN
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])

@@ -1,4 +1,4 @@
-"""The command as a person starts it: what is refused before anything is served, and a server that ends quietly."""
+"""The command as a person starts it: refusals before anything is served, and a server that ends quietly."""
 
 import argparse
 import os
@@ -12,14 +12,11 @@ from pathlib import Path
 import httpx
 import pytest
 from support.campaigns.campaigns import Millrace
-from support.stored_run.run import Shape, StoredRun
+from support.pages.sites import TOKEN, store_run
 
 from dashboard.server import cli
 from dashboard.server.serve import serve
 from millrace.errors import InputError
-from storage.stores.local import LocalStore
-
-TOKEN = "a-token-of-some-length"
 
 
 def command(*arguments: str) -> int:
@@ -31,7 +28,7 @@ def command(*arguments: str) -> int:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    StoredRun(LocalStore(tmp_path / "runs" / "one", fsync=False), "one", Shape(steps=2)).append(1)
+    store_run(tmp_path / "runs", "one", 1)
     return tmp_path / "runs"
 
 
@@ -86,20 +83,18 @@ def test_a_mistake_ends_the_command_with_2_and_one_sentence(root: Path, millrace
 def test_it_says_where_it_is_answers_there_and_ends_quietly_with_ctrl_c(root: Path, millrace: Millrace) -> None:
     process = millrace.start("dashboard", str(root), "--port", "0", "--token", TOKEN)
     assert process.stdout is not None
-    said = process.stdout.readline()
-    found = re.search(r"http://127\.0\.0\.1:\d+/", said)
-    assert found, said
-    assert TOKEN not in said
-    assert httpx.get(found[0]).status_code == 401
-    assert httpx.get(found[0], headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
-    port = int(found[0].rpartition(":")[2].rstrip("/"))
+    line = process.stdout.readline()
+    assert TOKEN not in line
+    (address,) = re.findall(r"http://127\.0\.0\.1:\d+/", line)
+    assert httpx.get(address).status_code == 401
+    assert httpx.get(address, headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+    port = int(address.rpartition(":")[2].rstrip("/"))
     with ExitStack() as idle:
         for _ in range(150):
             idle.enter_context(socket.create_connection(("127.0.0.1", port)))
-        assert httpx.get(found[0]).status_code == 401, "it answers beside connections that say nothing"
-    huge = httpx.post(f"{found[0]}_dash-update-component", content=b"x" * 200_000)
+        assert httpx.get(address).status_code == 401, "it answers while other connections are silent"
+    huge = httpx.post(f"{address}_dash-update-component", content=b"x" * 200_000)
     assert huge.status_code == 413
     process.send_signal(signal.SIGINT)
     rest, _ = process.communicate(timeout=60)
-    assert process.returncode == 0
-    assert rest == ""
+    assert (process.returncode, rest) == (0, "")

@@ -6,29 +6,22 @@ from pathlib import Path
 
 import pytest
 from flask.testing import FlaskClient
-from support.stored_run.run import Shape, StoredRun
+from support.pages.sites import LOCAL, open_client, store_run
 
-from dashboard.read.runs import Runs
-from dashboard.server.app import make_app
-from dashboard.views.registry import VIEWS
-from storage.stores.local import LocalStore
-
-LOCAL = {"Host": "127.0.0.1:8050"}
 ZIPPED = {**LOCAL, "Accept-Encoding": "gzip, deflate, br"}
 PLOTLY = "/_dash-component-suites/plotly/package_data/plotly.min.js"
 MOST_FIRST, MOST_AFTER = 2_000_000, 100_000
-"""Bytes of a page and its scripts: in a browser that has nothing, and in one that has kept what it may keep."""
+"""Bytes of a page and its scripts: in a new browser, and in one with a filled cache."""
 
 
 @pytest.fixture
 def page(tmp_path: Path) -> FlaskClient:
-    run = StoredRun(LocalStore(tmp_path / "one", fsync=False), "one", Shape(steps=3))
-    run.append(3)
-    return make_app(Runs(str(tmp_path)), VIEWS, host="127.0.0.1", token=None).server.test_client()
+    store_run(tmp_path, "one")
+    return open_client(tmp_path)
 
 
 def scripts(page: FlaskClient) -> Iterator[str]:
-    """Addresses of what a page loads: those in its text, and Plotly."""
+    """Addresses that a page loads: those in its text, and Plotly."""
     text = page.get("/run/one", headers=LOCAL).text
     for mark in ('src="', 'href="'):
         addresses = (part.split('"')[0] for part in text.split(mark)[1:])

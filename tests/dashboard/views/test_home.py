@@ -15,7 +15,7 @@ from millrace.evaluation.promotion import Decision
 
 
 def _run(**changes: Any) -> RunData:
-    """Twenty steps of a second each, of which the trainer waits a quarter; a checkpoint in the tenth."""
+    """Twenty steps of a second each; the trainer waits a quarter of the time. A checkpoint in the tenth."""
     trainer = {
         "reward_mean": measured([0.0] * 10 + [1.0] * 10),
         "importance_ratio_p95": measured([1.1] * 20),

@@ -1,4 +1,4 @@
-"""Models and data sets by their ID on a hub: a copy is here before a run starts, and stays the run's."""
+"""Models and data sets by their ID on a hub: a run starts with a local copy and keeps it."""
 
 import json
 import os
@@ -30,7 +30,7 @@ try:
     config = with_local_copies(load_config(sys.argv[1], sys.argv[3:]), open_store(sys.argv[2]), lines.append)
     answer = {"model": config.model.path, "source": config.prompts.source, "eval": config.prompts.eval_source}
 except InputError as error:
-    answer = {"refused": str(error)}
+    answer = error.fields()
 print(json.dumps({**answer, "lines": lines}))
 """
 MODEL = {
@@ -60,54 +60,53 @@ def ask(tmp_path: Path, hub: Hub) -> Ask:
 
     def answer(*settings: str, endpoint: str = hub.url, store: Path = tmp_path / "run") -> dict[str, str]:
         # The library reads these variables when it is imported.
-        own = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "cache"), "NO_PROXY": "127.0.0.1"}
+        variables = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "cache"), "NO_PROXY": "127.0.0.1"}
         command: Sequence[str] = [sys.executable, "-c", CHILD, str(config), str(store), *settings]
-        done = subprocess.run(
-            command, cwd=REPOSITORY, env={**os.environ, **own}, capture_output=True, text=True, check=True
+        result = subprocess.run(
+            command, cwd=REPOSITORY, env={**os.environ, **variables}, capture_output=True, text=True, check=True
         )
-        found: dict[str, str] = json.loads(done.stdout)
-        return found
+        values: dict[str, str] = json.loads(result.stdout)
+        return values
 
     return answer
 
 
-def test_a_model_of_a_hub_becomes_a_folder_with_the_files_that_are_needed(hub: Hub, ask: Ask) -> None:
-    found = ask("model.path=org/model")
-    folder = Path(found["model"])
+def test_a_model_becomes_a_folder_with_the_needed_files(hub: Hub, ask: Ask) -> None:
+    answer = ask("model.path=org/model")
+    folder = Path(answer["model"])
     assert folder.name == hub.revision("org/model")
     assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", "tokenizer.json"}
-    assert found["lines"] == [f'model.path "org/model" is {folder}']
+    assert answer["lines"] == [f'model.path "org/model" is {folder}']
 
 
 def test_a_data_set_becomes_the_file_of_its_split(hub: Hub, ask: Ask) -> None:
     hub.repositories["datasets/org/sums"] = {"dataset_infos.json": b"{}", "train.jsonl": LINES, "test.jsonl": b"{}"}
-    found = ask("prompts.source=org/sums", "prompts.eval_source=hf://datasets/org/sums/test.jsonl")
-    assert [Path(found[name]).name for name in ("source", "eval")] == ["train.jsonl", "test.jsonl"]
-    assert Path(found["source"]).read_bytes() == LINES
+    answer = ask("prompts.source=org/sums", "prompts.eval_source=hf://datasets/org/sums/test.jsonl")
+    assert [Path(answer[name]).name for name in ("source", "eval")] == ["train.jsonl", "test.jsonl"]
+    assert Path(answer["source"]).read_bytes() == LINES
     assert hub.given == ["train.jsonl", "test.jsonl"]
 
 
-def test_several_files_of_a_split_are_named_as_they_can_be_set(hub: Hub, ask: Ask) -> None:
+def test_several_files_of_a_split_are_listed_as_settings(hub: Hub, ask: Ask) -> None:
     hub.repositories["datasets/org/sums"] = {"a/train.jsonl": LINES, "b/train.jsonl": LINES, "b/test.jsonl": LINES}
-    refused = ask("prompts.source=org/sums")["refused"]
-    assert "2 files of train prompts" in refused
-    assert "hf://datasets/org/sums/a/train.jsonl, hf://datasets/org/sums/b/train.jsonl" in refused
+    error = ask("prompts.source=org/sums")
+    assert "2 files of train prompts" in error["read"]
+    assert "hf://datasets/org/sums/a/train.jsonl, hf://datasets/org/sums/b/train.jsonl" in error["expected"]
     assert hub.given == []
 
 
-def test_without_a_network_a_copy_from_before_serves(ask: Ask) -> None:
-    model, file = "model.path=org/model", "prompts.source=hf://datasets/org/sums/data/train.jsonl"
-    before = ask(model, file)
-    after = ask(model, file, endpoint="http://127.0.0.1:9")
-    assert (after["model"], after["source"]) == (before["model"], before["source"])
+def test_without_a_network_the_cached_copy_is_used(ask: Ask) -> None:
+    settings = ("model.path=org/model", "prompts.source=hf://datasets/org/sums/data/train.jsonl")
+    online = ask(*settings)
+    offline = ask(*settings, endpoint="http://127.0.0.1:9")
+    assert (offline["model"], offline["source"]) == (online["model"], online["source"])
 
 
 def test_a_run_keeps_its_revision_when_the_hub_has_a_newer_one(hub: Hub, ask: Ask, tmp_path: Path) -> None:
     settings = ("model.path=org/model", "prompts.source=org/sums")
     first = ask(*settings)
-    stored = load_config(
-        tmp_path / "config.yaml", [f"model.path={first['model']}", f"prompts.source={first['source']}"]
-    )
+    paths = [f"model.path={first['model']}", f"prompts.source={first['source']}"]
+    stored = load_config(tmp_path / "config.yaml", paths)
     create_run(LocalStore(tmp_path / "run"), "run", stored.model_dump(mode="json"))
     hub.repositories |= {"org/model": {**MODEL, "config.json": b"[]"}, "datasets/org/sums": {"train.jsonl": b""}}
     assert ask(*settings, endpoint="http://127.0.0.1:9") == first
@@ -123,33 +122,32 @@ def test_a_run_keeps_its_revision_when_the_hub_has_a_newer_one(hub: Hub, ask: As
         ("prompts.source=hf://datasets/org/sums/nothing.jsonl", "did not give it"),
     ],
 )
-def test_what_a_hub_does_not_give_is_one_line_with_a_way_out(hub: Hub, ask: Ask, setting: str, reason: str) -> None:
+def test_a_missing_copy_is_a_user_error_with_a_way_out(hub: Hub, ask: Ask, setting: str, reason: str) -> None:
     hub.repositories["org/gated"] = MODEL
     hub.gated.add("org/gated")
-    refused = ask(setting)["refused"]
-    assert refused.startswith(setting.replace("=", ' "') + '": ')
-    assert reason in refused
-    assert "`hf download org/" in refused
-    assert len(refused.splitlines()) == 1
+    error = ask(setting)
+    assert error["key"] == setting.partition("=")[0]
+    assert reason in error["read"]
+    assert "`hf download org/" in error["expected"]
 
 
 def test_the_command_checks_the_copy_before_a_run_exists(hub: Hub, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "flows.cli.main", "run", str(PRESET), "--root", str(tmp_path / "runs")]
-    own = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "cache"), "NO_PROXY": "127.0.0.1"}
-    done = subprocess.run(
+    variables = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "cache"), "NO_PROXY": "127.0.0.1"}
+    result = subprocess.run(
         [*command, "--set", "model.path=org/model"],
         cwd=REPOSITORY,
-        env={**os.environ, **own},
+        env={**os.environ, **variables},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith(f"millrace: {tmp_path}/cache/hub/models--org--model/")
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1].startswith(f"millrace: {tmp_path}/cache/hub/models--org--model/")
     assert not (tmp_path / "runs").exists()
 
 
-def test_paths_urls_and_built_in_prompts_are_no_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_urls_and_built_in_prompts_are_not_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").mkdir()
     paths = ["gpt2", "~/org/model", "./org/model", str(tmp_path / "org" / "model"), "models/misspelt"]

@@ -1,21 +1,19 @@
-"""What a run reads besides its config: a change is seen, and a resumed run is refused unless a person accepts it."""
+"""The inputs of a run besides its config: a changed input refuses a resume unless a person accepts it."""
 
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from configs.load import load_config
+from configs.load import PRESETS, load_config
 from configs.schema import RunConfig
-from flows.campaign.inputs import check_same_inputs, stage_inputs
-from flows.campaign.prepare import check, prepare
+from flows.campaign.inputs import check_same_inputs, run_inputs
+from flows.campaign.prepare import check, claim
 from millrace.errors import InputError
 from millrace.runs.record import latest_attempt
 from storage.stores.factory import open_store
 
-PRESET = Path(__file__).parents[3] / "configs" / "presets" / "tiny-cpu.yaml"
 ROWS = [{"prompt": f"{n:02d}+{n:02d}=", "answer": f"{2 * n:02d}"} for n in range(40)]
 SETTINGS = ("prompts.num_eval=8",)
 
@@ -32,34 +30,33 @@ def source(tmp_path: Path) -> Path:
 
 def configured(source: Path, *settings: str) -> RunConfig:
     root = source.parent / "runs"
-    return load_config(PRESET, [f"prompts.source={source}", f"storage.root={root}", *SETTINGS, *settings])
+    preset = PRESETS / "tiny-cpu.yaml"
+    return load_config(preset, [f"prompts.source={source}", f"storage.root={root}", *SETTINGS, *settings])
 
 
 def start(config: RunConfig, *, resumed: bool = False, accept: bool = False) -> None:
-    """What a controller does before it starts the first stage."""
+    """Checks and claims the run, as a controller does before the first stage."""
     resume = "required" if resumed else "never"
-    checked = check(config, "mine", resume=resume, accept_changed_inputs=accept)
-    shutil.rmtree(prepare(config, "mine", resume=resume, inputs=checked.inputs).handover)
+    inputs = check(config, "mine", resume=resume, accept_changed_inputs=accept)
+    claim(config, "mine", resume=resume, inputs=inputs)
 
 
 def changes(config: RunConfig) -> list[str]:
     return latest_attempt(open_store(f"{config.storage.root}/mine")).changes
 
 
-def test_a_run_whose_prompts_changed_is_not_resumed_and_the_sentence_says_what_to_do(source: Path) -> None:
+def test_a_run_with_changed_prompts_is_not_resumed(source: Path) -> None:
     config = configured(source)
     start(config)
     write(source, ROWS[5:])
     with pytest.raises(InputError) as caught:
         start(config, resumed=True)
-    said = str(caught.value)
-    assert f"prompts.source {source} was 40 prompts " in said
-    assert " and is 35 prompts " in said
-    assert "--accept-changed-inputs" in said
-    assert "\n" not in said
+    assert f"prompts.source {source} was 40 prompts " in caught.value.read
+    assert " and is 35 prompts " in caught.value.read
+    assert "--accept-changed-inputs" in str(caught.value.expected)
 
 
-def test_an_accepted_change_is_recorded_and_asked_about_once(source: Path) -> None:
+def test_an_accepted_change_is_recorded_once(source: Path) -> None:
     config = configured(source)
     start(config)
     write(source, ROWS[::-1])
@@ -69,19 +66,17 @@ def test_an_accepted_change_is_recorded_and_asked_about_once(source: Path) -> No
     assert changes(config) == []
 
 
-def test_an_evaluation_set_that_changed_is_named(source: Path) -> None:
+def test_a_changed_evaluation_set_refuses_and_a_smaller_one_does_not(source: Path) -> None:
     hard = write(source.parent / "hard.jsonl", ROWS)
     config = configured(source, f"evaluation.sets.hard.source={hard}")
     start(config)
     write(hard, ROWS[:9])
     with pytest.raises(InputError):
         start(config, resumed=True)
-    # Another setting is no other input.
-    fewer = [f"evaluation.sets.hard.source={hard}", "evaluation.sets.hard.num_prompts=5"]
-    start(configured(source, *fewer), resumed=True)
+    start(configured(source, f"evaluation.sets.hard.source={hard}", "evaluation.sets.hard.num_prompts=5"), resumed=True)
 
 
-def test_a_reward_that_changed_is_named(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_reward_refuses(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(source.parent)
     module = source.parent / "changing_reward.py"
     module.write_text("def score(prompt, response, answer, meta):\n    return 1.0\n")
@@ -92,23 +87,21 @@ def test_a_reward_that_changed_is_named(source: Path, monkeypatch: pytest.Monkey
         start(config, resumed=True)
 
 
-def test_a_loss_of_ones_own_changes_with_its_neighbours_in_the_package(
-    source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_users_loss_changes_with_other_modules_of_its_package(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(source.parent)
     package = source.parent / "changing_losses"
     package.mkdir()
     for name in ("__init__", "mine", "helper"):
         (package / f"{name}.py").write_text("")
     config = configured(source, "training.loss=changing_losses.mine:loss")
-    before = stage_inputs(config, ["train"])
+    former = run_inputs(config, ["train"])
     (package / "helper.py").write_text("weight = 2\n")
-    after = stage_inputs(config, ["train"])
-    assert before.keys() == after.keys() == {"training.loss changing_losses.mine:loss"}
-    assert before != after
+    changed = run_inputs(config, ["train"])
+    assert former.keys() == changed.keys() == {"training.loss changing_losses.mine:loss"}
+    assert former != changed
 
 
-def test_a_model_folder_changes_with_its_template_and_with_any_part_of_its_weights(source: Path) -> None:
+def test_a_model_changes_with_its_template_and_any_part_of_its_weights(source: Path) -> None:
     folder = source.parent / "model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
@@ -116,27 +109,27 @@ def test_a_model_folder_changes_with_its_template_and_with_any_part_of_its_weigh
     with weights.open("wb") as file:
         file.truncate(100 << 20)
     config = configured(source, f"model.path={folder}")
-    seen = [stage_inputs(config, ["train"])]
+    seen = [run_inputs(config, ["train"])]
     with weights.open("r+b") as file:
         file.seek(60 << 20)
         file.write(b"\1" * (1 << 20))
-    seen.append(stage_inputs(config, ["train"]))
+    seen.append(run_inputs(config, ["train"]))
     (folder / "chat_template.jinja").write_text("{{ messages }}")
-    seen.append(stage_inputs(config, ["train"]))
-    (folder / "README.md").write_text("no part of the model")
-    assert stage_inputs(config, ["train"]) == seen[-1]
+    seen.append(run_inputs(config, ["train"]))
+    (folder / "README.md").write_text("not part of the model")
+    assert run_inputs(config, ["train"]) == seen[-1]
     assert len({json.dumps(inputs) for inputs in seen}) == 3
 
 
-def test_a_host_needs_only_the_inputs_of_its_own_stages(source: Path) -> None:
+def test_a_host_reads_only_the_inputs_of_its_stages(source: Path) -> None:
     config = configured(source)
     source.unlink()
-    assert list(stage_inputs(config, ["score"])) == ["reward exact_match"]
+    assert list(run_inputs(config, ["score"])) == ["reward exact_match"]
     with pytest.raises(InputError):
-        stage_inputs(config, ["generate"])
+        run_inputs(config, ["generate"])
 
 
-def test_a_host_whose_prompts_differ_from_the_controllers_is_refused(source: Path) -> None:
+def test_a_host_with_other_prompts_than_the_controller_is_refused(source: Path) -> None:
     config = configured(source)
     start(config)
     attempt = latest_attempt(open_store(f"{config.storage.root}/mine"))

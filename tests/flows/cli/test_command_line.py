@@ -70,14 +70,6 @@ def test_a_shell_reads_config_settings_and_root_of_the_printed_command(monkeypat
     assert "--root" not in run_again(run_arguments(), "mine-1")
 
 
-def test_a_command_on_the_path_is_named_without_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "millrace").write_text("#!/bin/sh\n")
-    (tmp_path / "millrace").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(sys, "argv", [str(tmp_path / "millrace")])
-    assert run_again(run_arguments(), "mine-1").startswith("millrace run ")
-
-
 def test_a_module_that_was_run_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["flows/cli/main.py"])
     program = shlex.split(run_again(run_arguments(), "mine-1"))[:3]

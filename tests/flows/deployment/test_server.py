@@ -1,4 +1,4 @@
-"""The private server of a campaign, as a real process."""
+"""The Prefect servers of campaigns, as real processes."""
 
 import os
 import select
@@ -18,7 +18,7 @@ from millrace.errors import InputError
 try:
     with prefect_server():
         [server] = psutil.Process().children()
-        raise InputError("a mistake found while the server starts")
+        raise InputError("a user error while the server starts")
 except InputError:
     print(server.is_running())
 """
@@ -31,30 +31,6 @@ with prefect_server():
     print(server.pid, flush=True)
     time.sleep(600)
 """
-_KILLED_ONCE = """
-import http.client, os, select, time
-from flows.deployment.server import prefect_server
-with prefect_server() as wait:
-    import psutil
-    from prefect.settings import PREFECT_API_URL
-    wait()
-    [server] = psutil.Process().children()
-    ended = os.pidfd_open(server.pid)
-    server.kill()
-    # Not server.wait(): it could take the exit code from the thread that waits for it.
-    select.select([ended], [], [])
-    address = PREFECT_API_URL.value().split("/")[2]
-    while True:
-        try:
-            connection = http.client.HTTPConnection(address)
-            connection.request("GET", "/api/health")
-            print(connection.getresponse().status)
-            break
-        except ConnectionRefusedError:
-            time.sleep(0.05)
-    [server] = psutil.Process().children()
-    print(server.pid)
-"""
 _KILLED_DURING_A_FLOW = """
 from flows.deployment.server import prefect_server
 with prefect_server() as wait:
@@ -63,37 +39,110 @@ with prefect_server() as wait:
     from prefect import flow
     from prefect.client.orchestration import get_client
     @flow
-    def one():
+    def kill_server():
         [server] = psutil.Process().children()
         server.kill()
         return "done"
-    print(one())
+    print(kill_server())
     with get_client(sync_client=True) as client:
         [run] = client.read_flow_runs()
         print(run.state.type.value)
+    [server] = psutil.Process().children()
+    print(server.pid)
+"""
+_NO_HOME = """
+from flows.deployment.server import prefect_server
+from millrace.errors import InputError
+try:
+    with prefect_server():
+        print("started")
+except InputError as error:
+    print(error.file)
+"""
+_FREEZE = """
+import asyncio, gc, sqlite3, sys, time
+from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from flows.deployment.server import close_failed_cursors
+close_failed_cursors()
+
+async def insert(connection):
+    try:
+        await connection.execute(text("INSERT INTO t VALUES (1)"))
+    except OperationalError as error:
+        return error
+
+async def freeze():
+    other = sqlite3.connect(sys.argv[1], isolation_level=None)
+    other.execute("CREATE TABLE t (a)")
+    engine = create_async_engine("sqlite+aiosqlite:///" + sys.argv[1], connect_args={"timeout": 0.0})
+    async with engine.connect() as connection:
+        other.execute("BEGIN IMMEDIATE")
+        error = await insert(connection)
+        assert "database is locked" in str(error)
+        await connection.execute(text("PRAGMA busy_timeout = 2000"))
+        waiting = asyncio.create_task(insert(connection))
+        await asyncio.sleep(0.5)
+        before = time.monotonic()
+        del error
+        gc.collect()
+        print(time.monotonic() - before)
+        other.execute("ROLLBACK")
+        await waiting
+    await engine.dispose()
+
+asyncio.run(freeze())
+"""
+# Runs a server's module up to the point where it would serve.
+_UNTIL_SERVING = """
+import runpy, sqlite3, sys, uvicorn
+from sqlalchemy import create_engine
+
+def run(*arguments, **options):
+    cursor = create_engine("sqlite://").raw_connection().driver_connection.cursor()
+    try:
+        cursor.execute("SELECT 1 FROM nowhere")
+    except sqlite3.OperationalError:
+        pass
+    try:
+        cursor.execute("SELECT 1")
+    except sqlite3.ProgrammingError as error:
+        print(error)
+
+uvicorn.run = run
+del sys.argv[0]
+runpy.run_module(sys.argv[0], run_name="__main__")
 """
 
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """No Prefect server is configured, and no database exists."""
-    mine = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    return {**mine, "PREFECT_HOME": str(tmp_path / "prefect")}
+    """The environment without a configured Prefect server and without its database."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    return {**variables, "PREFECT_HOME": str(tmp_path / "prefect")}
 
 
-@pytest.mark.parametrize("known", ["", "example.org", "127.0.0.1, example.org"])
-def test_loopback_is_reached_without_a_proxy(monkeypatch: pytest.MonkeyPatch, known: str) -> None:
+def run(program: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+@pytest.mark.parametrize("no_proxy", ["", "example.org", "127.0.0.1, example.org"])
+def test_loopback_is_reached_without_a_proxy(monkeypatch: pytest.MonkeyPatch, no_proxy: str) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    monkeypatch.setenv("NO_PROXY", known)
+    monkeypatch.setenv("NO_PROXY", no_proxy)
     monkeypatch.setenv("no_proxy", "")
     bypass_proxies()
     assert all(proxy_bypass(host) for host in ("127.0.0.1", "localhost", "::1"))
-    assert bool(proxy_bypass("example.org")) == ("example.org" in known)
+    assert bool(proxy_bypass("example.org")) == ("example.org" in no_proxy)
 
 
-def test_a_server_that_nobody_waited_for_ends_with_its_block(environment: dict[str, str]) -> None:
-    ended = subprocess.run([sys.executable, "-c", _REFUSED], env=environment, stdout=subprocess.PIPE, text=True)
-    assert (ended.returncode, ended.stdout) == (0, "False\n")
+def test_a_server_that_was_not_waited_for_ends_with_its_block(environment: dict[str, str]) -> None:
+    assert run(_REFUSED, environment).stdout == "False\n"
 
 
 def test_a_starting_server_ends_when_its_controller_is_killed(environment: dict[str, str]) -> None:
@@ -110,50 +159,50 @@ def test_a_starting_server_ends_when_its_controller_is_killed(environment: dict[
         os.close(server)
 
 
+@pytest.mark.parametrize("variable", ["HOME", "PREFECT_HOME"])
+def test_an_unwritable_prefect_folder_is_a_user_error(
+    environment: dict[str, str], tmp_path: Path, variable: str
+) -> None:
+    (tmp_path / "a-file").touch()
+    without_home = {name: value for name, value in environment.items() if name != "PREFECT_HOME"}
+    folder = run(_NO_HOME, {**without_home, variable: str(tmp_path / "a-file")}).stdout
+    assert folder.startswith(f"{tmp_path}/a-file")
+
+
 @pytest.mark.slow
-def test_a_server_that_is_killed_is_started_again_where_it_was(environment: dict[str, str]) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", _KILLED_ONCE], env=environment, capture_output=True, text=True, timeout=200
-    )
-    assert ended.returncode == 0, ended.stderr
-    status, server = ended.stdout.split()
-    assert status == "200"
-    assert "the private Prefect server ended (SIGKILL) and is started again" in ended.stderr
+def test_a_killed_server_is_restarted_and_the_flow_completes(environment: dict[str, str]) -> None:
+    result = run(_KILLED_DURING_A_FLOW, environment)
+    *outcome, server = result.stdout.split()
+    assert outcome == ["done", "COMPLETED"]
+    assert "the private Prefect server ended (SIGKILL) and is started again" in result.stderr
     assert not Path(f"/proc/{server}").exists(), "it ends with its controller"
 
 
-_NO_HOME = """
-from flows.deployment.server import prefect_server
-from millrace.errors import InputError
-try:
-    with prefect_server():
-        print("started")
-except InputError as error:
-    print(error)
-"""
+def test_the_event_loop_does_not_wait_for_a_locked_connection(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _FREEZE, str(tmp_path / "a.db")]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert float(result.stdout) < 0.5
 
 
-@pytest.mark.parametrize("named", ["HOME", "PREFECT_HOME"])
-def test_a_folder_that_prefect_can_not_write_to_is_refused_in_one_sentence(
-    environment: dict[str, str], tmp_path: Path, named: str
-) -> None:
-    (tmp_path / "a-file").touch()
-    without = {name: value for name, value in environment.items() if name != "PREFECT_HOME"}
-    ended = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _NO_HOME],
-        env={**without, named: str(tmp_path / "a-file")},
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["0"], id="private"),
+        pytest.param(["--no-prompt", "server", "start"], id="make server", marks=pytest.mark.extended),
+    ],
+)
+def test_both_servers_close_failed_cursors(tmp_path: Path, arguments: list[str]) -> None:
+    # The private server ends when its standard input does.
+    stdin, lifeline = os.pipe()
+    result = subprocess.run(
+        [sys.executable, "-c", _UNTIL_SERVING, "flows.deployment.server", *arguments],
+        env={**os.environ, "PREFECT_HOME": str(tmp_path)},
+        stdin=stdin,
         capture_output=True,
         text=True,
-        timeout=100,
     )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.startswith(f"Prefect's folder {tmp_path}/a-file")
-    assert ended.stdout.endswith("expected a writable HOME, or PREFECT_HOME set to a writable folder\n")
-
-
-@pytest.mark.extended
-def test_a_flow_whose_server_is_killed_ends_as_if_nothing_had_been(environment: dict[str, str]) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", _KILLED_DURING_A_FLOW], env=environment, capture_output=True, text=True, timeout=200
-    )
-    assert (ended.returncode, ended.stdout.split()) == (0, ["done", "COMPLETED"]), ended.stderr
+    os.close(stdin)
+    os.close(lifeline)
+    assert "Cannot operate on a closed cursor." in result.stdout, result.stderr

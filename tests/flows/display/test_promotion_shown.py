@@ -29,9 +29,9 @@ def test_the_last_state_says_what_was_promoted_and_how_much_better_it_is(accurac
 
 def test_a_finished_run_submitted_again_says_that_nothing_was_trained() -> None:
     again = {**STATUS, "state": "finished", "steps": 4000, "first_step": 4000}
-    said = final_message(decision_of(0.3), again)
-    assert said.startswith("already finished at version 4,000: nothing was trained")
-    assert "training.max_steps" in said
+    message = final_message(decision_of(0.3), again)
+    assert message.startswith("already finished at version 4,000: nothing was trained")
+    assert "training.max_steps" in message
     assert final_message(decision_of(0.57), again).startswith("v90 promoted, 0.340 → 0.570; already finished")
     early = {**again, "steps": 90, "first_step": 90, "early_stop": "5 evaluations were not better"}
     assert "evaluation.stop_after" in final_message(None, early)

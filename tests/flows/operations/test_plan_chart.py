@@ -32,7 +32,7 @@ def test_the_chart_has_a_line_per_size_of_a_generator_and_the_winner(plan: Plan)
 
 
 def test_a_comparison_of_two_configs_has_no_chart() -> None:
-    made = what_if(CONFIG, CONFIG, {}, SmallMachine(), simulator(10), divides_gpus=True)
+    made = what_if(CONFIG, CONFIG, {}, SmallMachine(), simulator(10))
     assert splits(made) == {}
     assert "as it is" in as_markdown(made)
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 @pytest.fixture
 def gloo() -> Iterator[None]:
-    """A process group of one, as there is no NCCL: with a `compute_dtype` a single process is sharded by FSDP2 too."""
+    """A gloo process group of one, because NCCL needs a GPU; FSDP2 shards it if there is a `compute_dtype`."""
     if dist.is_initialized():
         # Of a trainer of an earlier test, whose group lasts as long as its process.
         dist.destroy_process_group()

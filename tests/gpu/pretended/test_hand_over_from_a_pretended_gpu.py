@@ -41,7 +41,7 @@ def test_without_adapters_the_offered_weights_are_the_live_ones() -> None:
     with pretend_gpu() as gpu:
         trainer = make_trainer(CASES["llama aipo"], Ranks.alone(GPU), None)
         before = gpu.peak = gpu.in_use
-        assert all(one.is_cuda for one in trainer.weights().values())
+        assert all(weight.is_cuda for weight in trainer.weights().values())
         assert gpu.peak == before
 
 
@@ -55,13 +55,13 @@ def test_a_checkpoint_is_copied_to_the_host_once_and_the_same_trainer_comes_of_i
         checkpoints.begin(1, trainer.tensors(), {})
         checkpoints.finish()
         # Weights and both moments.
-        assert gpu.copied_to_host.total() == 3 * sum(one.nbytes for one in trainer.weights().values())
+        assert gpu.copied_to_host.total() == 3 * sum(weight.nbytes for weight in trainer.weights().values())
         assert not gpu.waits
         assert gpu.peak == before
-        found = read_latest(store)
-        assert found is not None
+        latest = read_latest(store)
+        assert latest is not None
         other = make_trainer(CASES["llama aipo"], ranks, None)
-        other.restore(1, {name: bytes(load_file(store, ref)) for name, ref in found.files.items()})
+        other.restore(1, {name: bytes(load_file(store, ref)) for name, ref in latest.files.items()})
         assert other.state() == trainer.state()
         other.step(samples(5, seed=1))
 
@@ -77,10 +77,10 @@ def test_a_sleeping_trainer_holds_nothing_on_the_gpu_and_wakes_as_it_was(name: s
         gpu.forget()
         trainer.sleep()
         assert gpu.in_use == 0
-        # Weights and both moments of what is trained; gradients are dropped, and frozen weights go too.
-        trained = sum(one.nbytes for one in trainer.model.parameters() if one.requires_grad)
-        every = sum(one.nbytes for one in trainer.model.parameters())
-        rotary = sum(one.nbytes for one in trainer.model.buffers())
+        # All weights, and both moments of the trained ones; gradients are dropped.
+        trained = sum(parameter.nbytes for parameter in trainer.model.parameters() if parameter.requires_grad)
+        every = sum(parameter.nbytes for parameter in trainer.model.parameters())
+        rotary = sum(buffer.nbytes for buffer in trainer.model.buffers())
         assert gpu.copied_to_host.total() == every + 2 * trained + rotary
         assert trainer.state() == state
         trainer.wake()

@@ -1,4 +1,4 @@
-"""The pretended GPU: it knows where tensors are, what is copied back from it, and what is waited for."""
+"""The pretended GPU knows where tensors are, and counts copies to the host and waits."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A trainer on a pretended GPU as a member of `direct`: what it copies to the host, and what it waits for."""
+"""A trainer on a pretended GPU as a member of `direct`: its copies to the host and its waits."""
 
 from contextlib import closing
 from typing import Literal

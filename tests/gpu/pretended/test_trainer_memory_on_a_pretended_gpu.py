@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from support.gpu.pretend_gpu import GPU, pretend_gpu
+from support.training.samples import make_sample
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from configs.training import TrainingConfig
@@ -37,27 +38,17 @@ def model(num_layers: int, dtype: Dtype) -> LlamaForCausalLM:
 
 
 def batch(num_samples: int, length: int) -> list[Sample]:
-    """Samples of `length` tokens, half of which are the response."""
+    """Samples of `length` tokens; the second half is the response."""
     random = np.random.default_rng(0)
     half = length // 2
-    return [
-        Sample(
-            prompt_tokens=random.integers(0, VOCAB, half).astype(np.int32),
-            response_tokens=random.integers(0, VOCAB, half).astype(np.int32),
-            rollout_logprobs=np.full(half, -3.6, np.float32),
-            loss_mask=np.ones(half, np.uint8),
-            temperature=1.0,
-            advantage=1.0,
-            staleness=0,
-        )
-        for _ in range(num_samples)
-    ]
+    draws = [(random.integers(0, VOCAB, half), random.integers(0, VOCAB, half)) for _ in range(num_samples)]
+    return [make_sample(prompt, response, rollout_logprobs=-3.6) for prompt, response in draws]
 
 
 def measure(
     dtype: Dtype, *, num_layers: int, length: int = 128, num_samples: int = 1, recomputes: bool = False
 ) -> tuple[int, int, int]:
-    """Parameters, bytes between two steps, and the most that a step takes beside these."""
+    """Parameters, bytes between two steps, and the most that a step takes in addition."""
     training = TrainingConfig.model_validate(
         {
             "max_steps": 9,
@@ -76,7 +67,7 @@ def measure(
 
 
 def layer_bytes(dtype: Dtype) -> int:
-    """What a layer of a Llama keeps of each token for the backward pass: docs/training.md."""
+    """Bytes that a layer of a Llama keeps of each token for the backward pass: docs/training.md."""
     if dtype == "float32":
         return 4 * (9 * HIDDEN + 2 * KEYS + 4 * INTERMEDIATE + HEADS + 2)
     return 2 * (10 * HIDDEN + 2 * KEYS + 4 * INTERMEDIATE) + 4 * (HEADS + 2)

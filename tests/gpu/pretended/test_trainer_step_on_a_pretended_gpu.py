@@ -90,7 +90,7 @@ def assert_listed(gpu: PretendGpu, case: Case, num_microbatches: int) -> None:
     assert gpu.waits.pop("training/losses/excluded.py:check_finite") == num_microbatches
     assert gpu.waits.pop("training/parallel/sharding.py:changed_share") == 1
     assert not gpu.waits
-    num_tokens = sum(len(one.response_tokens) for one in samples(5, seed=1, shared_prompt=case.shared_prompt))
+    num_tokens = sum(len(sample.response_tokens) for sample in samples(5, seed=1, shared_prompt=case.shared_prompt))
     copied = gpu.copied_to_host
     assert copied.pop("training/step_report.py:finish") == updates * num_tokens * _NUMBER * _COLUMNS
     assert copied.pop("training/step_report.py:report") == num_tokens * _NUMBER
@@ -112,11 +112,11 @@ def test_under_fsdp_in_16_bits_a_step_is_that_of_a_cpu_to_rounding_and_waits_no_
     with pretend_gpu() as gpu:
         trainer, num_microbatches = stepped(case, gpu)
         assert_listed(gpu, case, num_microbatches)
-        found = {name: weight.cpu() for name, weight in trainer.weights().items()}
+        result = {name: weight.cpu() for name, weight in trainer.weights().items()}
     # The CPU has no kernel for packed sequences, and the GPU computes with nothing else here.
     assert gpu.cuda_only["torch_attn._varlen_attn.default"] > 0
     for name, other in on_cpu.weights().items():
-        assert (found[name] - other).norm() < 0.002 * other.norm()
+        assert (result[name] - other).norm() < 0.002 * other.norm()
 
 
 @pytest.mark.parametrize("window", [None, 5])
@@ -138,9 +138,9 @@ def test_the_kernel_for_packed_sequences_is_asked_for_what_one_call_for_each_len
     assert gpu.cuda_only.total() == 2
     expected, _ = attend(*(half.float() for half in halves), None, packing=batch)
     expected.square().sum().backward()
-    for found, half in zip(grads, halves, strict=True):
+    for result, half in zip(grads, halves, strict=True):
         assert half.grad is not None
-        assert (found - half.grad).norm() < 0.02 * half.grad.norm(), "bfloat16 has 8 bits"
+        assert (result - half.grad).norm() < 0.02 * half.grad.norm(), "bfloat16 has 8 bits"
 
 
 @pytest.mark.slow

@@ -2,12 +2,13 @@
 
 import json
 import os
-import shutil
 from pathlib import Path
 
 import pytest
 from support.campaigns.campaigns import PRESET, REPOSITORY, Millrace
 
+from configs.load import load_config
+from flows.campaign.prepare import claim
 from flows.cli.main import main
 
 VLLM_PRESET = REPOSITORY / "configs" / "presets" / "tiny-vllm-cpu.yaml"
@@ -19,15 +20,14 @@ def root(tmp_path: Path) -> Path:
 
 
 def refused(capsys: pytest.CaptureFixture[str], root: Path, *arguments: str, config: Path = PRESET) -> str:
-    """What the command says; it must have left nothing behind."""
-    before = sorted(root.rglob("*")) if root.exists() else []
-    code = main(["run", str(config), "--root", str(root), *arguments])
-    assert code == 2
-    assert (sorted(root.rglob("*")) if root.exists() else []) == before
-    said = capsys.readouterr().err
-    assert said.startswith("millrace: ")
-    assert "Traceback" not in said
-    return said
+    """Runs the command, which must refuse and leave nothing behind. Returns its message."""
+    before = sorted(root.rglob("*"))
+    assert main(["run", str(config), "--root", str(root), *arguments]) == 2
+    assert sorted(root.rglob("*")) == before
+    message = capsys.readouterr().err
+    assert message.startswith("millrace: ")
+    assert "Traceback" not in message
+    return message
 
 
 MISTAKES: list[tuple[str, list[str]]] = [
@@ -49,16 +49,16 @@ MISTAKES: list[tuple[str, list[str]]] = [
 
 @pytest.mark.parametrize(("arguments", "named"), MISTAKES)
 def test_a_mistake_is_named(capsys: pytest.CaptureFixture[str], root: Path, arguments: str, named: list[str]) -> None:
-    said = refused(capsys, root, *arguments.split())
-    assert [word for word in named if word not in said] == []
+    message = refused(capsys, root, *arguments.split())
+    assert [word for word in named if word not in message] == []
 
 
 def test_a_config_that_is_missing_or_sets_what_millrace_sets_is_refused(
     capsys: pytest.CaptureFixture[str], root: Path
 ) -> None:
     assert "nowhere.yaml" in refused(capsys, root, config=Path("nowhere.yaml"))
-    said = refused(capsys, root, "--set", "generation.engine_args.dtype=half", config=VLLM_PRESET)
-    assert "generation.dtype" in said
+    message = refused(capsys, root, "--set", "generation.engine_args.dtype=half", config=VLLM_PRESET)
+    assert "generation.dtype" in message
 
 
 @pytest.mark.parametrize("run_id", ["a/b", "..", "a\nb", "", ".hidden", "x" * 200])
@@ -75,9 +75,9 @@ def test_a_model_folder_without_a_tokenizer_is_refused(
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
     (folder / "model.safetensors").write_bytes(b"")
-    said = refused(capsys, root, "--set", f"model.path={folder}")
-    assert str(folder) in said
-    assert "tokenizer.json" in said
+    message = refused(capsys, root, "--set", f"model.path={folder}")
+    assert str(folder) in message
+    assert "tokenizer.json" in message
 
 
 @pytest.mark.parametrize(
@@ -93,33 +93,19 @@ def test_an_empty_or_malformed_prompts_file_is_named_with_its_line(
 ) -> None:
     prompts = tmp_path / "sums.jsonl"
     prompts.write_text(text)
-    said = refused(capsys, root, "--set", f"prompts.source={prompts}")
-    assert "sums.jsonl" in said
-    assert expected in said
+    message = refused(capsys, root, "--set", f"prompts.source={prompts}")
+    assert "sums.jsonl" in message
+    assert expected in message
 
 
 def test_a_root_that_cannot_be_used_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     # A file in its place stops root, too, whom permissions do not.
     blocked = tmp_path / "file"
     blocked.write_text("")
-    code = main(["run", str(PRESET), "--root", str(blocked / "runs"), "--run-id", "a"])
-    assert code == 2
+    assert main(["run", str(PRESET), "--root", str(blocked / "runs"), "--run-id", "a"]) == 2
     assert str(blocked) in capsys.readouterr().err
     assert main(["run", str(PRESET), "--root", "gopher://somewhere/runs"]) == 2
     assert "gopher" in capsys.readouterr().err
-
-
-INPUTS = {"prompts.source arithmetic": "12 prompts 0a1b2c3d4e5f"}
-
-
-def a_run(root: Path) -> None:
-    """A run as its controller leaves it before anything else has happened."""
-    from configs.load import load_config
-    from flows.campaign.prepare import prepare
-
-    shutil.rmtree(
-        prepare(load_config(PRESET, [f"storage.root={root}"]), "taken", resume="never", inputs=INPUTS).handover
-    )
 
 
 @pytest.mark.parametrize(
@@ -133,22 +119,23 @@ def a_run(root: Path) -> None:
 def test_a_run_that_exists_is_not_resumed_with_another_config_or_inputs(
     capsys: pytest.CaptureFixture[str], root: Path, arguments: str, named: list[str]
 ) -> None:
-    a_run(root)
-    said = refused(capsys, root, "--run-id", "taken", *arguments.split())
-    assert [word for word in named if word not in said] == []
+    config = load_config(PRESET, [f"storage.root={root}"])
+    inputs = {"prompts.source arithmetic": "12 prompts 0a1b2c3d4e5f"}
+    # A run as its controller leaves it before anything else has happened.
+    claim(config, "taken", resume="never", inputs=inputs)
+    message = refused(capsys, root, "--run-id", "taken", *arguments.split())
+    assert [word for word in named if word not in message] == []
 
 
-def test_the_status_of_no_run_is_a_mistake(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_status_of_no_run_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["status", str(tmp_path)]) == 2
     assert "run.json" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_a_prefect_server_that_does_not_answer_is_named(root: Path) -> None:
-    ended = Millrace(root, {**os.environ, "PREFECT_API_URL": "http://127.0.0.1:9/api"}).run(
-        "run", str(PRESET), "--root", str(root), "--run-id", "a"
-    )
-    assert ended.code == 2, ended.output
+    millrace = Millrace(root, {**os.environ, "PREFECT_API_URL": "http://127.0.0.1:9/api"})
+    ended = millrace.run("run", str(PRESET), "--root", str(root), "--run-id", "a")
+    ended.expect_refusal()
     assert "http://127.0.0.1:9/api" in ended.output
-    assert "Traceback" not in ended.output
     assert not (root / "a").exists()

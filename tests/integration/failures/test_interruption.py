@@ -7,13 +7,12 @@ import time
 import psutil
 import pytest
 from support.campaigns.campaigns import FROM_SCRATCH, Millrace, assert_balanced, await_end, send, stages_of, wait_until
+from support.streams.rows import read_rows
 
 from benchmarks.sleeping.pace import VARIABLE, LongTail, Pace
 from storage import layout
 from storage.checkpoints import read_latest
 from storage.schema import TRAJECTORY
-from storage.stores.factory import open_store
-from storage.streams.stream import StreamReader
 
 pytestmark = pytest.mark.campaign
 
@@ -21,20 +20,20 @@ pytestmark = pytest.mark.campaign
 ENDLESS = {"training.max_steps": 100_000}
 
 
-def wait_for_step(millrace: Millrace, run_id: str, step: int) -> None:
-    wait_until(
-        lambda: millrace.status_record(run_id, "train-0").get("policy_version", -1) >= step, f"step {step} of {run_id}"
-    )
+def checkpointed_step(millrace: Millrace, run_id: str) -> int:
+    checkpoint = read_latest(millrace.store(run_id))
+    assert checkpoint is not None
+    return checkpoint.step
 
 
 @pytest.mark.parametrize(
     ("signal_number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.extended)]
 )
-def test_a_stopped_campaign_drains_says_so_and_can_be_resumed_with_the_ledger_exact(
+def test_a_stopped_campaign_drains_says_so_and_is_resumed_with_an_exact_ledger(
     millrace: Millrace, signal_number: signal.Signals, code: int
 ) -> None:
     process = millrace.start(*millrace.campaign("stopped", **ENDLESS))
-    wait_for_step(millrace, "stopped", 3)
+    millrace.wait_for_version("stopped", 3)
     ended = send(process, signal_number)
     assert ended.code == code, ended.output
     assert "--run-id stopped --resume" in ended.output
@@ -42,15 +41,9 @@ def test_a_stopped_campaign_drains_says_so_and_can_be_resumed_with_the_ledger_ex
     stopped = millrace.status("stopped")
     assert stopped["state"] == "stopped"
     assert_balanced(stopped)
-    checkpoint = read_latest(open_store(str(millrace.root / "stopped")))
-    assert checkpoint is not None
-    assert checkpoint.step == stopped["steps"], "what was trained is checkpointed"
+    assert checkpointed_step(millrace, "stopped") == stopped["steps"], "every step is checkpointed"
 
-    more = {"training.max_steps": stopped["steps"] + 4}
-    ended = millrace.run(*millrace.campaign("stopped", "--resume", **more))
-    assert ended.code == 0, ended.output
-    summary = millrace.summary("stopped")
-    assert_balanced(summary)
+    summary = millrace.finish("stopped", "--resume", **{"training.max_steps": stopped["steps"] + 4})
     assert summary["steps"] == stopped["steps"] + 4
     assert summary["ledger"]["trained"]["rollouts"] == summary["steps"] * 16 * 8
     assert summary["ledger"]["generated"]["rollouts"] > stopped["ledger"]["generated"]["rollouts"]
@@ -73,23 +66,20 @@ def test_a_campaign_that_is_stopped_within_a_long_step_loses_no_step(millrace: M
 
     def trained_once() -> bool:
         assert process.poll() is None, await_end(process, 60).output
-        trained: int = millrace.status_record("long", "train-0").get("policy_version", 0)
-        return trained >= 1
+        return millrace.version("long") >= 1
 
     wait_until(trained_once, "its first step", 300)
-    # Its groups are there already, so it is well within its second step by then, and no checkpoint is due.
+    # Its groups have arrived, so it is well within its second step by then, and no checkpoint is due.
     time.sleep(5)
     ended = send(process, signal.SIGINT)
     assert ended.code == 130, ended.output
     assert "stopping: each stage finishes and commits what it is doing" in ended.output
-    checkpoint = read_latest(open_store(str(millrace.root / "long")))
-    assert checkpoint is not None
-    assert checkpoint.step == 2, "the step that took longer than a stage once had to drain"
+    assert checkpointed_step(millrace, "long") == 2, "the step that took longer than a stage once had to drain"
     assert_balanced(millrace.status("long"))
 
 
 @pytest.mark.extended
-def test_attempts_shorter_than_a_response_still_get_on_and_no_token_is_sampled_twice(millrace: Millrace) -> None:
+def test_attempts_shorter_than_a_response_make_progress_and_sample_no_token_twice(millrace: Millrace) -> None:
     # Eight responses of 512 tokens, which take 6 s.
     tail = LongTail(sigma=0.0, mean_tokens=512, seconds_per_token=6 / 512, places=8)
     pace = Pace(generate=0.0, score=0.0, train=0.1, rollouts_per_step=8, long_tail=tail)
@@ -115,20 +105,18 @@ def test_attempts_shorter_than_a_response_still_get_on_and_no_token_is_sampled_t
         )
         ended = send(process, signal.SIGTERM)
         assert ended.code == 143, ended.output
-        found = re.search(r"stopped, with (\d+) tokens of unfinished responses stored", ended.output)
-        assert found is not None, ended.output
-        carried_over.append(int(found[1]))
+        stored = re.search(r"stopped, with (\d+) tokens of unfinished responses stored", ended.output)
+        assert stored is not None, ended.output
+        carried_over.append(int(stored[1]))
         assert millrace.status("short")["ledger"]["generated"]["tokens"] == 0
-    ended = millrace.run(*arguments, module=sleeping)
-    assert ended.code == 0, ended.output
+    millrace.run(*arguments, module=sleeping).expect_success()
     summary = millrace.summary("short")
     assert (summary["state"], summary["steps"]) == ("finished", 1)
     assert_balanced(summary)
     assert summary["ledger"]["generated_twice"] == {"tokens": 0}
     assert millrace.status_record("short", "generate-0")["tokens_continued"] == sum(carried_over)
-    reader = StreamReader(open_store(str(millrace.root / "short")), layout.trajectories(0), TRAJECTORY)
-    lengths = [len(tokens) for part in iter(reader.next, None) for tokens in part.table["response_tokens"].to_pylist()]
-    assert set(lengths) == {512}
+    rows = read_rows(millrace.store("short"), layout.trajectories(0), TRAJECTORY)
+    assert {len(row["response_tokens"]) for row in rows} == {512}
 
 
 @pytest.mark.extended
@@ -145,7 +133,7 @@ def test_a_campaign_can_be_stopped_before_it_trains(millrace: Millrace) -> None:
 @pytest.mark.extended
 def test_a_killed_controller_leaves_no_stage_behind_and_its_run_can_be_resumed(millrace_alone: Millrace) -> None:
     process = millrace_alone.start(*millrace_alone.campaign("orphan", **ENDLESS))
-    wait_for_step(millrace_alone, "orphan", 3)
+    millrace_alone.wait_for_version("orphan", 3)
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) >= 5, "four stages and the private server"
     process.kill()
@@ -153,26 +141,19 @@ def test_a_killed_controller_leaves_no_stage_behind_and_its_run_can_be_resumed(m
     _, alive = psutil.wait_procs(children, timeout=60)
     assert alive == []
     steps = millrace_alone.status("orphan")["steps"]
-    ended = millrace_alone.run(*millrace_alone.campaign("orphan", "--resume", **{"training.max_steps": steps + 2}))
-    assert ended.code == 0, ended.output
-    assert_balanced(millrace_alone.summary("orphan"))
+    millrace_alone.finish("orphan", "--resume", **{"training.max_steps": steps + 2})
 
 
 @pytest.mark.extended
 def test_a_run_that_is_resumed_elsewhere_is_given_up_by_its_first_controller(millrace: Millrace) -> None:
     first = millrace.start(*millrace.campaign("contested", **ENDLESS))
-    wait_for_step(millrace, "contested", 3)
+    millrace.wait_for_version("contested", 3)
     second = millrace.start(*millrace.campaign("contested", "--resume", **ENDLESS))
     ended = await_end(first, 200)
     assert ended.code == 3, ended.output
     assert "took over" in ended.output
-    wait_until(
-        lambda: (
-            millrace.status_record("contested", "train-0").get("attempt") == 1
-            and millrace.status_record("contested", "train-0")["policy_version"] >= 4
-        ),
-        "the second controller to train",
-    )
+    wait_until(lambda: millrace.status_record("contested", "train-0").get("attempt") == 1, "the second trainer")
+    millrace.wait_for_version("contested", 4)
     ended = send(second, signal.SIGTERM)
     assert ended.code == 143, ended.output
     assert_balanced(millrace.status("contested"))

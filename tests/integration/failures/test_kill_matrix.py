@@ -5,18 +5,16 @@ import os
 from pathlib import Path
 
 import pytest
-from support.campaigns.campaigns import FROM_SCRATCH, Millrace, assert_balanced
+from support.campaigns.campaigns import FROM_SCRATCH, Millrace, assert_balanced, final_weights
 from support.campaigns.kill_matrix import FAILPOINTS, WHILE_STORING_UNFINISHED, campaigns, is_asynchronous
 from support.damage.recount import check_recount
-from support.stages.failpoints import Failpoints
 
 from millrace.rollouts.group_sequence import committed_groups
 from millrace.rollouts.lineage import Lineage
 from storage import layout
-from storage.checkpoints import load_file, read_latest
-from storage.failpoints import FIRED, SPECS
+from storage.checkpoints import read_latest
 from storage.schema import TRAJECTORY
-from storage.stores.factory import open_store
+from storage.stores.base import Store
 from storage.streams.stream import StreamReader
 
 pytestmark = pytest.mark.campaign
@@ -33,17 +31,8 @@ ASYNC: dict[str, object] = {"storage.commit_unfinished_seconds": 0.2}
 SIGKILLED = -9
 
 
-def final_weights(run_url: str) -> bytes:
-    store = open_store(run_url)
-    checkpoint = read_latest(store)
-    assert checkpoint is not None
-    assert checkpoint.step == STEPS
-    return load_file(store, checkpoint.files["model.safetensors"])
-
-
-def accepted_groups(run_url: str) -> tuple[list[int], set[int]]:
-    """Groups whose weights the last trainer's are made of, in stream order, each of them whole; groups in flight."""
-    store = open_store(run_url)
+def accepted_groups(store: Store) -> tuple[list[int], set[int]]:
+    """The groups in the history of the last trainer, in stream order, each of them whole; groups in flight."""
     checkpoint = read_latest(store)
     assert checkpoint is not None
     lineage = Lineage.of(store, checkpoint.incarnation)
@@ -56,55 +45,44 @@ def accepted_groups(run_url: str) -> tuple[list[int], set[int]]:
     return groups, committed_groups(store, 0, 1, lineage).missing
 
 
-def run_through_kills(millrace: Millrace, run_id: str, armed: Failpoints, settings: dict[str, object]) -> None:
-    """Starts the campaign, and again each time its controller is killed, until it comes to its end."""
-    while True:
-        resume = ["--resume"] if (millrace.root / run_id / "run.json").exists() else []
-        ended = millrace.run(*millrace.campaign(run_id, *resume, **SETTINGS, **settings))
-        if ended.code != SIGKILLED:
-            assert ended.code == 0, f"{armed.armed}\n{ended.output}"
-            return
-
-
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str], prefect_api: str) -> bytes:
-    """The final weights of the sync campaign that nobody disturbs."""
-    millrace = Millrace(tmp_path_factory.mktemp("runs"), {**environment, "PREFECT_API_URL": prefect_api})
-    ended = millrace.run(*millrace.campaign("calm", **SETTINGS, **SYNC))
-    assert ended.code == 0, ended.output
-    return final_weights(str(millrace.root / "calm"))
+def uninterrupted(module_millrace: Millrace) -> bytes:
+    """The final weights of the undisturbed sync campaign."""
+    module_millrace.finish("calm", **SETTINGS, **SYNC)
+    return final_weights(module_millrace.store("calm"), STEPS)
 
 
 def survive(millrace: Millrace, specs: list[str], settings: dict[str, object], tmp_path: Path) -> None:
     """Runs one campaign through all these kills, and checks its ledger and streams."""
-    armed = Failpoints(tmp_path / "fired", *specs)
-    environment = armed.environment()
-    millrace.environment |= {name: environment[name] for name in (SPECS, FIRED)}
-    run_url = millrace.root / "wounded"
-    run_through_kills(millrace, "wounded", armed, settings)
+    armed = millrace.arm(tmp_path / "fired", *specs)
+    run = millrace.root / "wounded"
+    arguments = millrace.campaign("wounded", "--resume", "latest", **SETTINGS, **settings)
+    # The controller is killed too, and started again by hand.
+    while (ended := millrace.run(*arguments)).code == SIGKILLED:
+        pass
+    assert ended.code == 0, f"{armed.armed}\n{ended.output}"
     assert armed.missed() == []
     summary = millrace.summary("wounded")
     assert_balanced(summary)
-    print(f"recount: {check_recount(run_url, summary)}")
+    print(f"recount: {check_recount(run, summary)}")
     assert summary["steps"] == STEPS
     assert summary["ledger"]["trained"]["rollouts"] == STEPS * GROUPS * GROUP_SIZE
     assert set(summary["ledger"]["dropped"]) <= {"rolled_back", "stale"}
-    groups, missing = accepted_groups(str(run_url))
+    groups, missing = accepted_groups(millrace.store("wounded"))
     assert len(set(groups)) == len(groups)
     assert {*groups, *missing} == set(range(max(groups) + 1))
     assert settings is not SYNC or groups == list(range(len(groups)))
-    ended = millrace.run("fsck", str(run_url))
-    assert ended.code == 0, ended.output
+    millrace.run("fsck", str(run)).expect_success()
 
 
 def check(number: int, millrace: Millrace, tmp_path: Path, uninterrupted: bytes) -> None:
-    """Campaign `number` of the matrix. The weights of an asynchronous one depend on who was faster."""
+    """Runs campaign `number` of the matrix. The weights of an asynchronous one depend on who was faster."""
     specs = next(itertools.islice(campaigns(SEED), number, None))
     print(f"seed {SEED}, campaign {number}: {'; '.join(specs)}")
     asynchronous = is_asynchronous(number)
     survive(millrace, specs, ASYNC if asynchronous else SYNC, tmp_path)
     if not asynchronous:
-        assert final_weights(str(millrace.root / "wounded")) == uninterrupted
+        assert final_weights(millrace.store("wounded"), STEPS) == uninterrupted
 
 
 @pytest.mark.parametrize("number", [0, *(pytest.param(n, marks=pytest.mark.extended) for n in range(1, REDUCED))])

@@ -1,4 +1,4 @@
-"""Campaigns on S3 whose stages are killed, over a link that loses and damages what it carries: the ledger is exact."""
+"""Campaigns on S3 whose stages are killed, over a link that loses and damages data: the ledger is exact."""
 
 import itertools
 import json
@@ -8,11 +8,8 @@ import pytest
 from support.campaigns.campaigns import FROM_SCRATCH, Millrace, assert_balanced
 from support.campaigns.kill_matrix import campaigns
 from support.damage.recount import check_recount, copied_from_s3
-from support.stages.failpoints import Failpoints
 from support.stores.ceph import CephServer
 from support.stores.flaky_link import STORM, flaky_link
-
-from storage.failpoints import FIRED, SPECS
 
 pytestmark = [pytest.mark.campaign, pytest.mark.ceph, pytest.mark.faults, pytest.mark.timeout(1500)]
 
@@ -22,7 +19,7 @@ SIGKILLED = -9
 
 
 def kills(seed: int) -> list[str]:
-    """Those of an asynchronous campaign of the kill matrix; on S3 nothing can be killed in the middle of a write."""
+    """The kills of an asynchronous campaign of the matrix; on S3 nothing can be killed in the middle of a write."""
     specs = next(itertools.islice(campaigns(seed), 2, None))
     return [spec for spec in specs if "put.mid" not in spec]
 
@@ -31,18 +28,15 @@ def kills(seed: int) -> list[str]:
 def test_kills_and_a_flaky_link_to_s3_lose_and_repeat_nothing(
     seed: int, millrace: Millrace, ceph: CephServer, tmp_path: Path
 ) -> None:
-    armed = Failpoints(tmp_path / "fired", *kills(seed))
-    environment = armed.environment()
+    armed = millrace.arm(tmp_path / "fired", *kills(seed))
     root = f"s3://{ceph.make_bucket()}/runs"
     with flaky_link(ceph.endpoint, seed, STORM) as link:
         millrace.environment |= ceph.environment | {"AWS_ENDPOINT_URL": link.endpoint}
-        millrace.environment |= {name: environment[name] for name in (SPECS, FIRED)}
         arguments = millrace.campaign("stormy", "--resume", "latest", root=root, **SETTINGS)
         while (ended := millrace.run(*arguments)).code == SIGKILLED:
             pass
         assert ended.code == 0, f"{armed.armed}\n{ended.output}"
-        checked = millrace.run("fsck", f"{root}/stormy")
-        assert checked.code == 0, checked.output
+        millrace.run("fsck", f"{root}/stormy").expect_success()
     assert armed.missed() == []
     assert set(link.fired) == set(STORM), link.fired
     run = copied_from_s3(f"{root}/stormy", ceph.endpoint, ceph.key, ceph.secret, tmp_path / "copy")

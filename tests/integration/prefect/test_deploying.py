@@ -1,4 +1,4 @@
-"""`make deploy`: what it puts on a server, what it leaves to people, what it says where there is no way in."""
+"""`make deploy` puts deployments on a server, keeps people's changes, and names the missing password or server."""
 
 import time
 import uuid
@@ -11,14 +11,14 @@ import pytest
 from support.campaigns.campaigns import wait_until
 from support.campaigns.deployed import Site
 
-from flows.deployment.automations import automations
+from flows.deployment.deploy import automations
 
 pytestmark = pytest.mark.campaign
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A server that wants a password, with everything deployed; nobody works for it."""
+    """A server that wants a password, with everything deployed and no worker."""
     site = Site(tmp_path_factory.mktemp("site"), password="a secret")
     with site.server():
         with site.worker():
@@ -36,38 +36,30 @@ def waiting(site: Site) -> Iterator[str]:
     site.api.post(f"/deployments/{deployment['id']}/resume_deployment")
 
 
-def put(site: Site, name: str, **changed: Any) -> None:
-    """Changes an automation, as a person does on its page."""
-    answer = site.api.post("/automations/filter", json={"automations": {"name": {"any_": [name]}}})
-    (there,) = answer.json()
-    site.api.patch(f"/automations/{there['id']}", json={"enabled": True})
+def change_automation(site: Site, name: str, **changed: Any) -> None:
+    """Enables and changes an automation, as a person does on its page."""
+    (stored,) = site.api.post("/automations/filter", json={"automations": {"name": {"any_": [name]}}}).json()
+    site.api.patch(f"/automations/{stored['id']}", json={"enabled": True})
     if changed:
-        kept = {key: there[key] for key in ("name", "description", "trigger", "actions")}
+        kept = {key: stored[key] for key in ("name", "description", "trigger", "actions")}
         kept["trigger"] |= changed
-        site.api.put(f"/automations/{there['id']}", json={**kept, "enabled": True})
+        site.api.put(f"/automations/{stored['id']}", json={**kept, "enabled": True})
 
 
 def emit(site: Site, kind: str, flow_run: str) -> None:
-    """The event as a campaign's task says it."""
+    """Emits the event as a campaign's task does."""
     deployment = site.deployment("campaign/campaign")["id"]
     related = [
         {"prefect.resource.id": f"prefect.flow-run.{flow_run}", "prefect.resource.role": "flow-run"},
         {"prefect.resource.id": f"prefect.deployment.{deployment}", "prefect.resource.role": "deployment"},
     ]
-    send(site, kind, {"prefect.resource.id": "millrace.run.mine"}, related)
+    post_event(site, kind, "millrace.run.mine", related)
 
 
-def send(site: Site, kind: str, resource: dict[str, str], related: list[dict[str, str]]) -> None:
+def post_event(site: Site, kind: str, resource: str, related: list[dict[str, str]]) -> None:
     now = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
-    event = {
-        "id": str(uuid.uuid4()),
-        "occurred": now,
-        "event": kind,
-        "resource": resource,
-        "related": related,
-        "payload": {},
-    }
-    site.api.post("/events", json=[event])
+    event = {"id": str(uuid.uuid4()), "occurred": now, "event": kind, "related": related, "payload": {}}
+    site.api.post("/events", json=[{**event, "resource": {"prefect.resource.id": resource}}])
 
 
 @pytest.mark.extended
@@ -81,22 +73,21 @@ def test_a_server_with_a_password_lets_nobody_in_without_it(site: Site) -> None:
 
 @pytest.mark.parametrize(
     ("password", "sentence"),
-    [({}, "wants PREFECT_API_AUTH_STRING to be set"), ({"PREFECT_API_AUTH_STRING": "admin:wrong"}, "does not accept")],
+    [({}, "PREFECT_API_AUTH_STRING is not set"), ({"PREFECT_API_AUTH_STRING": "admin:wrong"}, "not accepted by")],
 )
 def test_deploying_without_the_password_is_refused_in_one_sentence(
     site: Site, tmp_path: Path, password: dict[str, str], sentence: str
 ) -> None:
-    stranger = Site(tmp_path, port=site.port)
-    terminal = stranger.make("deploy", **password)
+    terminal = Site(tmp_path, port=site.port).make("deploy", **password)
     assert terminal.process.wait(timeout=60) == 2
-    assert sentence in terminal.said.read_text()
+    assert sentence in terminal.output.read_text()
 
 
 def test_deploying_to_nowhere_is_refused_in_one_sentence(tmp_path: Path) -> None:
     terminal = Site(tmp_path).make("deploy")
     assert terminal.process.wait(timeout=60) == 2
-    (said,) = [line for line in terminal.said.read_text().splitlines() if line.startswith("millrace:")]
-    assert "no Prefect server answers at http://127.0.0.1:" in said
+    (line,) = [line for line in terminal.output.read_text().splitlines() if line.startswith("millrace:")]
+    assert "PREFECT_API_URL is http://127.0.0.1:" in line
 
 
 def test_the_server_listens_to_this_machine_alone(site: Site) -> None:
@@ -120,15 +111,15 @@ def test_deploying_again_leaves_on_what_a_person_has_switched_on(site: Site) -> 
     at = f"/deployments/{deployment['id']}/schedules/{schedule['id']}"
     site.api.patch(at, json={"active": True})
     collapsed = automations()[1].name
-    put(site, collapsed)
+    change_automation(site, collapsed)
     with site.worker("CAMPAIGNS=3"):
         pass
     (again,) = site.deployment("campaign/campaign")["schedules"]
     assert (again["id"], again["active"]) == (schedule["id"], True)
     site.api.patch(at, json={"active": False})
-    found = site.api.post("/automations/filter", json={}).json()
-    enabled = {automation["name"]: automation["enabled"] for automation in found}
-    assert enabled == {wanted.name: wanted.enabled or wanted.name == collapsed for wanted in automations()}
+    stored = site.api.post("/automations/filter", json={}).json()
+    enabled = {automation["name"]: automation["enabled"] for automation in stored}
+    assert enabled == {shipped.name: shipped.enabled or shipped.name == collapsed for shipped in automations()}
     assert site.api.get("/work_pools/millrace").json()["concurrency_limit"] == 3
 
 
@@ -138,7 +129,7 @@ def test_deploying_again_leaves_on_what_a_person_has_switched_on(site: Site) -> 
 def test_an_automation_cancels_the_attempt_and_pauses_its_deployment(
     site: Site, waiting: str, automation: int, event: str, times: int
 ) -> None:
-    put(site, automations()[automation].name)
+    change_automation(site, automations()[automation].name)
     for _ in range(times - 1):
         emit(site, event, waiting)
     assert not site.deployment("campaign/campaign")["paused"]
@@ -149,9 +140,9 @@ def test_an_automation_cancels_the_attempt_and_pauses_its_deployment(
 
 @pytest.mark.extended
 def test_a_flow_run_that_falls_silent_is_marked_crashed(site: Site, waiting: str) -> None:
-    # Ten minutes of silence by default, which nobody waits for here.
-    put(site, automations()[2].name, within=10)
+    # The default is ten minutes of silence, too long for a test.
+    change_automation(site, automations()[2].name, within=10)
     running = {"state": {"type": "RUNNING"}, "force": True}
     site.api.post(f"/flow_runs/{waiting}/set_state", json=running)
-    send(site, "prefect.flow-run.heartbeat", {"prefect.resource.id": f"prefect.flow-run.{waiting}"}, [])
+    post_event(site, "prefect.flow-run.heartbeat", f"prefect.flow-run.{waiting}", [])
     wait_until(lambda: site.flow_run(waiting)["state"]["type"] == "CRASHED", "the flow run to be marked", 90)

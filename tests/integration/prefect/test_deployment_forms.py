@@ -1,8 +1,11 @@
 """Campaigns from the Prefect UI: `make server`, `make deploy`, the form in a real browser, what waits, what drains."""
 
-import subprocess
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Page, TimeoutError, expect
@@ -17,7 +20,7 @@ from storage.stores.factory import open_store
 pytestmark = pytest.mark.campaign
 
 LONG = 5000
-"""Optimizer steps that nobody waits for."""
+"""Optimizer steps that no test reaches."""
 STEPS_OF_AN_ATTEMPT = 200
 """Optimizer steps of an attempt, more than are made until it is suspended."""
 
@@ -45,8 +48,14 @@ def page() -> Iterator[Page]:
         pytest.skip(str(error))
 
 
-def training(site: Site, name: str) -> bool:
-    return (site.folder / "runs" / name / "progress" / "train-0.json").exists()
+def wait_for_training(site: Site, name: str) -> None:
+    wait_until((site.folder / "runs" / name / "progress" / "train-0.json").exists, f"{name} to train")
+
+
+def balanced_status(run_url: Path) -> dict[str, Any]:
+    status = StatusReader(open_store(str(run_url))).look()
+    assert_balanced(status)
+    return status
 
 
 def press(page: Page, url: str, button: str) -> None:
@@ -97,12 +106,12 @@ def test_a_campaign_started_from_the_form_completes_and_a_wrong_value_starts_non
 
 
 @pytest.mark.extended
-def test_a_second_attempt_waits_while_the_first_goes_on_and_a_cancelled_one_drains_and_can_be_continued(
+def test_a_second_attempt_waits_and_a_cancelled_one_drains_and_can_be_continued(
     site: Site, worker: Terminal, page: Page
 ) -> None:
     parameters = site.campaign("crowded", **{"training.max_steps": LONG})
     first = site.start("campaign/campaign", parameters)
-    wait_until(lambda: training(site, "crowded"), "the first attempt to train")
+    wait_for_training(site, "crowded")
     second = site.start("campaign/campaign", parameters)
     wait_until(lambda: site.state(second) == "AwaitingConcurrencySlot", "the second attempt to wait")
     site.api.delete(f"/flow_runs/{second}")
@@ -114,43 +123,37 @@ def test_a_second_attempt_waits_while_the_first_goes_on_and_a_cancelled_one_drai
     assert site.wait_until_over(first, 60)["type"] == "CANCELLED"
     run_url = site.folder / "runs" / "crowded"
     wait_until(lambda: stages_of(run_url) == [], "every stage to end", 30)
-    cancelled = StatusReader(open_store(str(run_url))).look()
-    assert_balanced(cancelled)
+    cancelled = balanced_status(run_url)
     assert read_decision(open_store(str(run_url)), attempt=0) is None
 
     shorter = {"training.max_steps": LONG, "budget.max_steps": 2, "promotion.margin": 0.0}
     third = site.start("campaign/campaign", site.campaign("crowded", **shorter))
     assert site.wait_until_over(third)["type"] == "COMPLETED"
-    resumed = StatusReader(open_store(str(run_url))).look()
-    assert_balanced(resumed)
-    assert resumed["steps"] == cancelled["steps"] + 2
+    assert balanced_status(run_url)["steps"] == cancelled["steps"] + 2
     assert read_decision(open_store(str(run_url)), attempt=1) is not None
 
 
 @pytest.mark.extended
-def test_a_suspended_campaign_drains_and_the_same_flow_run_goes_on_where_it_stopped_once_it_is_resumed(
+def test_a_suspended_campaign_drains_and_its_flow_run_goes_on_once_resumed(
     site: Site, worker: Terminal, page: Page
 ) -> None:
     run_url = site.folder / "runs" / "paused"
     # The run must not exist yet, so the second process has to know it as its own.
     settings = {"training.max_steps": LONG, "budget.max_steps": STEPS_OF_AN_ATTEMPT, "promotion.margin": 0.0}
     run = site.start("campaign/campaign", {**site.campaign("paused", **settings), "resume": "never"})
-    wait_until(lambda: training(site, "paused"), "the campaign to train")
+    wait_for_training(site, "paused")
     press(page, f"{site.url}/runs/flow-run/{run}", "Suspend")
     wait_until(lambda: (run_url / "attempts" / "0000.ended").exists(), "the attempt to end", 60)
     wait_until(lambda: stages_of(run_url) == [], "every stage to end", 30)
     assert site.state(run) == "Suspended"
-    drained = StatusReader(open_store(str(run_url))).look()
-    assert_balanced(drained)
+    drained = balanced_status(run_url)
     assert drained["steps"] < STEPS_OF_AN_ATTEMPT
     assert not (run_url / "summary.json").exists()
 
     press(page, f"{site.url}/runs/flow-run/{run}", "Resume")
     state = site.wait_until_over(run)
     assert state["type"] == "COMPLETED", state
-    resumed = StatusReader(open_store(str(run_url))).look()
-    assert_balanced(resumed)
-    assert resumed["steps"] == drained["steps"] + STEPS_OF_AN_ATTEMPT
+    assert balanced_status(run_url)["steps"] == drained["steps"] + STEPS_OF_AN_ATTEMPT
     assert read_decision(open_store(str(run_url)), attempt=1) is not None
     assert (run_url / "reports" / "0001.md").exists()
 
@@ -159,12 +162,9 @@ def test_a_suspended_campaign_drains_and_the_same_flow_run_goes_on_where_it_stop
 def test_a_worker_that_is_stopped_drains_its_campaign_which_then_goes_on(site: Site, worker: Terminal) -> None:
     parameters = site.campaign("moved", **{"training.max_steps": LONG})
     first = site.start("campaign/campaign", parameters)
-    wait_until(lambda: training(site, "moved"), "the campaign to train")
-    # Of the terminal's processes the worker alone: `make` and the flow run are not told.
-    (pid,) = subprocess.run(
-        ["pgrep", "--parent", str(worker.process.pid)], capture_output=True, text=True, check=True
-    ).stdout.split()
-    subprocess.run(["kill", "-TERM", pid], check=True)
+    wait_for_training(site, "moved")
+    # Of the terminal's processes the worker alone: `make` and the flow run get no signal.
+    os.kill(worker.child_pid(), signal.SIGTERM)
     worker.process.wait(timeout=90)
     assert site.flow_run(first)["state"]["type"] == "CRASHED"
     assert stages_of(site.folder / "runs" / "moved") == []

@@ -1,11 +1,10 @@
-"""What a person sees of a campaign in the UI of a real Prefect server, asked for through its API."""
+"""A campaign in the UI of a real Prefect server, read through its API."""
 
 import re
 
 import pytest
 from support.campaigns.campaigns import FROM_SCRATCH, Millrace, await_end, stages_of, wait_until
-from support.campaigns.prefect_events import events_of
-from support.campaigns.prefect_server import find, prefect_client
+from support.campaigns.prefect_server import events_of, find, prefect_client
 
 pytestmark = pytest.mark.campaign
 
@@ -19,12 +18,10 @@ def versions_saved(prefect_api: str, run_id: str) -> list[int]:
 def test_the_server_knows_the_run_its_stage_tasks_their_logs_and_its_progress(
     millrace: Millrace, prefect_api: str
 ) -> None:
-    ended = millrace.run(*millrace.campaign("seen", **FROM_SCRATCH))
-    assert ended.code == 0, ended.output
-
+    millrace.finish("seen", **FROM_SCRATCH)
     (run,) = find(prefect_api, "flow_runs", flow_runs={"name": {"any_": ["seen"]}})
     assert run["state"]["type"] == "COMPLETED"
-    # In so few steps the model learns next to nothing, so either may happen.
+    # The model learns next to nothing in six steps, and either may happen.
     message = re.fullmatch(r"(v6 (promoted|held back), 0\.\d{3} → 0\.\d{3}); version 6 of 6", run["state"]["message"])
     assert message is not None, run["state"]["message"]
     mine = {"flow_run_id": {"any_": [run["id"]]}}
@@ -35,8 +32,8 @@ def test_the_server_knows_the_run_its_stage_tasks_their_logs_and_its_progress(
     assert tasks["train-0"]["state"]["message"] == "trainer stopped at version 6, checkpointed"
     for stage in [*stages, "bootstrap"]:
         logs = find(prefect_api, "logs", logs={"task_run_id": {"any_": [tasks[stage]["id"]]}})
-        said = "warm start step" if stage == "bootstrap" else "ready"
-        assert any(said in log["message"] for log in logs), f"{stage} said nothing"
+        words = "warm start step" if stage == "bootstrap" else "ready"
+        assert any(words in log["message"] for log in logs), f"{stage} logged nothing"
     artifacts = {artifact["key"]: artifact for artifact in find(prefect_api, "artifacts", artifacts=mine)}
     assert artifacts["seen-progress"]["data"] == 100.0
     assert "accuracy, version " in artifacts["seen-summary"]["data"]
@@ -51,7 +48,7 @@ def test_a_campaign_at_a_terminal_that_is_cancelled_in_the_ui_drains_and_says_so
     millrace: Millrace, prefect_api: str
 ) -> None:
     process = millrace.start(*millrace.campaign("cancelled", **{"training.max_steps": 100_000}))
-    wait_until(lambda: millrace.status_record("cancelled", "train-0").get("policy_version", 0) >= 1, "a first step")
+    millrace.wait_for_version("cancelled", 1)
     mine = {"name": {"any_": ["cancelled"]}}
     (run,) = find(prefect_api, "flow_runs", flow_runs=mine)
     cancelling = {"state": {"type": "CANCELLING", "name": "Cancelling"}}

@@ -1,4 +1,4 @@
-"""Nights of one minute each: a schedule, a budget, one run that goes on, and the gate that it passes once."""
+"""Nights of one minute each: a schedule, a budget, one run that is continued, and the gate that it passes once."""
 
 import json
 from pathlib import Path
@@ -13,11 +13,11 @@ from storage.stores.factory import open_store
 pytestmark = [pytest.mark.campaign, pytest.mark.faults, pytest.mark.timeout(1000)]
 
 STEPS, STEPS_A_NIGHT = 200, 160
-# The first night of the demo's task teaches much more than this, what is left for the second night less.
+# The first night of the demo's task teaches much more than this, the second night less.
 MARGIN = 0.2
 
 
-def test_a_schedule_of_one_minute_runs_twice_goes_on_with_its_run_and_promotes_once(tmp_path: Path) -> None:
+def test_a_schedule_of_one_minute_continues_its_run_and_promotes_once(tmp_path: Path) -> None:
     site = Site(tmp_path)
     with site.server(), site.worker():
         deployment = site.deployment("campaign/campaign")

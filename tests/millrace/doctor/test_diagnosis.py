@@ -22,7 +22,7 @@ def test_a_machine_without_a_gpu_is_ready_and_nothing_there_is_wrong() -> None:
     lines = diagnose(scripted_machine(), ROOT)
     assert is_ready(lines)
     assert {line.state for line in lines} == {"ok", "absent"}
-    assert line(scripted_machine(), "GPUs").found == "none: campaigns run on the CPU"
+    assert line(scripted_machine(), "GPUs").value == "none: campaigns run on the CPU"
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_missing_option_is_named_and_stops_nothing(what: str, facts: dict[str,
 
 
 def test_no_limit_of_open_files_is_fine() -> None:
-    assert line(scripted_machine(open_files=-1), "open files").found == "no limit"
+    assert line(scripted_machine(open_files=-1), "open files").value == "no limit"
     assert is_ready(diagnose(scripted_machine(open_files=-1), ROOT))
 
 
@@ -83,8 +83,8 @@ def test_a_configured_server_that_answers_is_named_without_its_password() -> Non
     url = "https://user:secret@prefect.example/api"
     server = line(scripted_machine(prefect_url=url, prefect_servers=frozenset({url})), "Prefect server")
     assert server.state == "ok"
-    assert "prefect.example" in server.found
-    assert "secret" not in server.found
+    assert "prefect.example" in server.value
+    assert "secret" not in server.value
 
 
 def test_gpus_that_torch_can_use_and_that_are_linked_are_fine() -> None:
@@ -97,7 +97,7 @@ def test_gpus_that_torch_can_use_and_that_are_linked_are_fine() -> None:
         "links to other hosts": "absent",
         "this code on GPUs": "absent",
     }
-    assert lines[0].found == "2 × NVIDIA H100, 81559 MiB; driver 580.1"
+    assert lines[0].value == "2 × NVIDIA H100, 81559 MiB; driver 580.1"
 
 
 def test_a_torch_without_cuda_beside_gpus_is_wrong_and_stops_nothing() -> None:
@@ -108,13 +108,13 @@ def test_a_torch_without_cuda_beside_gpus_is_wrong_and_stops_nothing() -> None:
 
 def test_gpus_that_torch_does_not_see_are_wrong() -> None:
     machine = with_two_gpus("NV18", torch_devices=TorchDevices(num_gpus=1, num_peers=0, nccl="2.28.3"))
-    assert line(machine, "torch", "GPUs").found == "uses 1 of 2; NCCL 2.28.3"
+    assert line(machine, "torch", "GPUs").value == "uses 1 of 2; NCCL 2.28.3"
     assert line(machine, "torch", "GPUs").state == line(machine, "peer access").state == "wrong"
 
 
 def test_gpus_without_nvlink_are_named_as_such() -> None:
     links = line(with_two_gpus("SYS"), "links")
-    assert (links.found, links.state) == ("SYS between 1 pair", "absent")
+    assert (links.value, links.state) == ("SYS between 1 pair", "absent")
     assert "PCIe" in links.remedy
 
 

@@ -1,4 +1,4 @@
-"""What an examiner asks, and what it measures, with an engine whose answers are scripted."""
+"""Requests and measures of an examiner, with an engine whose answers are scripted."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,23 +70,23 @@ def test_a_set_without_any_score_has_no_accuracy() -> None:
 
 def test_no_two_answers_of_a_set_share_a_seed(scorer: Scorer) -> None:
     engine = ScriptedEngine(TOKENIZER, right_below_three)
-    asked: list[tuple[float, int]] = []
+    requested: list[tuple[float, int]] = []
     submit = engine.submit
 
     def noted(requests: list[Request], sampling: Sampling) -> None:
-        asked.extend((sampling.temperature, request.seed) for request in requests)
+        requested.extend((sampling.temperature, request.seed) for request in requests)
         submit(requests, sampling)
 
     engine.submit = noted  # type: ignore[assignment]
     examiner = Examiner(engine, ENCODER, scorer, RULES, lambda: True)
     examiner.measure({HELD_OUT: EvaluationSet(prompts=PROMPTS, samples=2)})
-    assert asked == [(0.0, n) for n in range(4)] + [(0.5, 100 + n) for n in range(8)]
+    assert requested == [(0.0, n) for n in range(4)] + [(0.5, 100 + n) for n in range(8)]
 
 
 def test_a_stopped_evaluation_leaves_nothing_in_flight(scorer: Scorer) -> None:
-    wanted = iter([True, True, False])
+    continues = iter([True, True, False])
     engine = ScriptedEngine(TOKENIZER, right_below_three)
-    examiner = Examiner(engine, ENCODER, scorer, RULES, lambda: next(wanted))
+    examiner = Examiner(engine, ENCODER, scorer, RULES, lambda: next(continues))
     with pytest.raises(Stopped):
         examiner.measure({HELD_OUT: EvaluationSet(prompts=PROMPTS, samples=1)})
     assert engine.in_flight == 0

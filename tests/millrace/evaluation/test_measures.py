@@ -53,7 +53,7 @@ def test_partial_rewards_and_failed_verifiers_are_not_right() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "right"),
+    ("responses", "right"),
     [
         ([("4", 1.0), ("5", 0.0), ("4", 1.0)], True),
         ([("5", 0.0), ("4", 1.0), ("5", 0.0)], False),
@@ -65,8 +65,10 @@ def test_partial_rewards_and_failed_verifiers_are_not_right() -> None:
     ],
     ids=["most", "fewest", "tie, wrong first", "tie, right first", "no answer, no vote", "none", "one verdict failed"],
 )
-def test_the_majority_is_the_answer_given_most_often(given: list[tuple[str | None, float | None]], right: bool) -> None:
-    assert majority_right([judged(answer, reward) for answer, reward in given]) is right
+def test_the_majority_is_the_answer_given_most_often(
+    responses: list[tuple[str | None, float | None]], right: bool
+) -> None:
+    assert majority_right([judged(answer, reward) for answer, reward in responses]) is right
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The promotion gate: what passes it, what its record holds, and what a killed promotion leaves."""
+"""The promotion gate: its decisions, its record, and a promotion that is killed."""
 
 import json
 import signal
@@ -68,7 +68,7 @@ START = measured(0, 0.25)
         (measured(40, 0.2), measured(20, 0.1), 0.0, True),
     ],
 )
-def test_a_checkpoint_passes_if_it_exceeds_the_bar_by_more_than_the_margin(
+def test_a_checkpoint_must_exceed_the_bar_by_more_than_the_margin(
     candidate: Evaluation, promoted: Evaluation | None, margin: float, passes: bool
 ) -> None:
     decision = decide(40, candidate, promoted=promoted, start=START, margin=margin)
@@ -158,7 +158,7 @@ def test_a_run_from_elsewhere_can_not_write_outside_the_folder(name: str, tmp_pa
 class Run:
     """A run in a folder, with a start model, checkpoints and evaluations, and its promote stage as a process."""
 
-    def __init__(self, folder: Path, model: Any, tokenizer: Any, margin: float | None = 0.0) -> None:
+    def __init__(self, folder: Path, model: Any, tokenizer: Any) -> None:
         self.folder = folder
         model.save_pretrained(folder / "base")
         tokenizer.save_pretrained(folder / "base")
@@ -166,7 +166,7 @@ class Run:
         config = RunConfig(
             training=TrainingConfig(max_steps=9),
             model=ModelConfig(path=str(folder / "base")),
-            promotion=PromotionConfig(margin=margin),
+            promotion=PromotionConfig(margin=0.0),
         ).model_dump(mode="json")
         self.config = config
         self.attempt = create_run(self.store, "run", config).number
@@ -201,16 +201,16 @@ class Run:
         )
 
     def promote(self) -> Decision:
-        """The promote stage, in this process; returns what it decided."""
+        """Runs the promote stage in this process; returns its decision."""
         config = RunConfig.model_validate(self.config)
         promote.main(Stage(name="promote", arguments=self.arguments(), config=config, store=self.store))
         decision = read_decision(self.store, self.attempt)
         assert decision is not None
         return decision
 
-    def promote_in_a_process(self, *failpoints: str) -> tuple[int, str, list[str]]:
-        """Exit code and milestones of one promote stage, and which of its failpoints did not fire."""
-        armed = Failpoints(self.folder / "fired", *failpoints)
+    def promote_in_a_process(self, failpoint: str) -> tuple[int, list[str]]:
+        """Runs one promote stage. Returns its exit code, and the failpoint if it did not fire."""
+        armed = Failpoints(self.folder / "fired", failpoint)
         with (
             (self.folder / "log").open("w+") as log,
             subprocess.Popen(
@@ -224,27 +224,24 @@ class Run:
             ) as process,
         ):
             assert process.stdout is not None
-            said = process.stdout.read()
+            process.stdout.read()
             code = process.wait()
             log.seek(0)
             assert code in (0, -signal.SIGKILL), log.read()
-        return code, said, armed.missed()
+        return code, armed.missed()
 
     def whole(self) -> list[int]:
         """Versions promoted, in order; each of them is there, whole."""
         report = fsck(self.store)
         assert report.damaged == 0, report.findings
-        return [promotion_of(record).evaluation.policy_version for record in reversed(_records(self.store))]
+        records = checkpoints_backwards(self.store, layout.PROMOTED)
+        return [promotion_of(record).evaluation.policy_version for record in records][::-1]
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> list[Event | str]:
-    """Events and milestones said since the last look."""
+def messages(capsys: pytest.CaptureFixture[str]) -> list[Event | str]:
+    """Events and milestones since the last call."""
     lines = [read_line(line) for line in capsys.readouterr().out.split("\n") if line]
     return [line for line in lines if not isinstance(line, Heartbeat)]
-
-
-def _records(store: Store) -> list[Any]:
-    return list(checkpoints_backwards(store, layout.PROMOTED))
 
 
 @pytest.fixture
@@ -273,7 +270,7 @@ def test_the_promoted_folder_is_the_checkpoint_for_transformers(run: Run, tmp_pa
         assert torch.equal(model(tokens).logits, trained(tokens).logits)
 
 
-def test_the_next_attempt_s_bar_is_what_was_promoted_and_each_decides_once(
+def test_the_bar_is_the_promoted_version_and_each_attempt_decides_once(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run.checkpoint(5)
@@ -284,7 +281,7 @@ def test_the_next_attempt_s_bar_is_what_was_promoted_and_each_decides_once(
     assert run.promote() == first
     payload = {"policy_version": 5, "accuracy": 0.5, "sentence": first.sentence}
     event = Event(kind="checkpoint.promoted", payload=payload)
-    assert told(capsys) == [BEGUN, event, first.sentence], "asked again, the same"
+    assert messages(capsys) == [BEGUN, event, first.sentence], "asked again, the same"
     for attempt, version, accuracy, passes in [(1, 6, 0.45, False), (2, 7, 0.6, True), (3, 7, 0.6, False)]:
         run.attempt = resume_run(run.store, run.config).number
         assert run.attempt == attempt
@@ -294,7 +291,7 @@ def test_the_next_attempt_s_bar_is_what_was_promoted_and_each_decides_once(
         assert decision.promoted == passes, decision.sentence
         kind: EventKind = "checkpoint.promoted" if passes else "checkpoint.held-back"
         payload = {"policy_version": version, "accuracy": accuracy, "sentence": decision.sentence}
-        assert told(capsys) == [BEGUN, Event(kind=kind, payload=payload), decision.sentence]
+        assert messages(capsys) == [BEGUN, Event(kind=kind, payload=payload), decision.sentence]
     assert run.whole() == [5, 7]
 
 
@@ -315,22 +312,20 @@ BEGUN = "deciding on the latest checkpoint"
         pytest.param("promote.decided", True, marks=pytest.mark.faults),
     ],
 )
-def test_a_stage_killed_anywhere_promotes_once_and_whole_when_it_runs_again(
+def test_a_stage_killed_anywhere_promotes_once_when_it_runs_again(
     run: Run, place: str, visible: bool, tmp_path: Path
 ) -> None:
     run.checkpoint(5)
     run.evaluate(5, 0.5)
     failpoint = f"promote-0 {place} 1 kill"
-    code, _, missed = run.promote_in_a_process(failpoint)
-    assert (code, missed) == (-signal.SIGKILL, []), place
+    assert run.promote_in_a_process(failpoint) == (-signal.SIGKILL, []), place
     assert run.whole() == ([5] if visible else []), place
-    again = run.promote_in_a_process(failpoint)
-    assert again[0] == 0, again
+    assert run.promote_in_a_process(failpoint)[0] == 0
     assert run.whole() == [5], place
     decision = read_decision(run.store, 0)
     assert decision is not None
     assert decision.promoted
-    # What the killed one left behind goes, and what is promoted stays.
+    # Leftovers of the killed stage are deleted, and the promoted model stays.
     made = plan(run.store, Retention(keep_checkpoints=1), now=2**40)
     carry_out(run.store, made)
     assert run.whole() == [5], place

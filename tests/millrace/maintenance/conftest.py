@@ -1,4 +1,4 @@
-"""A small run in a store, made step by step as the stages make it: two generators, two scorers, one trainer."""
+"""A small run in a store, written step by step as the stages do: two generators, two scorers, one trainer."""
 
 import json
 from collections.abc import Callable
@@ -36,7 +36,7 @@ CONFIG = {
 
 
 class SmallRun:
-    """A run that a test moves on as it likes."""
+    """A run that a test continues step by step."""
 
     def __init__(self, store: Store, make_trajectories: MakeTrajectories) -> None:
         self.store = store
@@ -109,17 +109,18 @@ class SmallRun:
                     pass
 
     def train(self, num_groups: int = 1) -> None:
-        """One version further, on at most so many groups: on those of their members whose verifier came to a result."""
-        taken = [group for _ in range(num_groups) if (group := self.loader.take()) is not None]
-        groups = [group for group in taken if isinstance(group, ScoredGroup)]
-        assert groups == taken, "no part is lost where a run is trained on"
-        for group in groups:
-            self._account_for(group)
+        """Makes the next version from up to `num_groups` groups, without members whose verifier failed."""
+        groups = []
+        for _ in range(num_groups):
+            if (group := self.loader.take()) is not None:
+                assert isinstance(group, ScoredGroup)
+                groups.append(group)
+                self._account_for(group)
         self.version += 1
         if groups:
             lengths = [len(group.response_tokens[i]) for group in groups for i in group.verified]
             logprobs = [np.full(length, -0.5, np.float32) for length in lengths]
-            # Closed at once, so that its rows are there, and its threads are not.
+            # Closing writes its rows and ends its threads.
             with closing(ConsumedWriter(self.store, self._checkpoints.incarnation)) as consumed:
                 consumed.step(self.version, groups, [0.5] * len(lengths), logprobs)
 
@@ -137,14 +138,14 @@ class SmallRun:
         self._checkpoints.commit(self.version, files, state)
 
     def adopt(self) -> None:
-        """A new trainer starts from the latest checkpoint, and commits it once more."""
+        """Replaces the trainer; the new one commits the latest checkpoint again."""
         self._checkpoints = CheckpointWriter(self.store)
         latest = self._checkpoints.latest
         assert latest is not None
         self._checkpoints.adopt(latest, latest.state)
 
     def return_to_latest(self) -> None:
-        """The trainer dies with what no checkpoint holds; a new one adopts the latest checkpoint and goes on there."""
+        """Replaces the trainer by one that resumes from the latest checkpoint."""
         self.adopt()
         latest = self._checkpoints.latest
         assert latest is not None
@@ -156,7 +157,7 @@ class SmallRun:
         self._weights.commit(self.version, {"weights.safetensors": b"weights" * (self.version + 1)}, weights_id)
 
     def promote(self) -> None:
-        """The present version passes the gate."""
+        """Promotes the present version."""
         version = self.version
         decision = {"promoted": True, "policy_version": version, "accuracy": 0.5, "sentence": "better", "bar": 0.25}
         evaluation = {"policy_version": version, "accuracy": 0.5, "prompts": 8}
@@ -179,7 +180,7 @@ class SmallRun:
         self.store.put_if_absent(layout.START_MANIFEST, json.dumps({"files": files}).encode())
 
     def campaign(self, versions: int = 6) -> "SmallRun":
-        """Some versions of everything; the last parts are not trained yet, the very last not even scored."""
+        """Makes some versions; the last parts are not trained yet, and the last one is not scored."""
         self.put_start_model()
         for _ in range(versions):
             for generator in range(GENERATORS):
@@ -205,17 +206,12 @@ class SmallRun:
 
 
 def score_table(first_row_id: int, rows: int) -> pa.Table:
+    """Scores of consecutive rows; the verifier fails for every fifth one."""
+    scored = {"components": "{}", "status": "ok", "error": None, "verifier_version": "1", "seconds": 0.0}
+    failed = scored | {"reward": None, "status": "error", "error": "broken"}
     return pa.Table.from_pylist(
         [
-            {
-                "row_id": row,
-                "reward": None if row % 5 == 4 else row / 8,
-                "components": "{}",
-                "status": "error" if row % 5 == 4 else "ok",
-                "error": "broken" if row % 5 == 4 else None,
-                "verifier_version": "1",
-                "seconds": 0.0,
-            }
+            {"row_id": row, **(failed if row % 5 == 4 else scored | {"reward": row / 8})}
             for row in range(first_row_id, first_row_id + rows)
         ],
         schema=SCORE,
@@ -239,5 +235,5 @@ def small_run(dict_store: DictStore, make_trajectories: MakeTrajectories) -> Sma
 
 @pytest.fixture(scope="session")
 def start_run(make_trajectories: MakeTrajectories) -> Callable[[Store], SmallRun]:
-    """`start(store)`: a run in which nothing has happened yet."""
+    """`start(store)`: a new run."""
     return lambda store: SmallRun(store, make_trajectories)

@@ -1,6 +1,5 @@
-"""Parquet files hold exactly the values of the streams, each trajectory beside its score, for any reader of Parquet."""
+"""Parquet files hold exactly the values of the streams, each trajectory with its score, for any reader of Parquet."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 from support.stores.dict_store import DictStore
 
-from millrace.errors import RunMissing
 from millrace.maintenance.compact import MEASURED, SCORED, compact
 from millrace.maintenance.gc import Retention, carry_out, plan
 from storage import layout
@@ -43,16 +41,8 @@ def expected_rows(store: Store) -> Rows:
     return rows
 
 
-def read_with_duckdb(pattern: str) -> Rows:
-    result = duckdb.sql(f"from '{pattern}' order by generator, row_id")
-    return [dict(zip(result.columns, row, strict=True)) for row in result.fetchall()]
-
-
-@pytest.mark.parametrize("read", [read_with_duckdb, lambda pattern: polars.read_parquet(pattern).to_dicts()])
-def test_other_readers_of_parquet_read_the_same(
-    analysis: Path, dict_store: DictStore, read: Callable[[str], Rows]
-) -> None:
-    assert read(f"{analysis}/trajectories-*.parquet") == expected_rows(dict_store)
+def parquet_rows(store: DictStore, path: str) -> Rows:
+    return pq.read_table(pa.py_buffer(store.objects[path])).to_pylist()  # type: ignore[no-any-return]
 
 
 @pytest.fixture
@@ -62,19 +52,22 @@ def analysis(small_run: Any, dict_store: DictStore, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_value_of_every_trajectory_and_score_is_there(analysis: Path, dict_store: DictStore) -> None:
+def test_every_reader_finds_every_value(analysis: Path, dict_store: DictStore) -> None:
     files = sorted(analysis.glob("trajectories-*.parquet"))
     assert len(files) > 2
     table = pa.concat_tables([pq.read_table(file) for file in files])
-    assert table.to_pylist() == expected_rows(dict_store)
-    assert table.schema.equals(SCORED)
+    expected = expected_rows(dict_store)
+    assert (table.to_pylist(), table.schema) == (expected, SCORED)
+    assert polars.read_parquet(f"{analysis}/trajectories-*.parquet").to_dicts() == expected
+    result = duckdb.sql(f"from '{analysis}/trajectories-*.parquet' order by generator, row_id")
+    assert [dict(zip(result.columns, row, strict=True)) for row in result.fetchall()] == expected
     measured = pq.read_table(analysis / "metrics-00000.parquet")
-    expected = rows_of(dict_store, layout.metrics("train", 0), METRIC)
-    assert measured.to_pylist() == [row | {"stage": "train", "replica": 0} for row in expected]
+    metrics = rows_of(dict_store, layout.metrics("train", 0), METRIC)
+    assert measured.to_pylist() == [row | {"stage": "train", "replica": 0} for row in metrics]
     assert measured.schema.equals(MEASURED)
 
 
-def test_what_became_of_each_trajectory_is_there_and_joins_with_it(analysis: Path, dict_store: DictStore) -> None:
+def test_consumed_rows_join_with_their_trajectories(analysis: Path, dict_store: DictStore) -> None:
     table = pa.concat_tables([pq.read_table(file) for file in sorted(analysis.glob("consumed-*.parquet"))])
     assert table.to_pylist() == rows_of(dict_store, layout.CONSUMED, CONSUMED)
     assert table.schema.equals(CONSUMED)
@@ -88,19 +81,17 @@ def test_what_became_of_each_trajectory_is_there_and_joins_with_it(analysis: Pat
     assert failed > 0
 
 
-def test_it_goes_into_the_run_unless_told_otherwise_and_replaces_what_was_there(
-    small_run: Any, dict_store: DictStore
-) -> None:
-    before = set(dict_store.objects)
+def test_files_in_the_run_are_replaced(small_run: Any, dict_store: DictStore) -> None:
+    stored = set(dict_store.objects)
     first = compact(dict_store, file_bytes=1000)
     assert first.rows == sum(file.rows for file in first.files if "trajectories" in file.path) == 74
     assert (first.unscored_rows, first.missing_rows, first.problems) == (2, 0, [])
     assert len(first.files) > 5
-    assert set(dict_store.objects) - before == {file.path for file in first.files}
+    assert set(dict_store.objects) - stored == {file.path for file in first.files}
     assert all(file.path.startswith("parquet/") for file in first.files)
     dict_store.put("parquet/notes.txt", b"mine")
     second = compact(dict_store)
-    assert set(dict_store.objects) - before == {
+    assert set(dict_store.objects) - stored == {
         "parquet/trajectories-00000.parquet",
         "parquet/consumed-00000.parquet",
         "parquet/metrics-00000.parquet",
@@ -111,65 +102,47 @@ def test_it_goes_into_the_run_unless_told_otherwise_and_replaces_what_was_there(
         assert (table.num_rows, len(dict_store.objects[file.path])) == (file.rows, file.bytes)
 
 
-def test_damaged_and_removed_parts_are_left_out_and_the_damaged_told(small_run: Any, dict_store: DictStore) -> None:
+def test_damaged_parts_are_reported_and_left_out(small_run: Any, dict_store: DictStore) -> None:
     carry_out(dict_store, plan(dict_store, Retention(keep_versions=3)))
-    everything = expected_rows_that_can_be_read(dict_store)
+    assert compact(dict_store).problems == []
+    readable = parquet_rows(dict_store, "parquet/trajectories-00000.parquet")
     segments = [path for path in dict_store.objects if path.startswith("streams/trajectories/0/seg/")]
     scores = [path for path in dict_store.objects if path.startswith("streams/scores/exact_match/1/0-of-2/seg/")]
     for path in (segments[1], scores[1]):
         dict_store.objects[path] = b"?"
     done = compact(dict_store)
     assert sorted(problem.partition(" ")[0] for problem in done.problems) == sorted([scores[1], segments[1]])
-    table = pq.read_table(pa.py_buffer(dict_store.objects["parquet/trajectories-00000.parquet"]))
-    found = table.to_pylist()
-    assert done.missing_rows == 74 - len(found)
-    assert 0 < len(found) < len(everything)
-    by_place = {(row["generator"], row["row_id"]): row for row in everything}
-    bare = [row for row in found if row != by_place[row["generator"], row["row_id"]]]
-    assert bare, "the rows whose scores are damaged"
-    for row in bare:
-        expected = by_place[row["generator"], row["row_id"]]
-        assert row == expected | {name: None for name in SCORE.names if name != "row_id"}
-    assert done.unscored_rows == len(bare) + 2
+    rows = parquet_rows(dict_store, "parquet/trajectories-00000.parquet")
+    assert done.missing_rows == 74 - len(rows)
+    assert 0 < len(rows) < len(readable)
+    unscored = [row | {name: None for name in SCORE.names if name != "row_id"} for row in readable]
+    changed = [row for row in rows if row not in readable]
+    assert changed, "the rows whose scores are damaged"
+    assert all(row in unscored for row in changed)
+    assert done.unscored_rows == len(changed) + 2
 
 
-def expected_rows_that_can_be_read(store: DictStore) -> Rows:
-    done = compact(store)
-    assert done.problems == []
-    return pq.read_table(pa.py_buffer(store.objects["parquet/trajectories-00000.parquet"])).to_pylist()  # type: ignore[no-any-return]
-
-
-def test_a_stream_with_a_damaged_record_ends_there_and_that_is_told(small_run: Any, dict_store: DictStore) -> None:
+def test_a_stream_ends_before_a_damaged_record(small_run: Any, dict_store: DictStore) -> None:
     path = f"{layout.trajectories(0)}/{layout.record(4)}"
     dict_store.objects[path] = b"?"
-    done = compact(dict_store)
-    (problem,) = done.problems
+    (problem,) = compact(dict_store).problems
     assert problem.startswith(path)
     assert problem.endswith("the rest of this stream was left out")
-    table = pq.read_table(pa.py_buffer(dict_store.objects["parquet/trajectories-00000.parquet"]))
-    assert table["generator"].to_pylist().count(0) == 8
-    assert table["generator"].to_pylist().count(1) == 36
+    generators = [row["generator"] for row in parquet_rows(dict_store, "parquet/trajectories-00000.parquet")]
+    assert (generators.count(0), generators.count(1)) == (8, 36)
 
 
-def test_scores_of_other_rows_are_told_and_joined_to_none(start_run: Any, dict_store: DictStore) -> None:
+def test_scores_of_other_rows_are_reported_and_left_out(start_run: Any, dict_store: DictStore) -> None:
     run = start_run(dict_store)
+    assert compact(dict_store).files == [], "a run without rows makes no files"
     run.generate(0)
     run.generate(0)
     run.score(0, 0)
     scored = StreamReader(dict_store, layout.scores("exact_match", 0, 0, 2), SCORE).next()
     assert scored is not None
     StreamWriter(dict_store, layout.scores("exact_match", 0, 1, 2), SCORE, "w").write(scored.table, tokens=0)
-    done = compact(dict_store)
-    assert done.problems == ["trajectories/0: the scores of part 1 belong to other rows and were left out"]
-    table = pq.read_table(pa.py_buffer(dict_store.objects["parquet/trajectories-00000.parquet"]))
-    assert table["status"].to_pylist() == ["ok", "ok", None, None]
-
-
-def test_a_run_without_rows_makes_no_files(start_run: Any, dict_store: DictStore) -> None:
-    start_run(dict_store)
-    assert compact(dict_store).files == []
-
-
-def test_a_place_without_a_run_is_said_to_have_none() -> None:
-    with pytest.raises(RunMissing, match="no run at dict://"):
-        compact(DictStore())
+    assert compact(dict_store).problems == [
+        "trajectories/0: the scores of part 1 belong to other rows and were left out"
+    ]
+    rows = parquet_rows(dict_store, "parquet/trajectories-00000.parquet")
+    assert [row["status"] for row in rows] == ["ok", "ok", None, None]

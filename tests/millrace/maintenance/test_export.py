@@ -42,7 +42,7 @@ def make_model(seed: int, hidden_size: int = 16) -> PreTrainedModel:
 
 
 class Run:
-    """A run whose start model is in a folder beside it."""
+    """A run with its start model in another folder."""
 
     def __init__(self, folder: Path) -> None:
         self.url = str(folder / "run")
@@ -57,8 +57,8 @@ class Run:
         CheckpointWriter(self.store).commit(version, files, {})
 
     def commit_model(self, version: int, model: PreTrainedModel) -> None:
-        """As a trainer that is alone does."""
-        self.commit(version, lone_files({MODEL: {name: one.detach() for name, one in model.named_parameters()}}))
+        """Commits the files of a trainer with one rank."""
+        self.commit(version, lone_files({MODEL: {name: weight.detach() for name, weight in model.named_parameters()}}))
 
 
 @pytest.fixture
@@ -75,8 +75,8 @@ def export(run_url: str, *words: str) -> str:
 
 def logits(model: PreTrainedModel, tokens: Sequence[int]) -> torch.Tensor:
     with torch.no_grad():
-        found: torch.Tensor = model.eval()(torch.tensor([tokens])).logits
-    return found
+        values: torch.Tensor = model.eval()(torch.tensor([tokens])).logits
+    return values
 
 
 def assert_same_policy(folder: Path, model: PreTrainedModel) -> None:
@@ -85,7 +85,7 @@ def assert_same_policy(folder: Path, model: PreTrainedModel) -> None:
     assert torch.equal(logits(exported, tokens), logits(model, tokens))
 
 
-def test_a_version_is_exported_with_all_that_transformers_wants(run: Run, tmp_path: Path) -> None:
+def test_a_version_is_exported_completely(run: Run, tmp_path: Path) -> None:
     models = {version: make_model(seed=version) for version in (3, 6)}
     for version, model in models.items():
         run.commit_model(version, model)
@@ -95,21 +95,13 @@ def test_a_version_is_exported_with_all_that_transformers_wants(run: Run, tmp_pa
     names = {"config.json", "generation_config.json", "tokenizer.json", "model.safetensors"}
     assert names <= {file.name for file in folder.iterdir()}
     assert len({file.stat().st_mode for file in folder.iterdir()}) == 1, "the same people can read all of them"
-    assert [file.name for file in folder.parent.iterdir()] == ["model"], "nothing else is left there"
-
-
-def test_without_a_version_the_newest_is_exported_into_a_folder_that_may_be_there_if_it_is_empty(
-    run: Run, tmp_path: Path
-) -> None:
-    newest = make_model(seed=6)
-    run.commit_model(3, make_model(seed=3))
-    run.commit_model(6, newest)
+    assert [file.name for file in folder.parent.iterdir()] == ["model"], "no temporary folder is left"
     (tmp_path / "empty").mkdir()
     export(run.url, "--to", str(tmp_path / "empty"))
-    assert_same_policy(tmp_path / "empty", newest)
+    assert_same_policy(tmp_path / "empty", models[6])
 
 
-def test_what_several_ranks_wrote_is_exported_whole(run: Run, tmp_path: Path) -> None:
+def test_files_of_several_ranks_are_exported_whole(run: Run, tmp_path: Path) -> None:
     model = make_model(seed=4)
     blocks: list[dict[str, Block]] = [{}, {}]
     for name, parameter in model.named_parameters():
@@ -124,7 +116,7 @@ def test_what_several_ranks_wrote_is_exported_whole(run: Run, tmp_path: Path) ->
 def test_adapters_are_exported_merged(run: Run, tmp_path: Path) -> None:
     adapted = AutoModelForCausalLM.from_pretrained(run.start)
     add_adapters(adapted, rank=2, alpha=4.0, target_modules=["q_proj", "v_proj"])
-    parameters = {name: one for name, one in adapted.named_parameters() if one.requires_grad}
+    parameters = {name: weight for name, weight in adapted.named_parameters() if weight.requires_grad}
     torch.manual_seed(5)
     with torch.no_grad():
         for parameter in parameters.values():
@@ -139,20 +131,17 @@ def test_adapters_are_exported_merged(run: Run, tmp_path: Path) -> None:
     assert not torch.allclose(logits(exported, tokens), logits(base, tokens), atol=1e-2)
 
 
-def test_a_version_that_is_not_stored_is_a_mistake_that_names_those_that_are(run: Run, tmp_path: Path) -> None:
+def test_a_missing_version_run_or_free_folder_is_refused(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(RunMissing):
+        export(str(tmp_path / "none"), "--to", str(tmp_path / "model"))
     with pytest.raises(InputError):
         export(run.url, "--to", str(tmp_path / "model"))
     for version in (3, 6):
         run.commit_model(version, make_model(seed=version))
-    with pytest.raises(InputError):
+    with pytest.raises(InputError) as raised:
         export(run.url, "--to", str(tmp_path / "model"), "--version", "4")
+    assert raised.value.expected == "one of 3, 6"
     assert not (tmp_path / "model").exists()
-
-
-def test_a_place_without_a_run_and_a_folder_that_holds_something_are_mistakes(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(RunMissing):
-        export(str(tmp_path / "none"), "--to", str(tmp_path / "model"))
-    run.commit_model(3, make_model(seed=3))
     with pytest.raises(InputError):
         export(run.url, "--to", str(run.start))
 
@@ -167,7 +156,7 @@ def test_a_damaged_file_or_another_start_model_leaves_no_folder(run: Run, tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "start"]
 
 
-def test_the_best_version_is_exported_and_without_an_evaluation_there_is_none(run: Run, tmp_path: Path) -> None:
+def test_the_best_evaluated_version_is_exported(run: Run, tmp_path: Path) -> None:
     models = {version: make_model(seed=version) for version in (3, 6, 9)}
     for version, model in models.items():
         run.commit_model(version, model)
@@ -181,21 +170,18 @@ def test_the_best_version_is_exported_and_without_an_evaluation_there_is_none(ru
     assert_same_policy(tmp_path / "best", models[6])
 
 
-def test_the_base_model_is_exported_as_the_best_where_no_trained_version_is_better(run: Run, tmp_path: Path) -> None:
+def test_the_base_model_is_exported_if_it_is_the_best(run: Run, tmp_path: Path) -> None:
     run.commit_model(3, make_model(seed=3))
     trained = {"policy_version": 3, "weights_checksum": weights_checksum(stored_checkpoints(run.store)[3])}
     base = {"policy_version": 0, "weights_checksum": None}
     for measured, accuracy in ((base, 1.0), (trained, 0.5)):
         write_result(run.store, {**measured, "accuracy": accuracy, "prompts": 8, "t": 50.0})
-    said = export(run.url, "--to", str(tmp_path / "best"), "--best")
-    assert said.startswith("version 0, the base model")
+    output = export(run.url, "--to", str(tmp_path / "best"), "--best")
+    assert output.startswith("version 0, the base model")
     assert_same_policy(tmp_path / "best", make_model(seed=0))
 
 
-def test_a_version_and_the_promoted_one_can_not_both_be_asked_for(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_version_and_the_promoted_one_exclude_each_other(run: Run, tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as caught:
         export(run.url, "--to", str(tmp_path / "model"), "--promoted", "--version", "3")
     assert caught.value.code == 2
-    assert "not allowed with argument --promoted" in capsys.readouterr().err

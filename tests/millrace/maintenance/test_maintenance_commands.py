@@ -55,14 +55,14 @@ def test_inspect_as_json_includes_the_requested_rows(folder: str) -> None:
     assert [row["row_id"] for row in summary["first_rows"]["rows"]] == [0, 1]
 
 
-def test_rows_are_shown_a_column_a_line_as_many_at_once_as_fit(folder: str) -> None:
+def test_rows_are_shown_one_line_per_column(folder: str) -> None:
     code, text = run_command("inspect", folder, "--stream", "trajectories/0", "--rows", "4")
     assert code == 0
     assert [line[1:] for line in lines(text) if line[:1] == ["row_id"]] == [["0", "1"], ["2", "3"]]
     assert next(line[1:] for line in lines(text) if line[:1] == ["response_tokens"]) == ["[1]", "3", "[2]", "4", "5"]
 
 
-def test_nothing_that_a_run_holds_reaches_the_terminal_as_control_character_or_markup(folder: str) -> None:
+def test_control_characters_and_markup_of_a_run_are_escaped(folder: str) -> None:
     hostile = "\x1b[2J\x07[red]\u202e\r\nname" + "n" * 5000
     row = {"t": 1.5, "incarnation": 0, "policy_version": 1, "name": hostile, "value": 1.0}
     writer = StreamWriter(LocalStore(folder), layout.metrics("train", 1), METRIC, "w")
@@ -73,7 +73,7 @@ def test_nothing_that_a_run_holds_reaches_the_terminal_as_control_character_or_m
     assert not [c for c in text if not c.isprintable() and c != "\n"]
 
 
-def test_fsck_names_file_and_record_returns_1_and_offers_quarantine(folder: str) -> None:
+def test_fsck_reports_and_quarantines_damage(folder: str) -> None:
     code, text = run_command("fsck", folder)
     assert (code, len(text.splitlines())) == (0, 1)
     path = segment(folder, "streams/trajectories/0")
@@ -94,7 +94,7 @@ def test_fsck_names_file_and_record_returns_1_and_offers_quarantine(folder: str)
     assert (code, f"set aside: {relative} (named by record " in text) == (0, True)
 
 
-def test_compact_says_what_it_wrote_and_what_it_left_out(folder: str, tmp_path: Path) -> None:
+def test_compact_lists_files_and_unreadable_parts(folder: str, tmp_path: Path) -> None:
     damage(segment(folder, "streams/metrics/train-0"))
     code, text = run_command("compact", folder, "--out", str(tmp_path / "out"))
     assert code == 0
@@ -108,40 +108,39 @@ def test_compact_says_what_it_wrote_and_what_it_left_out(folder: str, tmp_path: 
     ]
 
 
-def test_gc_prints_the_same_list_whether_or_not_it_removes(folder: str) -> None:
-    before = {path for path in Path(folder).rglob("*") if path.is_file()}
+def test_gc_lists_removals_with_and_without_dry_run(folder: str) -> None:
+    files = {path for path in Path(folder).rglob("*") if path.is_file()}
     _, dry = run_command("gc", folder, "--keep-age", "0s", "--dry-run")
-    assert {path for path in Path(folder).rglob("*") if path.is_file()} == before
+    assert {path for path in Path(folder).rglob("*") if path.is_file()} == files
     code, wet = run_command("gc", folder, "--keep-age", "0s")
     assert code == 0
-    listed = [line for line in wet.splitlines() if line.startswith(("rows: ", "checkpoints: ", "weights: "))]
-    assert listed == [line for line in dry.splitlines() if line.startswith(("rows: ", "checkpoints: ", "weights: "))]
-    gone = {path.relative_to(folder).as_posix() for path in before if not path.exists()}
-    assert {line.split(": ")[1] for line in listed} == gone
+    planned, listed = (
+        [line for line in text.splitlines() if line.startswith(("rows: ", "checkpoints: ", "weights: "))]
+        for text in (dry, wet)
+    )
+    gone = {path.relative_to(folder).as_posix() for path in files if not path.exists()}
+    assert {line.split(": ")[1] for line in planned} == {line.split(": ")[1] for line in listed} == gone
     assert "would be freed" in dry
     assert ["all", str(len(gone))] in [line[:2] for line in lines(wet)]
 
 
-@pytest.mark.parametrize("command", ["inspect", "fsck", "compact", "gc"])
-def test_a_place_without_a_run_is_a_mistake(command: str, tmp_path: Path) -> None:
-    with pytest.raises(RunMissing):
-        run_command(command, str(tmp_path / "none"))
+def test_an_unknown_run_or_stream_is_refused(folder: str, tmp_path: Path) -> None:
+    for command in ("inspect", "fsck", "compact", "gc"):
+        with pytest.raises(RunMissing):
+            run_command(command, str(tmp_path / "none"))
     assert not (tmp_path / "none").exists()
-
-
-def test_a_stream_that_is_not_there_is_a_mistake_that_names_those_that_are(folder: str) -> None:
-    with pytest.raises(InputError):
+    with pytest.raises(InputError) as raised:
         run_command("inspect", folder, "--stream", "x")
+    assert "trajectories/0" in str(raised.value.expected)
 
 
-def test_export_writes_the_promoted_model_and_says_why_it_is_the_one(
-    start_run: Callable[..., Any], tmp_path: Path
-) -> None:
-    run_of = start_run(LocalStore(tmp_path / "run", fsync=False)).campaign()
+def test_export_writes_the_promoted_model(start_run: Callable[..., Any], tmp_path: Path) -> None:
+    url, model = str(tmp_path / "run"), tmp_path / "model"
+    run = start_run(LocalStore(tmp_path / "run", fsync=False)).campaign()
     with pytest.raises(InputError):
-        run_command("export", str(tmp_path / "run"), "--promoted", "--to", str(tmp_path / "model"))
-    run_of.promote()
-    code, text = run_command("export", str(tmp_path / "run"), "--promoted", "--to", str(tmp_path / "model"))
-    assert (code, text) == (0, f"better; written to {tmp_path / 'model'}\n")
-    assert (tmp_path / "model" / "model.safetensors").read_bytes() == b"promoted 6" * 9
-    assert ["promoted"] in lines(run_command("inspect", str(tmp_path / "run"))[1])
+        run_command("export", url, "--promoted", "--to", str(model))
+    run.promote()
+    code, text = run_command("export", url, "--promoted", "--to", str(model))
+    assert (code, text) == (0, f"better; written to {model}\n")
+    assert (model / "model.safetensors").read_bytes() == b"promoted 6" * 9
+    assert ["promoted"] in lines(run_command("inspect", url)[1])

@@ -28,7 +28,7 @@ def plan(config: RunConfig) -> Plan:
     return make_plan(config, SmallMachine(), simulator(10), gpus=8, goal="fastest", dollars_per_gpu_hour=2.0)
 
 
-def test_the_plan_s_config_loads_and_its_file_says_what_was_predicted(plan: Plan, tmp_path: Path) -> None:
+def test_the_written_config_loads_with_its_prediction(plan: Plan, tmp_path: Path) -> None:
     write_config(plan, tmp_path / "plan.yaml")
     loaded = load_config(tmp_path / "plan.yaml")
     assert loaded == plan.config()
@@ -37,7 +37,7 @@ def test_the_plan_s_config_loads_and_its_file_says_what_was_predicted(plan: Plan
     assert loaded.training.parallel == plan.chosen.config.training.parallel
 
 
-def test_the_file_says_what_the_given_one_said_and_the_plan_no_defaults(plan: Plan, tmp_path: Path) -> None:
+def test_the_written_config_has_explicit_settings_and_no_defaults(plan: Plan, tmp_path: Path) -> None:
     write_config(plan, tmp_path / "plan.yaml")
     text = (tmp_path / "plan.yaml").read_text()
     assert text.startswith("# Made by `millrace plan`: gsm8k-qwen-gpu: ")
@@ -52,24 +52,24 @@ def test_a_stage_may_be_silent_for_longer_than_a_planned_step(config: RunConfig)
     assert made.config().supervision.hang_seconds >= 3 * made.chosen.outcome.step_seconds
 
 
-def test_dollars_are_those_of_the_gpus_that_are_used(plan: Plan) -> None:
+def test_the_price_is_that_of_the_gpus_in_use(plan: Plan) -> None:
     assert plan.chosen.gpus == 8
     assert plan.dollars(plan.chosen, 3600.0) == 16.0
 
 
-def test_everything_is_plain_json(plan: Plan) -> None:
-    found = json.loads(json.dumps(plan.to_json()))
-    assert found["entries"][0]["outcome"]["step_seconds"] > 0
-    assert found["changes"]["training.parallel.data"] == plan.config().training.parallel.data
-    assert {entry["reason"] for entry in found["entries"][1:]} != {""}
+def test_a_plan_is_plain_json(plan: Plan) -> None:
+    content = json.loads(json.dumps(plan.to_json()))
+    assert content["entries"][0]["outcome"]["step_seconds"] > 0
+    assert content["changes"]["training.parallel.data"] == plan.config().training.parallel.data
+    assert {entry["reason"] for entry in content["entries"][1:]} != {""}
 
 
 def compare(config: RunConfig, key: str, value: Any, machine: SmallMachine) -> Plan:
     after = load_config(PRESET, [*SMALL, "generation.groups_per_batch=16", f"{key}={value}"])
-    return what_if(config, after, {key: value}, machine, simulator(10), divides_gpus=True)
+    return what_if(config, after, {key: value}, machine, simulator(10))
 
 
-def test_a_what_if_compares_the_config_with_its_change_and_searches_nothing(config: RunConfig) -> None:
+def test_a_what_if_compares_the_config_with_its_change(config: RunConfig) -> None:
     made = compare(config, "training.parallel.data", 4, SmallMachine())
     before, after = (entry.outcome for entry in made.entries)
     assert before is not None
@@ -79,7 +79,7 @@ def test_a_what_if_compares_the_config_with_its_change_and_searches_nothing(conf
     assert made.config().training.parallel.data == 4
 
 
-def test_a_what_if_that_does_not_fit_says_so_and_is_not_written(config: RunConfig, tmp_path: Path) -> None:
+def test_a_what_if_that_does_not_fit_is_not_written(config: RunConfig, tmp_path: Path) -> None:
     made = compare(config, "training.parallel.data", 1, SmallMachine(trainer_gib=300.0))
     assert made.chosen.outcome is None
     assert "does not fit: the trainer needs 300 GiB" in made.chosen.reason

@@ -38,42 +38,38 @@ def test_the_gpus_go_where_the_work_is() -> None:
     assert (winner.bottleneck or "").startswith("trainer-bound: train 100% busy, generate idle")
 
 
-def test_what_waits_for_each_other_is_among_the_runners_up_with_what_it_takes() -> None:
-    found = search(SmallMachine())
-    reasons = {entry.mode: entry.reason for entry in found.runners_up}
+def test_synchronous_layouts_are_among_the_runners_up() -> None:
+    result = search(SmallMachine())
+    reasons = {entry.mode: entry.reason for entry in result.runners_up}
     assert "× slower; stages wait for each other: train idle" in reasons["sync"]
     assert "× slower" in reasons["sync, by turns"]
 
 
-def test_of_configs_that_are_as_fast_the_freshest_is_taken() -> None:
-    found = search(SmallMachine())
-    best = found.winner.score("fastest")
-    alike = [entry for entry in found.simulated if entry.score("fastest") >= 0.98 * best]
+def test_of_equally_fast_configs_the_freshest_wins() -> None:
+    result = search(SmallMachine())
+    best = result.winner.score("fastest")
+    alike = [entry for entry in result.simulated if entry.score("fastest") >= 0.98 * best]
     assert len(alike) > 1
     staleness = [entry.outcome.staleness_mean for entry in alike if entry.outcome is not None]
-    assert found.winner.outcome is not None
-    assert found.winner.outcome.staleness_mean <= min(staleness) + 0.05
+    assert result.winner.outcome is not None
+    assert result.winner.outcome.staleness_mean <= min(staleness) + 0.05
 
 
 def test_no_plan_is_staler_than_the_config_asks() -> None:
-    found = search(SmallMachine(), staleness={"max_staleness": 1})
-    bounds = {entry.config.effective_max_staleness for entry in found.simulated}
+    result = search(SmallMachine(), staleness={"max_staleness": 1})
+    bounds = {entry.config.effective_max_staleness for entry in result.simulated}
     assert max(bounds) == 1
 
 
-def test_a_higher_bound_that_would_be_faster_is_named_and_not_taken() -> None:
+def test_weights_that_travel_for_longer_than_a_step_are_the_bottleneck() -> None:
     # A version takes ten times a step to travel, so the bound alone decides.
-    found = search(SmallMachine(extra={"push": 10.0}), staleness={"max_staleness": 1})
-    assert found.winner.config.effective_max_staleness == 1
-    assert "bound by weight sync: a version takes 10 s to the generators" in (found.winner.bottleneck or "")
-    assert any(
-        entry.reason.startswith("staleness up to 2, 1 asked for: a step would take") for entry in found.runners_up
-    )
+    winner = search(SmallMachine(extra={"push": 10.0}), staleness={"max_staleness": 1}).winner
+    assert "bound by weight sync: a version takes 10 s to the generators" in (winner.bottleneck or "")
 
 
 def test_a_synchronous_config_gets_a_synchronous_plan() -> None:
-    found = search(SmallMachine(), pipeline={"mode": "sync"})
-    assert {entry.config.pipeline.mode for entry in found.simulated} == {"sync"}
+    result = search(SmallMachine(), pipeline={"mode": "sync"})
+    assert {entry.config.pipeline.mode for entry in result.simulated} == {"sync"}
 
 
 @pytest.mark.slow
@@ -82,27 +78,27 @@ def test_cheapest_leaves_gpus_unused_that_fastest_takes() -> None:
     machine = SmallMachine(extra={"overhead": 10.0})
     fastest, cheapest = search(machine), search(machine, goal="cheapest")
     assert (cheapest.winner.gpus or 0) < (fastest.winner.gpus or 0)
-    costs = [one.winner.gpu_hours_per_million_tokens or 0.0 for one in (cheapest, fastest)]
+    costs = [result.winner.gpu_hours_per_million_tokens or 0.0 for result in (cheapest, fastest)]
     assert costs[0] < costs[1]
 
 
-def test_a_trainer_that_is_short_of_memory_gets_activation_checkpointing() -> None:
+def test_a_trainer_short_of_memory_gets_activation_checkpointing() -> None:
     # 700 GiB on at most 7 ranks of 80.
-    found = search(SmallMachine(trainer_gib=700.0))
-    assert found.winner.config.training.activation_checkpointing
-    assert found.winner.memory is not None
-    assert found.winner.memory.fits
+    result = search(SmallMachine(trainer_gib=700.0))
+    assert result.winner.config.training.activation_checkpointing
+    assert result.winner.memory is not None
+    assert result.winner.memory.fits
 
 
-def test_what_does_not_fit_is_no_plan_and_says_by_how_much() -> None:
-    found = search(SmallMachine(trainer_gib=640.0, generator_gib=100.0))
-    assert found.winner.generator_tensor > 1
-    (short,) = [entry for entry in found.runners_up if entry.outcome is None]
+def test_the_nearest_layout_that_does_not_fit_is_listed() -> None:
+    result = search(SmallMachine(trainer_gib=640.0, generator_gib=100.0))
+    assert result.winner.generator_tensor > 1
+    (short,) = [entry for entry in result.runners_up if entry.outcome is None]
     assert short.reason.startswith("does not fit: ")
     assert "GiB too much" in short.reason
 
 
-def test_a_model_that_fits_nowhere_is_refused_with_what_is_missing() -> None:
+def test_a_model_that_fits_nowhere_is_refused() -> None:
     with pytest.raises(InputError):
         search(SmallMachine(generator_gib=1000.0))
 
@@ -114,16 +110,16 @@ def test_one_gpu_is_shared_by_turns() -> None:
 
 
 @pytest.mark.slow
-def test_batches_are_compared_by_the_tokens_they_train() -> None:
+def test_batches_are_compared_by_trained_tokens() -> None:
     machine = SmallMachine(extra={"overhead": 1.0})
     made = Search(config(), machine, gpus=8, goal="fastest", fine=RUN, coarse=RUN).run(batches=[64])
     assert made.winner.config.training.groups_per_step == 64
     assert any("16 groups per step" in entry.reason for entry in made.runners_up)
 
 
-def test_a_search_has_the_same_answer_every_time() -> None:
+def test_a_search_is_deterministic() -> None:
     first, second = search(SmallMachine()), search(SmallMachine())
-    assert [one.to_json() for one in first.simulated] == [one.to_json() for one in second.simulated]
+    assert [entry.to_json() for entry in first.simulated] == [entry.to_json() for entry in second.simulated]
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 7, 16])
@@ -135,7 +131,7 @@ def test_no_layout_takes_more_gpus_than_there_are(gpus: int) -> None:
         assert entry.config.placement.colocated <= (entry.config.pipeline.mode == "sync")
 
 
-def test_places_stay_within_what_the_bound_admits_and_an_engine_s_limit_follows_them() -> None:
+def test_places_stay_within_the_bound_and_an_engine_limit_follows_them() -> None:
     generation = {"engine": "vllm", "group_size": 4, "max_new_tokens": 128, "engine_args": {"max_num_seqs": 9}}
     for entry in search(SmallMachine(), gpus=2, generation=generation).simulated:
         chosen = entry.config.generation
@@ -153,10 +149,10 @@ def test_places_stay_within_what_the_bound_admits_and_an_engine_s_limit_follows_
         ({"pipeline": {"mode": "sync"}}, {}, TRAIN_TOKEN * 64 * (TOKENS + 1) + TOKENS * DECODE),
     ],
 )
-def test_the_bound_is_the_slower_stage_or_the_sum_of_both_in_sync_mode(
+def test_the_analytic_bound_is_the_slower_stage_or_their_sum_in_sync_mode(
     changes: dict[str, dict[str, Any]], extra: dict[str, float], seconds: float
 ) -> None:
-    asked, machine = config(**changes), SmallMachine(extra=extra)
-    least = least_step_seconds(asked, machine.costs(asked), machine.lengths(asked))
+    base, machine = config(**changes), SmallMachine(extra=extra)
+    least = least_step_seconds(base, machine.costs(base), machine.lengths(base))
     assert least == pytest.approx(seconds)
-    assert RUN(asked, machine.costs(asked), machine.lengths(asked)).step_seconds >= 0.99 * least
+    assert RUN(base, machine.costs(base), machine.lengths(base)).step_seconds >= 0.99 * least

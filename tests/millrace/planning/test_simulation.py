@@ -34,30 +34,30 @@ def outcome(script: Script, costs: Costs = EXACT, lengths: ByTurns | None = None
 
 
 @pytest.mark.parametrize(("tokens", "step_seconds"), [(40, 1.0), (250, 2.5)])
-def test_an_async_step_takes_as_long_as_the_slower_of_generation_and_training(tokens: int, step_seconds: float) -> None:
-    found = outcome(Script(steps=40, max_staleness=4), lengths=alike(tokens))
-    assert found.step_seconds == pytest.approx(step_seconds)
-    assert found.tokens_per_second == pytest.approx(4 * tokens / step_seconds)
-    assert found.idle["train"] == pytest.approx(1 - 1 / step_seconds)
-    assert found.idle["generate"] == pytest.approx(1 - tokens / 100 / step_seconds)
+def test_an_async_step_takes_as_long_as_the_slower_stage(tokens: int, step_seconds: float) -> None:
+    result = outcome(Script(steps=40, max_staleness=4), lengths=alike(tokens))
+    assert result.step_seconds == pytest.approx(step_seconds)
+    assert result.tokens_per_second == pytest.approx(4 * tokens / step_seconds)
+    assert result.idle["train"] == pytest.approx(1 - 1 / step_seconds)
+    assert result.idle["generate"] == pytest.approx(1 - tokens / 100 / step_seconds)
 
 
 def test_a_sync_step_takes_as_long_as_everything_in_turn() -> None:
     costs = replace(EXACT, score=0.05, handover=0.1, push=0.2, pause=0.3, overhead=0.4, prefill=lambda n: n / 1000)
-    found = outcome(Script(steps=40, mode="sync"), costs, alike(250, prompt=10))
+    result = outcome(Script(steps=40, mode="sync"), costs, alike(250, prompt=10))
     # The overhead passes while the next responses are sampled; two groups have a prompt each.
-    assert found.step_seconds == pytest.approx(0.2 + 0.3 + 0.02 + 2.5 + 4 * 0.05 + 1.0 + 0.1)
-    assert (found.staleness_mean, found.staleness_max, found.dropped_share) == (0, 0, 0)
+    assert result.step_seconds == pytest.approx(0.2 + 0.3 + 0.02 + 2.5 + 4 * 0.05 + 1.0 + 0.1)
+    assert (result.staleness_mean, result.staleness_max, result.dropped_share) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(("share_prefixes", "prompts"), [(True, 2), (False, 4)])
-def test_a_step_computes_the_prompt_of_a_group_once_if_prefixes_are_shared(share_prefixes: bool, prompts: int) -> None:
+def test_a_step_computes_shared_prefixes_once_per_group(share_prefixes: bool, prompts: int) -> None:
     config = Script(steps=20).config
     training = config.training.model_copy(update={"share_prefixes": share_prefixes})
     costs = replace(EXACT, train=lambda tokens, rollouts: tokens / 100)
     config = config.model_copy(update={"training": training})
-    found = simulate(config, costs, alike(40, prompt=30), steps=20, warmup=10)
-    assert found.step_seconds == pytest.approx((4 * 40 + prompts * 30) / 100)
+    result = simulate(config, costs, alike(40, prompt=30), steps=20, warmup=10)
+    assert result.step_seconds == pytest.approx((4 * 40 + prompts * 30) / 100)
 
 
 def test_more_generators_make_a_step_bound_by_generation_faster() -> None:
@@ -76,18 +76,12 @@ def test_more_generators_make_a_step_bound_by_generation_faster() -> None:
         (True, [(10, 100), (310, 20)], 4 * 20 * (310 + 19 / 2) + 2 * 80 * (30 + 79 / 2)),
     ],
 )
-def test_a_rate_follows_the_cache_with_padding_where_the_engine_pads(
+def test_the_rate_follows_the_cache_padded_where_the_engine_pads(
     pads: bool, kinds: Sequence[tuple[int, int]], cached: float
 ) -> None:
     costs = replace(EXACT, decode=lambda requests, tokens: 0.001 * tokens, pads=pads)
-    found = outcome(Script(steps=20, mode="sync", groups_per_step=2), costs, ByTurns(kinds=kinds))
-    assert found.step_seconds == pytest.approx(1.0 + 0.001 * cached, rel=0.01)
-
-
-def test_each_time_that_responses_end_holds_their_generator_up() -> None:
-    script, lengths = Script(steps=20, mode="sync", groups_per_step=2), ByTurns(kinds=[(0, 100), (0, 200)])
-    plain, held = (outcome(script, replace(EXACT, collect=seconds), lengths).step_seconds for seconds in (0.0, 0.25))
-    assert held == pytest.approx(plain + 0.25)
+    result = outcome(Script(steps=20, mode="sync", groups_per_step=2), costs, ByTurns(kinds=kinds))
+    assert result.step_seconds == pytest.approx(1.0 + 0.001 * cached, rel=0.01)
 
 
 def test_caches_are_computed_again_under_new_weights() -> None:
@@ -98,14 +92,14 @@ def test_caches_are_computed_again_under_new_weights() -> None:
 
 
 def test_the_slowest_scorer_holds_everything_up() -> None:
-    found = outcome(Script(steps=60, scorers=2), replace(EXACT, score=1.5), alike(40))
-    assert found.step_seconds == pytest.approx(4 * 1.5 / 2)
-    assert found.idle["score"] == pytest.approx(0.0)
+    result = outcome(Script(steps=60, scorers=2), replace(EXACT, score=1.5), alike(40))
+    assert result.step_seconds == pytest.approx(4 * 1.5 / 2)
+    assert result.idle["score"] == pytest.approx(0.0)
 
 
 def test_checkpoints_hold_the_trainer_up_every_so_often() -> None:
-    found = outcome(Script(steps=60, checkpoint_every=5), replace(EXACT, checkpoint=3.0), alike(40))
-    assert found.step_seconds == pytest.approx(1.0 + 3.0 / 5)
+    result = outcome(Script(steps=60, checkpoint_every=5), replace(EXACT, checkpoint=3.0), alike(40))
+    assert result.step_seconds == pytest.approx(1.0 + 3.0 / 5)
 
 
 def test_stages_that_share_too_few_cores_are_all_slowed_alike() -> None:
@@ -118,27 +112,17 @@ def test_stages_that_share_too_few_cores_are_all_slowed_alike() -> None:
     assert shared.idle["score"] == pytest.approx(0.5 / 1.25)
 
 
-def test_adaptive_control_moves_the_bound_by_the_rule() -> None:
-    # A version travels for four steps, so a bound of 1 leaves trainer and generators waiting.
-    script = Script(steps=120, max_staleness=8, groups_per_batch=2)
-    costs = replace(EXACT, push=4.0)
-    waiting = outcome(replace(script, max_staleness=1), costs, alike(50), warmup=60)
-    adaptive = outcome(replace(script, control="adaptive"), costs, alike(50), warmup=60)
-    assert adaptive.step_seconds < 0.8 * waiting.step_seconds
-    assert 1 < adaptive.staleness_max <= 8
-
-
 @given(scripts())
 @settings(max_examples=40, deadline=None)
-def test_every_run_keeps_its_bound_and_comes_to_the_same_each_time(script: Script) -> None:
-    found = outcome(script, script.costs, warmup=2)
-    assert found == outcome(script, script.costs, warmup=2)
-    assert found.staleness_max <= script.config.effective_max_staleness
-    assert all(-1e-9 <= share <= 1 + 1e-9 for share in (found.dropped_share, *found.idle.values()))
+def test_every_run_keeps_its_bound_and_is_deterministic(script: Script) -> None:
+    result = outcome(script, script.costs, warmup=2)
+    assert result == outcome(script, script.costs, warmup=2)
+    assert result.staleness_max <= script.config.effective_max_staleness
+    assert all(-1e-9 <= share <= 1 + 1e-9 for share in (result.dropped_share, *result.idle.values()))
     if script.mode == "sync" or script.too_old != "mask":
-        assert found.masked_token_share == 0
+        assert result.masked_token_share == 0
     if script.mode == "sync":
-        assert found.dropped_share == 0
+        assert result.dropped_share == 0
 
 
 @given(scripts())
@@ -149,12 +133,12 @@ def test_one_core_does_all_work_in_turn(script: Script) -> None:
     assert enough.step_seconds == pytest.approx(alone.step_seconds)
     busy = 1 - alone.idle["train"] + script.scorers * (1 - alone.idle["score"])
     busy += script.generators * (1 - alone.idle["generate"])
-    one = outcome(script, replace(script.costs, cores=1.0), warmup=1)
-    assert one.step_seconds >= max(1.0, busy) * alone.step_seconds * (1 - 1e-9)
-    assert (one.staleness_mean, one.dropped_share) == (alone.staleness_mean, alone.dropped_share)
+    single = outcome(script, replace(script.costs, cores=1.0), warmup=1)
+    assert single.step_seconds >= max(1.0, busy) * alone.step_seconds * (1 - 1e-9)
+    assert (single.staleness_mean, single.dropped_share) == (alone.staleness_mean, alone.dropped_share)
 
 
-def test_stored_groups_are_drawn_as_a_whole_and_the_same_each_time() -> None:
+def test_stored_groups_are_drawn_whole_and_deterministically() -> None:
     groups = [(3, (1, 2)), (5, (8, 9)), (7, (30, 40))]
     lengths = StoredLengths(groups=groups, group_size=2, max_tokens=35)
     drawn = {(prompt, tuple(responses)) for prompt, responses in map(lengths.of_group, range(100))}

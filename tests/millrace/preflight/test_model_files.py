@@ -1,4 +1,4 @@
-"""Weight files of a model folder that lack something, or are damaged, are refused by their headers."""
+"""Weight files of a model folder that are damaged or incomplete are refused by their headers."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def change(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
 
 
 def write_index(folder: Path, weight_map: object) -> None:
-    """Without `model.safetensors`, which transformers would prefer to an index."""
+    """Rename `model.safetensors`, which transformers would prefer to an index."""
     (folder / WEIGHTS).rename(folder / SHARD)
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
@@ -78,15 +78,9 @@ def test_a_missing_layer_is_named(folder: Path) -> None:
         struct.pack("<Q", 4) + b"[[[[",
     ],
 )
-def test_a_file_that_is_no_safetensors_is_named(folder: Path, content: bytes) -> None:
+def test_a_file_in_another_format_is_named(folder: Path, content: bytes) -> None:
     (folder / WEIGHTS).write_bytes(content)
     assert refusal(folder).file in (str(folder), str(folder / WEIGHTS))
-
-
-def test_a_file_that_was_cut_off_is_named(folder: Path) -> None:
-    path = folder / WEIGHTS
-    path.write_bytes(path.read_bytes()[:-100])
-    assert refusal(folder).file == str(path)
 
 
 @pytest.mark.parametrize(
@@ -106,16 +100,10 @@ def test_an_index_that_leads_astray_is_refused(folder: Path, weight_map: object,
     assert refusal(folder).file == str(folder / file)
 
 
-def test_a_pipe_in_place_of_a_file_is_no_endless_wait(folder: Path) -> None:
-    (folder / WEIGHTS).unlink()
-    os.mkfifo(folder / WEIGHTS)
-    assert refusal(folder).file == str(folder / WEIGHTS)
-
-
 def test_a_million_layers_are_refused_at_once(folder: Path) -> None:
     assert "layer 3" in refusal(folder, {**CONFIG, "num_hidden_layers": 1_000_000}).read
 
 
-def test_no_mistake_waits_for_torch() -> None:
+def test_the_check_does_not_import_torch() -> None:
     code = "import sys, millrace.preflight.model_folder; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

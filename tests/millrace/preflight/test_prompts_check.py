@@ -1,7 +1,7 @@
-"""Prompts that the model can't be asked are refused in one sentence before anything runs."""
+"""Prompts that can't be put to the model are refused before anything runs."""
 
 import json
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from support.chat.tokenizers import TEMPLATES
 from configs.prompts import EnvironmentConfig, PromptsConfig
 from configs.schema import ModelConfig
 from millrace.errors import InputError
+from millrace.preflight.child import answer_of
 from millrace.preflight.prompts import check_prompts, longest_prompt
 from millrace.prompts.dataset import load_prompts
 
@@ -21,18 +22,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return chat_model_folder(tmp_path_factory.mktemp("chat") / "model")
 
 
-@pytest.fixture
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check without a child process, whose start takes longer than the check."""
-
-    def run(_: list[str], *, input: str, **options: object) -> subprocess.CompletedProcess[str]:
-        try:
-            reply: object = longest_prompt(json.loads(input))
-        except InputError as error:
-            reply = {"refusal": error.fields()}
-        return subprocess.CompletedProcess([], 0, json.dumps(reply), "")
-
-    monkeypatch.setattr(subprocess, "run", run)
+def ask_in_this_process(module: str, question: Any, what: str) -> Any:
+    """Start no child process, whose start takes longer than the check."""
+    return longest_prompt(json.loads(json.dumps(question)))
 
 
 def checked(
@@ -44,6 +36,7 @@ def checked(
     vocab_size: int | None = None,
     model: dict[str, Any] | None = None,
     environment: str | None = None,
+    ask: Callable[[str, Any, str], Any] = ask_in_this_process,
     **prompts: Any,
 ) -> int | None:
     path = tmp_path / "asked.jsonl"
@@ -57,45 +50,36 @@ def checked(
         context=context,
         vocab_size=vocab_size,
         max_new_tokens=8,
+        ask=ask,
     )
 
 
 TEXT = [{"prompt": "2 + 3?"}, {"prompt": "4 + 4?"}, {"prompt": "1 + 1? Take your time."}]
-CHAT = [{"prompt": [{"role": "user", "content": one["prompt"]}]} for one in TEXT]
+CHAT = [{"prompt": [{"role": "user", "content": row["prompt"]}]} for row in TEXT]
 
 
 @pytest.mark.extended
 def test_the_longest_prompt_is_measured_as_the_policy_reads_it(tmp_path: Path, folder: Path) -> None:
     plain = checked(tmp_path, TEXT, folder)
     assert plain == len(TEXT[2]["prompt"])
-    wrapped = checked(tmp_path, TEXT, folder, chat=True, response_prefix="It is")
+    wrapped = checked(tmp_path, TEXT, folder, chat=True, response_prefix="It is", ask=answer_of)
     assert wrapped == checked(tmp_path, CHAT, folder, response_prefix="It is")
-    marks = len(
-        "<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n".replace("<|im_start|>", "1").replace("<|im_end|>", "1")
-    )
+    marks = len("1user\n1\n1assistant\n")  # <|im_start|> and <|im_end|> are one token each.
     assert wrapped == plain + marks + len("It is")
+
+
+FIXED_LENGTH = {"strategy": {"Fixed": 1000}, "direction": "Right", "pad_to_multiple_of": None}
 
 
 @pytest.mark.parametrize(
     "ignored",
     [
         {"truncation": {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 0}},
-        {
-            "padding": {
-                "strategy": {"Fixed": 1000},
-                "direction": "Right",
-                "pad_to_multiple_of": None,
-                "pad_id": 0,
-                "pad_type_id": 0,
-                "pad_token": "0",
-            }
-        },
+        {"padding": {**FIXED_LENGTH, "pad_id": 0, "pad_type_id": 0, "pad_token": "0"}},
     ],
-    ids=["cut off", "filled up"],
+    ids=["truncation", "padding"],
 )
-def test_a_prompt_is_measured_whole_and_alone_whatever_the_tokenizers_file_says_of_lengths(
-    ignored: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_prompt_is_measured_without_truncation_or_padding(ignored: dict[str, Any], tmp_path: Path) -> None:
     folder = chat_model_folder(tmp_path / "model")
     path = folder / "tokenizer.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **ignored}))
@@ -142,7 +126,7 @@ def test_bootstrap_makes_its_tokenizer_later(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_can_t_be_asked_is_refused_in_one_line(
+def test_a_prompt_that_can_not_be_used_is_refused_in_one_line(
     tmp_path: Path, folder: Path, rows: list[dict[str, Any]], changes: dict[str, Any], part: str
 ) -> None:
     with pytest.raises(InputError) as caught:
@@ -160,14 +144,12 @@ def test_a_bootstrapped_model_has_no_chat_template(
     assert (caught.value.key or "").startswith(key)
 
 
-@pytest.mark.usefixtures("in_this_process")
 def test_a_conversation_that_its_template_refuses_is_named(tmp_path: Path) -> None:
-    rows = [{"prompt": [{"role": "system", "content": "a"}, *one["prompt"]]} for one in CHAT]
+    rows = [{"prompt": [{"role": "system", "content": "a"}, *row["prompt"]]} for row in CHAT]
     with pytest.raises(InputError, match=r"prompt asked\.jsonl:\d: the chat template refuses the .*System role not"):
         checked(tmp_path, rows, chat_model_folder(tmp_path / "gemma", "gemma"))
 
 
-@pytest.mark.usefixtures("in_this_process")
 def test_a_model_without_a_template_is_refused(tmp_path: Path, folder: Path) -> None:
     bare = chat_model_folder(tmp_path / "bare")
     (bare / "chat_template.jinja").unlink()

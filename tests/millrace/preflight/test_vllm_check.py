@@ -1,8 +1,7 @@
-"""What vLLM could not start with is one sentence that names the key to change, before anything has started."""
+"""A config that vLLM refuses is refused in one sentence that names the key, before anything has started."""
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -15,11 +14,10 @@ from support.campaigns.campaigns import REPOSITORY
 
 from configs.load import load_config
 from configs.recipe import Recipe
-from flows.campaign.prepare import check, prepare
+from flows.campaign.prepare import check, claim
 from millrace.bootstrap.tiny_model import bootstrap
 from millrace.preflight.vllm import Question
 from millrace.types import Prompt
-from storage.stores.base import Store
 
 PRESET = REPOSITORY / "configs" / "presets" / "tiny-vllm-cpu.yaml"
 TINY = Recipe(
@@ -96,7 +94,7 @@ if not torch.cuda.device_count():
         {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "num_local_experts": 4},
         ["gpt_oss", "no kernel on a CPU", "generation.engine transformers"],
     )
-"""Changes to a good model folder's config.json, and what is said of them; the folder is named too."""
+"""Changes to a good model folder's config.json, and parts of the error; the folder is named too."""
 
 
 def ask(questions: dict[str, Question], answers: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -132,19 +130,19 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     questions = {name: question for name, (question, _) in REFUSED.items()}
     for name, changes in {"good folder": {}, **{name: changes for name, (changes, _) in FOLDERS.items()}}.items():
         questions[name] = replace(GOOD, folder=model_folder(folders / name.replace(" ", "-"), changes))
-    # What is as long as the model's context without one has room in the model that bootstrap makes for an environment.
+    # The model that bootstrap makes for an environment has a longer context.
     questions["good in an environment"] = replace(REFUSED["short of itself"][0], environment="calculator")
     questions["good and truncated"] = replace(GOOD, truncates=True)
     path = folders / "answers.json"
     done = ask({"good": GOOD, **questions}, path)
     assert done.returncode == 0, done.stderr
-    found: dict[str, str | None] = json.loads(path.read_text())
-    return found
+    errors: dict[str, str | None] = json.loads(path.read_text())
+    return errors
 
 
 @pytest.mark.vllm
 @pytest.mark.parametrize("case", [*REFUSED, *FOLDERS])
-def test_what_vllm_would_refuse_is_refused_in_one_sentence(answers: dict[str, str | None], case: str) -> None:
+def test_a_config_that_vllm_refuses_is_refused_in_one_sentence(answers: dict[str, str | None], case: str) -> None:
     said = answers[case]
     assert said is not None
     assert "\n" not in said
@@ -154,18 +152,18 @@ def test_what_vllm_would_refuse_is_refused_in_one_sentence(answers: dict[str, st
 
 @pytest.mark.vllm
 @pytest.mark.parametrize("case", ["good", "good folder", "good in an environment", "good and truncated"])
-def test_nothing_is_said_against_what_would_start(answers: dict[str, str | None], case: str) -> None:
+def test_a_config_that_would_start_is_accepted(answers: dict[str, str | None], case: str) -> None:
     assert answers[case] is None
 
 
-def test_who_asks_imports_neither_vllm_nor_torch_so_no_mistake_waits_for_them() -> None:
+def test_the_parent_process_imports_neither_vllm_nor_torch() -> None:
     program = "import sys, flows.campaign.prepare; print(sorted({'torch', 'transformers', 'vllm'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.slow
-def test_a_vllm_that_does_not_come_to_an_answer_is_no_refusal_and_its_last_lines_are_shown(tmp_path: Path) -> None:
+def test_a_crash_of_vllm_is_reported_with_its_last_lines(tmp_path: Path) -> None:
     (tmp_path / "vllm.py").write_text("import sys, os; print('kernel panic', file=sys.stderr, flush=True); os._exit(3)")
     program = (
         "import json, sys\n"
@@ -186,12 +184,9 @@ def test_a_vllm_that_does_not_come_to_an_answer_is_no_refusal_and_its_last_lines
 
 @pytest.mark.slow
 @pytest.mark.vllm
-def test_the_preset_with_vllm_could_start_here_and_is_looked_at_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_preset_with_vllm_is_checked_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = load_config(PRESET, [f"storage.root={tmp_path}"])
-    checked = check(config, "a", resume="never")
-    assert isinstance(checked.store, Store)
+    inputs = check(config, "a", resume="never")
     assert "checking generation.engine_args with vLLM" in capsys.readouterr().out
-    shutil.rmtree(prepare(config, "a", resume="never", inputs=checked.inputs).handover)
+    claim(config, "a", resume="never", inputs=inputs)
     assert capsys.readouterr().out == ""

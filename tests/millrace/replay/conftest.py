@@ -25,4 +25,4 @@ def unchanged(
 def trained(unchanged: TrainedRun, tmp_path: Path) -> TrainedRun:
     """A copy of the run that a test may change."""
     shutil.copytree(unchanged.folder, tmp_path / "run")
-    return TrainedRun(tmp_path / "run", unchanged.told)
+    return TrainedRun(tmp_path / "run", unchanged.steps)

@@ -13,7 +13,7 @@ from configs.requests import Selection
 from millrace.errors import InputError, ReplayError
 from millrace.models.start_folder import store_start_model
 from millrace.replay.compare import compare
-from millrace.replay.comparison import Comparison, Row, comparison_schema
+from millrace.replay.results import LossComparison, Row, comparison_schema
 from millrace.replay.source_run import SourceRun
 from storage import layout
 
@@ -28,12 +28,12 @@ def replace_start_model(run: TrainedRun, model: LlamaForCausalLM, folder: Path) 
 
 
 @pytest.fixture(scope="module")
-def whole(unchanged: TrainedRun) -> Comparison:
+def whole(unchanged: TrainedRun) -> LossComparison:
     return compare(SourceRun(unchanged.store), list(LOSSES), selection=ALL)
 
 
 @pytest.mark.slow
-def test_each_loss_is_asked_at_the_weights_that_the_run_had_bit_for_bit(whole: Comparison) -> None:
+def test_losses_are_compared_at_the_weights_of_the_run(whole: LossComparison) -> None:
     assert whole.losses == LOSSES
     assert whole.logprob_error == 0.0
     steps = [(row["step"], row["loss"]) for row in whole.table.select(["step", "loss"]).to_pylist()]
@@ -41,46 +41,40 @@ def test_each_loss_is_asked_at_the_weights_that_the_run_had_bit_for_bit(whole: C
     assert whole.table.schema == comparison_schema(list(LOSSES))
 
 
-def test_the_rows_of_the_runs_own_loss_are_what_its_trainer_measured(whole: Comparison, unchanged: TrainedRun) -> None:
+def test_the_runs_own_loss_has_the_stored_metrics(whole: LossComparison, unchanged: TrainedRun) -> None:
     rows = [row for row in whole.table.to_pylist() if row["loss"] == "aipo"]
     assert [row["tokens"] for row in rows] == [
-        sum(int(sample.loss_mask.sum()) for sample in unchanged.told[step].samples) for step in range(1, LAST_STEP + 1)
+        sum(int(sample.loss_mask.sum()) for sample in unchanged.steps[step].samples) for step in range(1, LAST_STEP + 1)
     ]
     for row in rows:
-        told = unchanged.told[row["step"]]
-        mismatch = np.concatenate(
-            [
-                (sample.rollout_logprobs - now)[sample.loss_mask.astype(bool)]
-                for sample, now in zip(told.samples, told.logprobs, strict=True)
-            ]
-        )
+        trained_step = unchanged.steps[row["step"]]
+        pairs = zip(trained_step.samples, trained_step.logprobs, strict=True)
+        mismatch = np.concatenate([(s.rollout_logprobs - now)[s.loss_mask.astype(bool)] for s, now in pairs])
         assert row["mismatch_kl"] == pytest.approx(mismatch.mean(), rel=1e-5)
         assert row["weight_max"] == pytest.approx(min(np.exp(-mismatch).max(), 4.0), rel=1e-5)
-        staleness = [group.staleness(row["step"] - 1) for group in told.groups]
+        staleness = [group.staleness(row["step"] - 1) for group in trained_step.groups]
         assert row["staleness_mean"] == sum(staleness) / len(staleness)
 
 
 @pytest.mark.parametrize("first", [4, 5, 9])
-def test_a_range_begins_with_the_checkpoint_before_it_and_finds_the_same(
-    whole: Comparison, unchanged: TrainedRun, first: int
-) -> None:
-    heard: list[list[Row]] = []
+def test_a_range_starts_from_the_checkpoint_before_it(whole: LossComparison, unchanged: TrainedRun, first: int) -> None:
+    passed: list[list[Row]] = []
     selection = Selection(from_step=first, to_step=first + 1)
-    part = compare(SourceRun(unchanged.store), list(LOSSES), selection=selection, each=heard.append)
+    part = compare(SourceRun(unchanged.store), list(LOSSES), selection=selection, each=passed.append)
     expected = [row for row in whole.table.to_pylist() if first <= row["step"] <= first + 1]
     assert part.table.to_pylist() == expected
-    assert [[(row["step"], row["loss"]) for row in rows] for rows in heard] == [
+    assert [[(row["step"], row["loss"]) for row in rows] for rows in passed] == [
         [(step, loss) for loss in LOSSES] for step in (first, first + 1)
     ]
 
 
-def test_a_selection_within_batches_is_compared_at_the_same_weights(whole: Comparison, unchanged: TrainedRun) -> None:
+def test_a_part_of_a_batch_is_compared_at_the_same_weights(whole: LossComparison, unchanged: TrainedRun) -> None:
     run = SourceRun(unchanged.store)
     fresh = compare(run, ["reinforce", "aipo"], selection=Selection(max_staleness=0))
     rows = fresh.table.to_pylist()
     assert {row["staleness_mean"] for row in rows} == {0.0}
     assert fresh.logprob_error == 0.0
-    assert any(row["groups"] < len(unchanged.told[row["step"]].groups) for row in rows), "witness: some were left out"
+    assert any(row["groups"] < len(unchanged.steps[row["step"]].groups) for row in rows), "witness: some were left out"
 
 
 def test_bad_input_is_refused_before_anything_is_trained(unchanged: TrainedRun) -> None:
@@ -91,13 +85,13 @@ def test_bad_input_is_refused_before_anything_is_trained(unchanged: TrainedRun) 
         compare(run, ["aipo"], selection=Selection(from_step=40))
 
 
-def test_means_are_over_known_numbers_and_survive_parquet(whole: Comparison, tmp_path: Path) -> None:
+def test_means_are_over_known_numbers_and_survive_parquet(whole: LossComparison, tmp_path: Path) -> None:
     rows = [row for row in whole.table.to_pylist() if row["loss"] == "cispo"]
     (mean,) = (row for row in whole.means() if row["loss"] == "cispo")
     assert mean["grad_norm"] == pytest.approx(np.mean([row["grad_norm"] for row in rows]))
     assert whole.series("grad_norm")["cispo"] == [(row["step"], row["grad_norm"]) for row in rows]
     pq.write_table(whole.table, tmp_path / "comparison.parquet")
-    read = Comparison(pq.read_table(tmp_path / "comparison.parquet"))
+    read = LossComparison(pq.read_table(tmp_path / "comparison.parquet"))
     assert (read.losses, read.means(), read.logprob_error) == (whole.losses, whole.means(), 0.0)
 
 
@@ -105,10 +99,9 @@ def test_other_weights_show_in_the_log_probabilities(
     trained: TrainedRun, make_model: Callable[..., LlamaForCausalLM], tmp_path: Path
 ) -> None:
     replace_start_model(trained, make_model(1), tmp_path / "other")
-    found = compare(SourceRun(trained.store), ["aipo"], selection=Selection(to_step=1))
-    assert found.logprob_error is not None
-    assert found.logprob_error > 0.1
-    # From a checkpoint on, the start model no longer matters.
-    behind_checkpoint = Selection(from_step=4, to_step=4)
-    found = compare(SourceRun(trained.store), ["aipo"], selection=behind_checkpoint)
-    assert found.logprob_error == 0.0
+    error = compare(SourceRun(trained.store), ["aipo"], selection=Selection(to_step=1)).logprob_error
+    assert error is not None
+    assert error > 0.1
+    # From a checkpoint on, the start model does not matter.
+    after_checkpoint = Selection(from_step=4, to_step=4)
+    assert compare(SourceRun(trained.store), ["aipo"], selection=after_checkpoint).logprob_error == 0.0

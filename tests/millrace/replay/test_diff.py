@@ -1,4 +1,4 @@
-"""Where two stored runs part, as `millrace diff` tells it."""
+"""The first difference between two stored runs, as `millrace diff` reports it."""
 
 import json
 from dataclasses import asdict
@@ -28,10 +28,11 @@ def against_the_plain_run(**how: Any) -> Diff:
     return diff(stored(), stored(**how))
 
 
-def test_two_runs_that_did_the_same_do_not_part() -> None:
-    found = diff(stored(), stored())
-    assert (found.config, found.provenance, found.start, found.batch, found.numbers) == ([], [], [], None, None)
-    assert (found.steps, found.checkpoints, found.checkpoints_differing) == ([1, LAST], [1, 2, 3, 4, 5], [])
+def test_equal_runs_do_not_differ() -> None:
+    result = diff(stored(), stored())
+    assert (result.config, result.provenance, result.start, result.batch, result.numbers) == ([], [], [], None, None)
+    assert (result.steps, result.checkpoints, result.checkpoints_differing) == ([1, LAST], [1, 2, 3, 4, 5], [])
+    assert diff(stored(), ScriptedRun(DictStore()).steps(7, 8).close()).steps == []
 
 
 @pytest.mark.parametrize(
@@ -71,34 +72,31 @@ def test_batch_and_numbers_may_differ_first_at_different_steps() -> None:
     assert (result.numbers.step, result.batch.step) == (2, 4)
 
 
-def test_runs_may_have_no_step_in_common() -> None:
-    assert diff(stored(), ScriptedRun(DictStore()).steps(7, 8).close()).steps == []
-
-
 def test_the_difference_that_causes_the_others_is_named() -> None:
-    found = against_the_plain_run(changed={"advantages": 3, "rewards": 3, "tokens": 3, "trainer_logprobs": 3})
-    assert found.batch is not None
-    assert found.batch.what == "tokens"
+    changed = {"advantages": 3, "rewards": 3, "tokens": 3, "trainer_logprobs": 3}
+    difference = against_the_plain_run(changed=changed).batch
+    assert difference is not None
+    assert difference.what == "tokens"
 
 
-def test_a_step_that_was_rolled_back_is_no_difference() -> None:
+def test_a_step_that_was_rolled_back_is_not_compared() -> None:
     run = ScriptedRun(DictStore()).steps(1, 2).steps(3, 4, first_group=90)
-    assert diff(stored(), run.store).batch is not None, "the groups of steps 3 and 4 are others at first"
+    assert diff(stored(), run.store).batch is not None, "steps 3 and 4 have other groups at first"
     run.resume()
     assert diff(stored(), run.steps(3, LAST).close()).batch is None
 
 
-def test_keys_of_the_config_that_differ_are_named_with_both_values() -> None:
+def test_config_keys_that_differ_are_named() -> None:
     training = CONFIG["training"] | {"learning_rate": 0.25, "loss": {"name": "cispo"}}
-    found = against_the_plain_run(config={"training": training})
-    assert found.config == [
+    result = against_the_plain_run(config={"training": training})
+    assert result.config == [
         Difference(name="training.learning_rate", a=0.5, b=0.25),
         Difference(name="training.loss.name", a=None, b="cispo"),
     ]
-    assert found.batch is found.numbers is None, "what did not change anything is told all the same"
+    assert result.batch is result.numbers is None
 
 
-def test_the_configs_compared_are_those_in_force_where_the_runs_part() -> None:
+def test_configs_are_those_at_the_first_difference() -> None:
     def run(changed: dict[str, int], last_threads: int) -> Store:
         made = ScriptedRun(DictStore(), changed=changed).steps(1, 2)
         made.resume(training=CONFIG["training"] | {"threads": 2})
@@ -112,40 +110,29 @@ def test_the_configs_compared_are_those_in_force_where_the_runs_part() -> None:
     assert diff(plain, run({}, 7)).config == [Difference(name="training.threads", a=1, b=7)]
 
 
-def test_another_version_of_the_reward_is_told() -> None:
-    found = against_the_plain_run(changed={"verifier_version": 1})
-    assert found.provenance == [Difference(name="reward version", a="1", b="2")]
-
-
-def test_another_start_model_is_named_by_file() -> None:
+def test_reward_version_start_model_and_checkpoints_are_compared() -> None:
+    result = against_the_plain_run(changed={"verifier_version": 1})
+    assert result.provenance == [Difference(name="reward version", a="1", b="2")]
     first, other = stored(), stored()
     first.put(layout.START_HASHES, json.dumps({"model.safetensors": "aa", "tokenizer.json": "cc"}).encode())
     assert diff(first, other).start == []
     other.put(layout.START_HASHES, json.dumps({"model.safetensors": "bb", "tokenizer.json": "cc"}).encode())
     assert diff(first, other).start == [Difference(name="model.safetensors", a="aa", b="bb")]
+    assert against_the_plain_run(changed={"checkpoint": 4}).checkpoints_differing == [4]
 
 
-def test_checkpoints_whose_weights_differ_are_listed() -> None:
-    found = against_the_plain_run(changed={"checkpoint": 4})
-    assert (found.checkpoints, found.checkpoints_differing) == ([1, 2, 3, 4, 5], [4])
-
-
-def as_replay(source: str, folder: Path, *, of: int = 1) -> Store:
-    """A replay's own run: what its trainer took lies in the source."""
-    made = ScriptedRun(open_store(str(folder))).steps(1, LAST).close()
+def as_replay(source: str, folder: Path, *, num_sources: int = 1) -> Store:
+    """A replay's own run, whose trajectories are in the source."""
+    replayed = ScriptedRun(open_store(str(folder))).steps(1, LAST).close()
     for name in ("trajectories", "scores"):
-        made.delete_tree(f"streams/{name}")
-    write_spec(made, ReplayRequest(sources=[source] * of, job="train", run_id="replay"))
-    return made
+        replayed.delete_tree(f"streams/{name}")
+    write_spec(replayed, ReplayRequest(sources=[source] * num_sources, job="train", run_id="replay"))
+    return replayed
 
 
-def test_a_replay_is_compared_by_its_source_s_trajectories(tmp_path: Path) -> None:
+def test_a_replay_is_compared_by_the_trajectories_of_its_source(tmp_path: Path) -> None:
     original = ScriptedRun(open_store(str(tmp_path / "original"))).steps(1, LAST).close()
-    found = diff(original, as_replay(original.url, tmp_path / "replay"))
-    assert (found.steps, found.batch, found.numbers) == ([1, LAST], None, None)
-
-
-def test_a_replay_of_several_runs_is_refused(tmp_path: Path) -> None:
-    original = ScriptedRun(open_store(str(tmp_path / "original"))).steps(1, LAST).close()
+    result = diff(original, as_replay(original.url, tmp_path / "replay"))
+    assert (result.steps, result.batch, result.numbers) == ([1, LAST], None, None)
     with pytest.raises(ReplayError):
-        diff(original, as_replay(original.url, tmp_path / "replay", of=2))
+        diff(original, as_replay(original.url, tmp_path / "mixed", num_sources=2))

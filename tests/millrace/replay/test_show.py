@@ -1,4 +1,4 @@
-"""What the trainer saw at one step, as `millrace show` tells it."""
+"""The batch and the results of one step, as `millrace show` reports them."""
 
 import json
 from dataclasses import asdict
@@ -12,7 +12,7 @@ from millrace.evaluation.results import write_result
 from millrace.replay.show import show
 
 
-def test_a_step_is_shown_with_the_batch_that_it_trained_in_order() -> None:
+def test_a_step_is_shown_with_its_batch_in_order() -> None:
     shown = show(ScriptedRun(DictStore()).steps(1, 4).close(), 3)
     assert [group.group_id for group in shown.groups] == [6, 7, 8]
     group = shown.groups[1]
@@ -39,7 +39,7 @@ def test_ratios_are_those_of_the_stored_log_probabilities() -> None:
     assert shown.ratios.mean == pytest.approx(whole, rel=1e-6)
 
 
-def test_numbers_and_evaluation_are_those_of_the_version_that_the_step_made() -> None:
+def test_numbers_and_evaluation_are_those_of_the_new_version() -> None:
     store = ScriptedRun(DictStore()).steps(1, 3).close()
     write_result(store, {"policy_version": 2, "accuracy": 0.25, "prompts": 8, "t": 50.0})
     shown = show(store, 2)
@@ -49,42 +49,36 @@ def test_numbers_and_evaluation_are_those_of_the_version_that_the_step_made() ->
     assert show(store, 3).evaluation is None
 
 
-def test_each_step_is_shown_with_the_config_of_the_attempt_that_made_it() -> None:
+def test_a_step_is_shown_with_the_config_of_its_attempt() -> None:
     run = ScriptedRun(DictStore()).steps(1, 3)
     run.resume(training=CONFIG["training"] | {"threads": 2})
     store = run.steps(4, 4).close()
-    before, after = show(store, 3), show(store, 4)
-    assert (before.attempt, before.incarnation, before.config["training"]["threads"]) == (0, 0, 1)
-    assert (after.attempt, after.incarnation, after.config["training"]["threads"]) == (1, 1, 2)
+    shown = [show(store, step) for step in (3, 4)]
+    expected = [(0, 0, 1), (1, 1, 2)]
+    assert [(step.attempt, step.incarnation, step.config["training"]["threads"]) for step in shown] == expected
 
 
-def test_members_whose_verifier_failed_were_seen_and_not_trained_on() -> None:
+def test_failed_and_stale_trajectories_are_not_trained_on() -> None:
     shown = show(ScriptedRun(DictStore(), changed={"failed": 2}).steps(1, 2).close(), 2)
     assert [group.rewards for group in shown.groups] == [[None, 1.0]] * GROUPS
     assert [group.advantages for group in shown.groups] == [[None, 0.0]] * GROUPS
-
-
-def test_what_was_dropped_on_the_way_is_counted_and_not_in_the_batch() -> None:
     shown = show(ScriptedRun(DictStore(), changed={"stale": 2}).steps(1, 2).close(), 2)
     assert [group.group_id for group in shown.groups] == [3, 4]
     assert shown.dropped == {"stale": MEMBERS}
 
 
-def test_it_leads_to_the_dashboard_where_that_is_known() -> None:
+def test_the_dashboards_address_is_shown_if_known() -> None:
     store = ScriptedRun(DictStore()).steps(1, 1).close()
     shown = show(store, 1, dashboard_url="http://here:8050/")
     assert shown.dashboard == "http://here:8050/run/scripted/trajectories?version=1"
     assert show(store, 1).dashboard is None
 
 
-@pytest.mark.parametrize("step", [0, 4])
-def test_a_step_that_the_run_does_not_have_is_refused_with_those_it_has(step: int) -> None:
+def test_a_missing_step_or_run_is_refused() -> None:
     store = ScriptedRun(DictStore()).steps(1, 3).close()
-    with pytest.raises(ReplayError):
-        show(store, step)
-
-
-def test_a_run_that_stored_too_little_is_refused_in_one_sentence() -> None:
+    for step in (0, 4):
+        with pytest.raises(ReplayError):
+            show(store, step)
     with pytest.raises(ReplayError):
         show(ScriptedRun(DictStore()).close(), 1)
     with pytest.raises(RunMissing):

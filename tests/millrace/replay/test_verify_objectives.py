@@ -37,11 +37,11 @@ def test_a_run_with_this_objective_is_reproduced_bit_for_bit(
     run = train_and_store(tmp_path / "run", tmp_path / "start", len(tokenizer), **objective)
     verdict = verify(run.store)
     assert verdict.sentence == "steps 1 to 12 and 4 checkpoints are the same bit for bit"
-    assert len({one.hash for one in verdict.checkpoints}) == 4, "witness: the weights moved"
+    assert len({checkpoint.hash for checkpoint in verdict.checkpoints}) == 4, "the weights moved"
 
 
 @pytest.mark.slow
-def test_steps_after_a_rollback_are_trained_with_the_rate_that_it_left(
+def test_steps_after_a_rollback_use_its_learning_rate(
     tmp_path: Path,
     make_model: Callable[..., LlamaForCausalLM],
     tokenizer: PreTrainedTokenizerFast,
@@ -59,6 +59,6 @@ def test_steps_after_a_rollback_are_trained_with_the_rate_that_it_left(
     )
     run = train_and_store(tmp_path / "run", tmp_path / "start", len(tokenizer), decision=decision)
     assert verify(run.store).sentence == "steps 1 to 12 and 4 checkpoints are the same bit for bit"
-    # The witness: without the decision the first step after the checkpoint makes other weights.
+    # Without the decision, the first step after the checkpoint makes other weights.
     (run.folder / layout.decision(0)).unlink()
     assert parted(verify(run.store))[:2] == (8, "logprobs")

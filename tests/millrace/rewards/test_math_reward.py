@@ -1,4 +1,4 @@
-"""Mathematics: equal expressions earn 1, others 0, and what could not be read to its end nothing at all."""
+"""Mathematics: equal expressions earn 1, others 0, and unreadable ones are errors."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ def math() -> Iterator[Reward]:
     yield reward
 
 
-def judged(math: Reward, answer: str, response: str) -> Score:
+def score(math: Reward, answer: str, response: str) -> Score:
     return safe_score(math, Prompt(prompt_id="p", text="?", answer=answer, source="test"), response)
 
 
@@ -45,8 +45,8 @@ def judged(math: Reward, answer: str, response: str) -> Score:
         ("2x", "\\boxed{x + x}"),
     ],
 )
-def test_what_equals_the_answer_earns_one(math: Reward, answer: str, response: str) -> None:
-    assert judged(math, answer, response) == Score(reward=1.0, components={"math": 1.0, "extracted": 1.0})
+def test_an_equal_expression_earns_one(math: Reward, answer: str, response: str) -> None:
+    assert score(math, answer, response) == Score(reward=1.0, components={"math": 1.0, "extracted": 1.0})
 
 
 @pytest.mark.parametrize(
@@ -68,32 +68,32 @@ def test_what_equals_the_answer_earns_one(math: Reward, answer: str, response: s
     ],
 )
 def test_anything_else_earns_nothing(math: Reward, answer: str, response: str, extracted: float) -> None:
-    assert judged(math, answer, response) == Score(reward=0.0, components={"math": 0.0, "extracted": extracted})
+    assert score(math, answer, response) == Score(reward=0.0, components={"math": 0.0, "extracted": extracted})
 
 
-def test_the_middle_of_what_could_not_be_read_is_not_the_answer(math: Reward) -> None:
-    score = judged(math, "\\frac{1}{2}", DEEP_FRACTION)
-    assert score.status == "error"
-    assert score.error == "ValueError: brackets are nested 3,001 deep; at most 200 are judged"
+def test_brackets_that_are_nested_too_deep_are_an_error(math: Reward) -> None:
+    result = score(math, "\\frac{1}{2}", DEEP_FRACTION)
+    assert result.status == "error"
+    assert result.error == "ValueError: brackets are nested 3,001 deep; at most 200 are judged"
 
 
 def test_brackets_that_are_never_closed_nest_nothing(math: Reward) -> None:
-    assert judged(math, "42", ":( " * 1000 + "\\boxed{42}").reward == 1.0
+    assert score(math, "42", ":( " * 1000 + "\\boxed{42}").reward == 1.0
 
 
 @pytest.mark.slow
-def test_a_parser_that_gives_up_is_an_error_and_no_zero(math: Reward) -> None:
-    score = judged(math, "5001", "\\boxed{" + "1+" * 5000 + "1}")
-    assert score.status == "error"
-    assert score.error is not None
-    assert score.error.startswith("RecursionError")
+def test_a_parser_without_stack_is_an_error(math: Reward) -> None:
+    result = score(math, "5001", "\\boxed{" + "1+" * 5000 + "1}")
+    assert result.status == "error"
+    assert result.error is not None
+    assert result.error.startswith("RecursionError")
 
 
 @pytest.mark.parametrize(
     "answer", ["", " \n", "\\boxed{}", "\\text{ }", "\\quad", "---", "🎲", "The answer is unknown.", "forty-two"]
 )
-def test_an_answer_without_an_expression_is_an_error_and_no_zero(math: Reward, answer: str) -> None:
-    assert judged(math, answer, "42").status == "error"
+def test_an_answer_without_an_expression_is_an_error(math: Reward, answer: str) -> None:
+    assert score(math, answer, "42").status == "error"
     with pytest.raises(ValueError):
         math.check_answer(answer)
 
@@ -115,6 +115,6 @@ def test_an_answer_without_an_expression_is_an_error_and_no_zero(math: Reward, a
         "π",
     ],
 )
-def test_an_answer_that_some_response_can_equal_is_none_of_these(math: Reward, answer: str) -> None:
+def test_an_answer_that_a_response_can_equal_is_accepted(math: Reward, answer: str) -> None:
     math.check_answer(answer)
-    assert judged(math, answer, f"\\boxed{{{answer}}}").reward == 1.0
+    assert score(math, answer, f"\\boxed{{{answer}}}").reward == 1.0

@@ -1,10 +1,10 @@
-"""A function of one's own: what it returns is the reward; what can't be called is a sentence before anything runs."""
+"""A user's function as the reward: its result, or one line before anything runs if it can't be called."""
 
 import pytest
 
 from configs.scoring import ScoringConfig
 from millrace.errors import InputError
-from millrace.rewards.base import safe_score
+from millrace.rewards.base import Reward, safe_score
 from millrace.rewards.factory import make_part, make_reward
 from millrace.rewards.scorer import Scorer
 from millrace.types import Prompt
@@ -13,28 +13,29 @@ PROMPT = Prompt(prompt_id="12+30=", text="12+30=", answer="42", source="test")
 OWN = "tests.support.rewards.own_rewards"
 
 
-def test_a_number_is_the_reward() -> None:
-    with Scorer(make_reward(ScoringConfig(reward=f"{OWN}:length"))) as scorer:
-        [judged] = scorer.score_many([(PROMPT, "12345")])
-    assert judged.reward == 5.0
-    assert judged.components == {}
+def loaded(function: str) -> Reward:
+    reward = make_reward(ScoringConfig(reward=function))
+    reward.load()
+    return reward
 
 
-def test_a_dict_is_the_reward_and_its_components() -> None:
+def test_the_function_gets_the_prompt_its_answer_and_its_id() -> None:
     with Scorer(make_reward(ScoringConfig(reward=f"{OWN}:parts"))) as scorer:
-        [judged] = scorer.score_many([(PROMPT, "42")])
-    assert judged.reward == 0.5
-    assert judged.components == {"is_the_answer": 1.0, "named": 1.0}
+        [score] = scorer.score_many([(PROMPT, "42")])
+    assert score.reward == 0.5
+    assert score.components == {"is_the_answer": 1.0, "named": 1.0}
 
 
 @pytest.mark.parametrize(
     ("returned", "components"),
-    [("{'score': 0.5, 'part': 1}", {"part": 1.0}), ("{'reward': 0.5, 'score': 2}", {"score": 2.0})],
+    [
+        ("0.5", {}),
+        ("{'score': 0.5, 'part': 1}", {"part": 1.0}),
+        ("{'reward': 0.5, 'score': 2}", {"score": 2.0}),
+    ],
 )
-def test_the_reward_of_a_dict_is_its_reward_or_else_its_score(returned: str, components: dict[str, float]) -> None:
-    reward = make_reward(ScoringConfig(reward=f"{OWN}:as_told"))
-    reward.load()
-    score = safe_score(reward, PROMPT, returned)
+def test_a_number_or_a_dict_is_the_reward_and_its_components(returned: str, components: dict[str, float]) -> None:
+    score = safe_score(loaded(f"{OWN}:evaluate"), PROMPT, returned)
     assert (score.reward, score.components) == (0.5, components)
 
 
@@ -51,22 +52,16 @@ def test_the_reward_of_a_dict_is_its_reward_or_else_its_score(returned: str, com
         ("1/0", "ZeroDivisionError: division by zero"),
     ],
 )
-def test_what_is_no_reward_is_an_error(returned: str, error: str) -> None:
-    reward = make_reward(ScoringConfig(reward=f"{OWN}:as_told"))
-    reward.load()
-    assert safe_score(reward, PROMPT, returned).error == error
+def test_any_other_result_is_an_error(returned: str, error: str) -> None:
+    assert safe_score(loaded(f"{OWN}:evaluate"), PROMPT, returned).error == error
 
 
 def test_the_version_is_that_of_the_source() -> None:
-    one, other, elsewhere = (
-        make_reward(ScoringConfig(reward=path))
-        for path in (f"{OWN}:length", f"{OWN}:parts", "benchmarks.rewards:quick")
+    length, parts, elsewhere = (
+        loaded(path).version.split() for path in (f"{OWN}:length", f"{OWN}:parts", "benchmarks.rewards:quick")
     )
-    for reward in (one, other, elsewhere):
-        reward.load()
-    assert one.version.split()[0] == f"{OWN}:length"
-    assert one.version.split()[1] == other.version.split()[1]
-    assert one.version.split()[1] != elsewhere.version.split()[1]
+    assert length[0] == f"{OWN}:length"
+    assert length[1] == parts[1] != elsewhere[1]
 
 
 @pytest.mark.slow
@@ -84,7 +79,7 @@ def test_the_version_is_that_of_the_source() -> None:
         f"{OWN}:one_by_one",
     ],
 )
-def test_a_function_that_cannot_be_used_is_refused_in_one_line(function: str) -> None:
+def test_a_function_that_can_not_be_used_is_refused_in_one_line(function: str) -> None:
     with pytest.raises(InputError) as caught:
         Scorer(make_part(function, {})).check()
     assert "\n" not in str(caught.value)

@@ -36,56 +36,42 @@ def scorer(prompts: dict[str, Prompt]) -> Iterator[Scorer]:
 
 
 @pytest.mark.slow
-def test_the_task_itself_says_what_is_right(prompts: dict[str, Prompt], scorer: Scorer) -> None:
-    asked = prompts["chain_sum:2"]
-    wrong = str(int(asked.answer) + 1)
-    responses = [f"#{wrong}# no, # {asked.answer} #", f"#+{asked.answer}.0#".replace("+-", "-"), f"#{wrong}#"]
-    judged = scorer.score_many([(asked, response) for response in responses])
-    assert [one.reward for one in judged] == [1.0, 1.0, 0.0]
-    assert [one.components for one in judged] == [{"extracted": 1.0}] * 3
+def test_the_task_decides_which_answers_are_right(prompts: dict[str, Prompt], scorer: Scorer) -> None:
+    prompt = prompts["chain_sum:2"]
+    wrong = str(int(prompt.answer) + 1)
+    responses = [f"#{wrong}# no, # {prompt.answer} #", f"#+{prompt.answer}.0#".replace("+-", "-"), f"#{wrong}#", "1"]
+    scores = scorer.score_many([(prompt, response) for response in responses])
+    assert [score.reward for score in scores] == [1.0, 1.0, 0.0, 0.0]
+    assert [score.components["extracted"] for score in scores] == [1.0, 1.0, 1.0, 0.0]
 
 
-def test_a_response_without_an_answer_earns_nothing(prompts: dict[str, Prompt], scorer: Scorer) -> None:
-    [judged] = scorer.score_many([(prompts["chain_sum:0"], prompts["chain_sum:0"].answer)])
-    assert (judged.reward, judged.components) == (0.0, {"extracted": 0.0})
-
-
-def test_a_task_without_a_single_right_answer_is_judged_by_its_entry(
-    prompts: dict[str, Prompt], scorer: Scorer
-) -> None:
-    asked = prompts["graph_color:0"]
-    assert asked.answer == ""
+def test_a_task_with_many_right_answers_is_scored_by_its_entry(prompts: dict[str, Prompt], scorer: Scorer) -> None:
+    prompt = prompts["graph_color:0"]
+    assert prompt.answer == ""
     colors = dict.fromkeys(range(200), 1)
-    [judged] = scorer.score_many([(asked, f"#{colors}#".replace("'", '"'))])
-    assert judged.reward is not None
-    assert judged.reward < 1
+    [score] = scorer.score_many([(prompt, f"#{colors}#".replace("'", '"'))])
+    assert score.reward is not None
+    assert score.reward < 1
 
 
-def test_a_task_that_depends_on_the_order_of_sets_is_made_again_as_it_was(
+def test_an_entry_that_depends_on_the_order_of_sets_is_made_again(prompts: dict[str, Prompt], scorer: Scorer) -> None:
+    rows = [prompts[f"isomorphic_strings:{n}"] for n in range(4)]
+    scores = scorer.score_many([(prompt, f"#{prompt.answer}#") for prompt in rows])
+    assert [score.reward for score in scores] == [1.0] * 4
+
+
+def test_a_template_may_surround_the_problem_but_another_problem_is_an_error(
     prompts: dict[str, Prompt], scorer: Scorer
 ) -> None:
-    asked = [prompts[f"isomorphic_strings:{n}"] for n in range(4)]
-    judged = scorer.score_many([(prompt, f"#{prompt.answer}#") for prompt in asked])
-    assert [one.reward for one in judged] == [1.0] * 4
+    prompt, other = prompts["chain_sum:0"], prompts["chain_sum:1"]
+    framed, changed = replace(prompt, text=f"<user>{prompt.text}<model>"), replace(prompt, text=other.text)
+    file_prompt = Prompt(prompt_id="a:1", text="a", answer="1", source="a.jsonl")
+    scores = scorer.score_many([(row, f"#{prompt.answer}#") for row in (framed, changed, file_prompt)])
+    assert scores[0].reward == 1.0
+    assert "makes another problem of chain_sum:0 than the prompt's" in (scores[1].error or "")
+    assert 'the prompt is from "a.jsonl"' in (scores[2].error or "")
 
 
-def test_a_template_around_the_problem_does_not_matter_but_another_problem_is_an_error(
-    prompts: dict[str, Prompt], scorer: Scorer
-) -> None:
-    asked, other = prompts["chain_sum:0"], prompts["chain_sum:1"]
-    framed, changed = replace(asked, text=f"<user>{asked.text}<model>"), replace(asked, text=other.text)
-    judged = scorer.score_many([(framed, f"#{asked.answer}#"), (changed, f"#{asked.answer}#")])
-    assert judged[0].reward == 1.0
-    assert (judged[1].reward, judged[1].status) == (None, "error")
-    assert "makes another problem of chain_sum:0 than the prompt's" in (judged[1].error or "")
-
-
-def test_a_prompt_of_a_file_is_an_error(scorer: Scorer) -> None:
-    [judged] = scorer.score_many([(Prompt(prompt_id="a:1", text="a", answer="1", source="a.jsonl"), "#1#")])
-    assert judged.status == "error"
-    assert 'the prompt is from "a.jsonl"' in (judged.error or "")
-
-
-def test_its_version_names_the_packages() -> None:
+def test_its_version_names_the_package() -> None:
     version = make_reward(ScoringConfig(reward="reasoning_gym")).version
     assert version == f"2 reasoning_gym {importlib.metadata.version('reasoning_gym')}"

@@ -13,7 +13,7 @@ from millrace.rollouts.scored_group import ScoredGroup
 
 def group_of(*components: dict[str, float]) -> ScoredGroup:
     group = scored_group(0, [[1]] * len(components), [1.0] * len(components))
-    return replace(group, components=[json.dumps(one) for one in components])
+    return replace(group, components=[json.dumps(values) for values in components])
 
 
 def test_each_component_is_averaged_over_the_responses_that_have_it() -> None:
@@ -24,7 +24,7 @@ def test_each_component_is_averaged_over_the_responses_that_have_it() -> None:
     assert component_means(groups) == {"reward_component/math": 0.5, "reward_component/format": 0.5}
 
 
-def test_a_reward_with_a_name_for_every_response_makes_no_more_than_a_few_metrics() -> None:
+def test_the_number_of_component_metrics_is_limited() -> None:
     groups = [group_of(*({f"case {number:03}": 1.0, "x" * 81: 1.0} for number in range(100)))]
     assert list(component_means(groups)) == [f"reward_component/case {number:03}" for number in range(MOST_COMPONENTS)]
 

@@ -1,4 +1,4 @@
-"""A reward model: its logit, whatever the batch, and nothing for what it can't read whole."""
+"""A reward model: its logit, independent of the batch, and an error for a response that is too long."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ RESPONSES = ["42", "4", "123456", "7+7"] * 10
 POSITIONS = 32
 
 
-def save_model(folder: Path, tokenizer: PreTrainedTokenizerFast, *, num_labels: int = 1, seed: int = 0) -> Path:
+def save_model(folder: Path, tokenizer: PreTrainedTokenizerFast, *, seed: int = 0) -> Path:
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -29,7 +29,7 @@ def save_model(folder: Path, tokenizer: PreTrainedTokenizerFast, *, num_labels: 
         num_attention_heads=2,
         num_key_value_heads=2,
         max_position_embeddings=POSITIONS,
-        num_labels=num_labels,
+        num_labels=1,
         pad_token_id=tokenizer.pad_token_id,
     )
     LlamaForSequenceClassification(config).save_pretrained(folder)  # type: ignore[no-untyped-call]
@@ -54,18 +54,18 @@ def test_a_batch_earns_what_each_response_earns_alone(
 ) -> None:
     model = LlamaForSequenceClassification.from_pretrained(folder).eval()
     with Scorer(reward) as scorer:
-        judged = scorer.score_many([(PROMPT, response) for response in RESPONSES])
-    for one, response in zip(judged, RESPONSES, strict=True):
+        scores = scorer.score_many([(PROMPT, response) for response in RESPONSES])
+    for score, response in zip(scores, RESPONSES, strict=True):
         tokens = torch.tensor([tokenizer(PROMPT.text + response)["input_ids"]])
         with torch.inference_mode():
             logit = model(input_ids=tokens).logits.item()
-        assert one.reward == pytest.approx(logit, abs=1e-5)
-    assert len({round(one.reward or 0.0, 6) for one in judged[:4]}) == 4
+        assert score.reward == pytest.approx(logit, abs=1e-5)
+    assert len({round(score.reward or 0.0, 6) for score in scores[:4]}) == 4
 
 
 @pytest.mark.parametrize("of_tokenizer", ["<pad>", None])
 @pytest.mark.parametrize("of_model", [2, None])
-def test_a_batch_earns_the_same_whichever_padding_token_is_missing_or_another(
+def test_rewards_are_the_same_if_a_padding_token_is_missing(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast, reward: Reward, of_model: int | None, of_tokenizer: str | None
 ) -> None:
     folder = save_model(tmp_path, tokenizer)
@@ -82,15 +82,11 @@ def test_a_batch_earns_the_same_whichever_padding_token_is_missing_or_another(
     assert [score.reward for score in scores] == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_chat_template_puts_prompt_and_response_where_they_belong(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_a_chat_template_surrounds_prompt_and_response(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     folder = save_model(tmp_path, tokenizer)
     (folder / "chat_template.jinja").write_text("{{ bos_token }}{% for m in messages %}{{ m.content }}+{% endfor %}")
-    templated, plain = (
-        make_reward(ScoringConfig(reward="reward_model", model=str(folder))),
-        make_reward(ScoringConfig(reward="reward_model", model=str(folder))),
-    )
+    config = ScoringConfig(reward="reward_model", model=str(folder))
+    templated, plain = make_reward(config), make_reward(config)
     templated.load()
     (folder / "chat_template.jinja").unlink()
     plain.load()
@@ -99,7 +95,7 @@ def test_a_chat_template_puts_prompt_and_response_where_they_belong(
     assert templated.version != plain.version
 
 
-def test_what_is_too_long_for_the_model_is_an_error_beside_the_others(reward: Reward) -> None:
+def test_a_response_that_is_too_long_is_the_only_error_of_its_batch(reward: Reward) -> None:
     long, short = reward.score_batch([(PROMPT, "1" * POSITIONS), (PROMPT, "42")])
     assert long.status == "error"
     assert long.error == f"{1 + len(PROMPT.text) + POSITIONS} tokens; expected 1 to {POSITIONS}"
@@ -112,14 +108,6 @@ def test_other_weights_are_another_version(reward: Reward, tmp_path: Path, token
     assert other.version.split()[-1] != reward.version.split()[-1]
 
 
-def test_a_model_with_two_labels_is_refused_before_it_is_loaded(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    folder = save_model(tmp_path, tokenizer, num_labels=2)
-    with pytest.raises(ModelFolderError):
-        make_reward(ScoringConfig(reward="reward_model", model=str(folder)))
-
-
 @pytest.mark.parametrize(
     "files",
     [
@@ -127,12 +115,14 @@ def test_a_model_with_two_labels_is_refused_before_it_is_loaded(
         {"config.json": "not json"},
         {"config.json": "[]"},
         {"config.json": json.dumps({"architectures": ["LlamaForCausalLM"]})},
+        {"config.json": json.dumps({"architectures": ["XForSequenceClassification"]})},
         {"config.json": json.dumps({"architectures": ["XForSequenceClassification"], "id2label": {"0": "good"}})},
     ],
 )
-def test_a_folder_that_is_no_reward_model_is_refused(tmp_path: Path, files: dict[str, str]) -> None:
+def test_a_folder_without_a_reward_model_is_refused(tmp_path: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(ModelFolderError) as caught:
         make_reward(ScoringConfig(reward="reward_model", model=str(tmp_path)))
-    assert str(tmp_path) in str(caught.value)
+    assert caught.value.key == "scoring.model"
+    assert str(tmp_path) in caught.value.read

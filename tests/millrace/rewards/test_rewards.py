@@ -27,27 +27,6 @@ class Raising(Reward):
         raise self._raised
 
 
-class Constant(Reward):
-    """A verifier that always gives the same reward."""
-
-    name = "constant"
-    version = "1"
-
-    def __init__(self, reward: float) -> None:
-        self._reward = reward
-
-    def score(self, prompt: Prompt, response: str) -> Score:
-        return Score(reward=self._reward)
-
-
-@pytest.mark.parametrize(
-    ("response", "reward"), [("42", 1.0), (" 42\n", 1.0), ("43", 0.0), ("", 0.0), ("4 2", 0.0), ("042", 0.0)]
-)
-def test_the_whole_stripped_response_is_the_answer(response: str, reward: float) -> None:
-    score = make_reward(ScoringConfig(reward="exact_match")).score(PROMPT, response)
-    assert score == Score(reward=reward, components={"exact_match": reward, "extracted": 1.0})
-
-
 @pytest.mark.parametrize(
     ("response", "reward", "extracted"),
     [
@@ -87,15 +66,19 @@ def test_the_last_match_of_a_pattern_holds_the_answer(response: str, reward: flo
 )
 def test_a_pattern_finds_whole_numbers_only(pattern: str, answer: str, response: str, reward: float) -> None:
     prompt = Prompt(prompt_id="p", text="?", answer=answer, source="test")
-    assert (
-        make_reward(ScoringConfig(reward="exact_match", answer_pattern=pattern)).score(prompt, response).reward
-        == reward
-    )
+    exact_match = make_reward(ScoringConfig(reward="exact_match", answer_pattern=pattern))
+    assert exact_match.score(prompt, response).reward == reward
 
 
 @pytest.mark.parametrize(
     ("response", "reward", "extracted"),
     [
+        ("42", 1.0, 1.0),
+        (" 42\n", 1.0, 1.0),
+        ("43", 0.0, 1.0),
+        ("", 0.0, 1.0),
+        ("4 2", 0.0, 1.0),
+        ("042", 0.0, 1.0),
         ("41, or</think>42", 1.0, 1.0),
         ("<think>41</think>\n\n**42**", 1.0, 1.0),
         ("4</think>2", 0.0, 1.0),
@@ -103,12 +86,12 @@ def test_a_pattern_finds_whole_numbers_only(pattern: str, answer: str, response:
         ("<think>41</think>42<think>", 0.0, 0.0),
     ],
 )
-def test_the_answer_follows_the_last_thought(response: str, reward: float, extracted: float) -> None:
+def test_the_answer_is_the_text_after_the_last_thought(response: str, reward: float, extracted: float) -> None:
     score = make_reward(ScoringConfig(reward="exact_match")).score(PROMPT, response)
     assert score == Score(reward=reward, components={"exact_match": reward, "extracted": extracted})
 
 
-def test_an_error_is_short_and_can_be_stored_whatever_it_quotes() -> None:
+def test_any_error_becomes_short_and_storable() -> None:
     score = safe_score(Raising(ValueError("\ud800" * 10**6)), PROMPT, "42")
     assert score.error is not None
     assert len(score.error) == 500
@@ -122,10 +105,10 @@ def test_a_reward_that_raises_is_an_error_and_never_a_zero(raised: BaseException
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, 3.5e38, -1e300])
-def test_a_reward_that_no_float32_holds_is_an_error(reward: float) -> None:
-    score = safe_score(Constant(reward), PROMPT, "42")
-    assert (score.reward, score.status) == (None, "error")
-    assert safe_score(Constant(3.4e38), PROMPT, "42") == Score(reward=3.4e38)
+def test_a_reward_outside_the_range_of_float32_is_refused(reward: float) -> None:
+    with pytest.raises(ValueError):
+        Score(reward=reward)
+    assert Score(reward=3.4e38).reward == 3.4e38
 
 
 @pytest.mark.parametrize(

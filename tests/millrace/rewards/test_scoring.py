@@ -1,4 +1,4 @@
-"""A table of trajectories becomes a table of scores: row by row, and a reward that fails leaves no number behind."""
+"""A table of trajectories becomes a table of scores, row by row; a reward that fails leaves an error and no number."""
 
 import copy
 import json
@@ -27,7 +27,7 @@ FIRST_ROW_ID = 10
 
 
 class LengthReward(Reward):
-    """Rewards the length of the response, refuses to score one prompt, and remembers what it was shown."""
+    """Rewards the length of the response, refuses to score one prompt, and remembers its inputs."""
 
     name = "length"
     version = "7"
@@ -64,38 +64,32 @@ def trajectories(rollouts: list[Trajectory]) -> pa.Table:
     )
 
 
-def test_there_is_one_score_a_trajectory_under_its_row_id_and_in_its_order(
+def test_each_trajectory_gets_a_score_under_its_row_id_or_an_error(
     trajectories: pa.Table, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     scores = scored(trajectories, LengthReward(), tokenizer)
     validate(scores, SCORE)
     assert scores["row_id"].to_pylist() == trajectories["row_id"].to_pylist() == list(range(10, 16))
     assert set(scores["verifier_version"].to_pylist()) == {"7"}
-    for score, tokens in zip(scores.to_pylist(), trajectories["response_tokens"].to_pylist(), strict=True):
-        if score["status"] == "ok":
-            assert score["reward"] == len(tokens)
-            assert json.loads(score["components"]) == {"length": len(tokens)}
-            assert score["error"] is None
-
-
-def test_a_reward_that_raises_leaves_its_reason_and_no_reward(
-    trajectories: pa.Table, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    rows = scored(trajectories, LengthReward(), tokenizer).to_pylist()
+    rows = scores.to_pylist()
     assert [row["status"] for row in rows] == ["ok", "ok", "error", "error", "ok", "ok"]
-    assert [row["reward"] for row in rows[2:4]] == [None, None]
-    assert {row["error"] for row in rows[2:4]} == {"ArithmeticError: can't count"}
+    for row, tokens in zip(rows, trajectories["response_tokens"].to_pylist(), strict=True):
+        if row["status"] == "ok":
+            assert (row["reward"], row["error"]) == (len(tokens), None)
+            assert json.loads(row["components"]) == {"length": len(tokens)}
+        else:
+            assert (row["reward"], row["error"]) == (None, "ArithmeticError: can't count")
 
 
 def test_the_first_response_without_a_score_is_reported_once(
     trajectories: pa.Table, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    told: list[str] = []
+    reports: list[str] = []
     with Scorer(LengthReward()) as scorer:
-        scorer.on_first_failure = told.append
+        scorer.on_first_failure = reports.append
         for _ in range(2):
             score_table(trajectories, scorer, decoder_of(tokenizer))
-    [sentence] = told
+    [sentence] = reports
     assert "p5" in sentence and "ArithmeticError: can't count" in sentence
 
 
@@ -120,13 +114,17 @@ def _thinking(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
     return thinking
 
 
-def _with_tokens(trajectories: pa.Table, name: str, tokens: list[int]) -> pa.Table:
-    column = pa.array([tokens] * trajectories.num_rows, pa.list_(pa.int32()))
-    return trajectories.set_column(trajectories.column_names.index(name), name, column)
+def with_columns(trajectories: pa.Table, **values: object) -> pa.Table:
+    """The same rows, with one value for all of them in each of these columns."""
+    for name, value in values.items():
+        index = trajectories.column_names.index(name)
+        column = pa.array([value] * trajectories.num_rows, trajectories.schema.field(name).type)
+        trajectories = trajectories.set_column(index, name, column)
+    return trajectories
 
 
 @pytest.mark.parametrize(
-    ("asked", "response", "reason", "judged"),
+    ("prompt", "response", "reason", "text"),
     [
         ("3+4=", "<think>3+4=7</think>12<|im_end|>", "stop", "<think>3+4=7</think>12"),
         ("3+4=", "3+4=7</think>", "length", "3+4=7</think>"),
@@ -135,40 +133,34 @@ def _with_tokens(trajectories: pa.Table, name: str, tokens: list[int]) -> pa.Tab
         ("3+4=<think></think>", "12", "length", "12"),
     ],
 )
-def test_the_marks_of_thoughts_are_judged_and_the_end_of_a_turn_is_not(
-    trajectories: pa.Table, tokenizer: PreTrainedTokenizerFast, asked: str, response: str, reason: str, judged: str
+def test_marks_of_thoughts_are_scored_and_the_end_of_a_turn_is_not(
+    trajectories: pa.Table, tokenizer: PreTrainedTokenizerFast, prompt: str, response: str, reason: str, text: str
 ) -> None:
     thinking, reward = _thinking(tokenizer), LengthReward()
-    for name, text in (("prompt_tokens", asked), ("response_tokens", response)):
-        trajectories = _with_tokens(trajectories, name, thinking(text, add_special_tokens=False)["input_ids"])
-    mask = pa.array([[1] * len(trajectories["response_tokens"][0])] * trajectories.num_rows, pa.list_(pa.uint8()))
-    trajectories = trajectories.set_column(trajectories.column_names.index("loss_mask"), "loss_mask", mask)
-    reasons = pa.array([reason] * trajectories.num_rows)
-    trajectories = trajectories.set_column(trajectories.column_names.index("finish_reason"), "finish_reason", reasons)
+    prompt_tokens, tokens = (thinking(part, add_special_tokens=False)["input_ids"] for part in (prompt, response))
+    trajectories = with_columns(
+        trajectories,
+        prompt_tokens=prompt_tokens,
+        response_tokens=tokens,
+        loss_mask=[1] * len(tokens),
+        finish_reason=reason,
+    )
     scored(trajectories, reward, thinking)
-    assert {response for _, response in reward.shown} == {judged}
-
-
-def with_mask(trajectories: pa.Table, mask: list[int], tokens: list[int]) -> pa.Table:
-    """The same rows, each with this response."""
-    for name, kind, values in (("response_tokens", pa.int32(), tokens), ("loss_mask", pa.uint8(), mask)):
-        column = pa.array([values] * trajectories.num_rows, pa.list_(kind))
-        trajectories = trajectories.set_column(trajectories.column_names.index(name), name, column)
-    return trajectories
+    assert {response for _, response in reward.shown} == {text}
 
 
 @pytest.mark.parametrize(
-    ("mask", "judged"), [([1, 1, 1, 1], "1234"), ([1, 0, 1, 1], "34"), ([0, 1, 0, 1], "4"), ([1, 1, 1, 0], "")]
+    ("mask", "text"), [([1, 1, 1, 1], "1234"), ([1, 0, 1, 1], "34"), ([0, 1, 0, 1], "4"), ([1, 1, 1, 0], "")]
 )
-def test_what_the_policy_said_last_is_judged_and_nothing_that_an_environment_wrote(
-    trajectories: pa.Table, tokenizer: PreTrainedTokenizerFast, mask: list[int], judged: str
+def test_only_the_last_text_of_the_policy_is_scored(
+    trajectories: pa.Table, tokenizer: PreTrainedTokenizerFast, mask: list[int], text: str
 ) -> None:
     reward, tokens = LengthReward(), tokenizer.convert_tokens_to_ids(list("1234"))
-    scored(with_mask(trajectories, mask, tokens), reward, tokenizer)
-    assert {response for _, response in reward.shown} == {judged}
+    scored(with_columns(trajectories, response_tokens=tokens, loss_mask=mask), reward, tokenizer)
+    assert {response for _, response in reward.shown} == {text}
 
 
-def test_a_rollout_that_its_environment_broke_off_is_an_error_and_not_judged(
+def test_a_rollout_with_an_environment_error_is_not_scored(
     rollouts: list[Trajectory], trajectories: pa.Table, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     metas = trajectories["meta"].to_pylist()
@@ -180,7 +172,7 @@ def test_a_rollout_that_its_environment_broke_off_is_an_error_and_not_judged(
     assert len(reward.shown) == len(rows) - 1
 
 
-def test_a_part_that_is_judged_by_other_processes_keeps_its_order(
+def test_scores_from_other_processes_keep_their_order(
     trajectories: pa.Table, rollouts: list[Trajectory], tokenizer: PreTrainedTokenizerFast
 ) -> None:
     beats: list[None] = []

@@ -1,4 +1,4 @@
-"""The reward of a single-turn `verifiers` environment: its own rubric, none of whose failures is a 0."""
+"""The reward of a single-turn `verifiers` environment: its own rubric, whose failures are errors."""
 
 import importlib.metadata
 import importlib.util
@@ -13,8 +13,6 @@ from millrace.prompts.packages import listed_prompts, prompt_sources
 from millrace.rewards.factory import make_reward
 from millrace.rewards.scorer import Scorer
 from millrace.types import Prompt
-
-pytestmark = pytest.mark.slow
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("verifiers") is None, reason="verifiers is not installed")
 
@@ -43,10 +41,10 @@ def test_a_function_that_fails_is_an_error_and_never_a_zero(prompts: list[Prompt
     [failed, fine] = scorer.score_many([(prompts[3], "boom"), (prompts[3], "4")])
     assert (failed.reward, failed.status) == (None, "error")
     assert "fails_at_boom: no verdict on 3" in (failed.error or "")
-    assert fine.reward == 1.25, "and it is no error of the next one"
+    assert fine.reward == 1.25
 
 
-def test_a_row_that_is_another_one_by_now_is_an_error(prompts: list[Prompt], scorer: Scorer) -> None:
+def test_a_row_that_has_changed_is_an_error(prompts: list[Prompt], scorer: Scorer) -> None:
     framed, changed = replace(prompts[0], text=f"<{prompts[0].text}>"), replace(prompts[0], text=prompts[1].text)
     [fine, failed] = scorer.score_many([(framed, "1"), (changed, "1")])
     assert fine.reward == 1.25

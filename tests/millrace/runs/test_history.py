@@ -1,4 +1,4 @@
-"""What a plot over policy versions is made of: no version twice, none that was rolled back, no idle night."""
+"""Points of a plot over policy versions: no version twice, none that was rolled back, no idle night."""
 
 import json
 

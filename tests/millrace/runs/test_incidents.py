@@ -1,4 +1,4 @@
-"""What went wrong in a run is kept in the run, in sentences."""
+"""Incidents are stored in the run, as sentences."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Where a run came from: software, machine, functions of one's own, start model."""
+"""Where a run came from: software, machine, user functions, start model."""
 
 import hashlib
 from dataclasses import replace
@@ -15,8 +15,8 @@ CONFIG = {"training": {"max_steps": 3}}
 
 
 def test_provenance_names_libraries_cpu_functions_and_config() -> None:
-    own = "tests.support.training.own_functions"
-    training = {"max_steps": 3, "loss": {"name": f"{own}:capped"}, "advantage": f"{own}:better_than_half"}
+    module = "tests.support.training.own_functions"
+    training = {"max_steps": 3, "loss": {"name": f"{module}:capped"}, "advantage": f"{module}:better_than_half"}
     config = RunConfig.model_validate({"training": training}).model_dump(mode="json")
     made_by = provenance(config)
     assert {"torch", "pyarrow", "prefect"} <= made_by.dependencies.keys()
@@ -24,7 +24,7 @@ def test_provenance_names_libraries_cpu_functions_and_config() -> None:
     assert made_by.config_hash == config_hash(config)
     files = sorted((Path(__file__).parents[3] / "tests/support/training").glob("*.py"))
     expected = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
-    assert {made_by.dependencies[f"{own}:{name}"] for name in ("capped", "better_than_half")} == {expected}
+    assert {made_by.dependencies[f"{module}:{name}"] for name in ("capped", "better_than_half")} == {expected}
 
 
 def test_differences_between_two_processes_are_named_with_both_values() -> None:

@@ -29,14 +29,18 @@ def bench(memory_store: MemoryStore, make_model: Callable[..., LlamaForCausalLM]
     return made
 
 
-def test_the_checkpoint_replaces_a_lost_status_record(bench: TrainerBench) -> None:
-    before = StatusReader(bench.store).look()
-    assert before["ledger"]["trained"] == {"rollouts": 8, "tokens": 12}
-    assert before["ledger"]["buffered"] == {"rollouts": 2, "tokens": 3}
+@pytest.mark.parametrize("damage", ["lost", "malformed"])
+def test_the_checkpoint_replaces_a_status_record_without_an_account(damage: str, bench: TrainerBench) -> None:
+    first = StatusReader(bench.store).look()
+    assert first["ledger"]["trained"] == {"rollouts": 8, "tokens": 12}
+    assert first["ledger"]["buffered"] == {"rollouts": 2, "tokens": 3}
+    record = read_status(bench.store, "train", 0)
     bench.store.delete(layout.progress("train", 0))
-    after = StatusReader(bench.store).look()
-    for what in ("steps", "ledger", "staleness"):
-        assert after[what] == before[what]
+    if damage == "malformed":
+        write_progress(bench.store, "train", 0, {**record, "account": {"trained": 7}})
+    second = StatusReader(bench.store).look()
+    for figure in ("steps", "ledger", "staleness", "tokens"):
+        assert second[figure] == first[figure]
 
 
 def test_a_replays_checkpoint_without_an_account_counts_nothing(bench: TrainerBench) -> None:
@@ -45,36 +49,22 @@ def test_a_replays_checkpoint_without_an_account_counts_nothing(bench: TrainerBe
     assert StatusReader(bench.store).look()["ledger"]["trained"] == {"rollouts": 0, "tokens": 0}
 
 
-def test_the_checkpoint_replaces_a_malformed_account(bench: TrainerBench) -> None:
-    before = StatusReader(bench.store).look()
-    record = read_status(bench.store, "train", 0)
-    record["account"] = {"trained": 7}
-    write_progress(bench.store, "train", 0, record)
-    after = StatusReader(bench.store).look()
-    for what in ("steps", "ledger", "staleness", "tokens"):
-        assert after[what] == before[what]
-
-
 def test_tokens_are_those_that_are_committed(bench: TrainerBench) -> None:
     write_progress(bench.store, "train", 0, {**read_status(bench.store, "train", 0), "tokens": 77})
     assert StatusReader(bench.store).look()["tokens"] == {"generate": 15, "score": 15, "train": 12}
 
 
-def test_lost_records_of_scored_trajectories_are_noticed(bench: TrainerBench) -> None:
-    bench.store.delete(sorted(bench.store.list("streams/trajectories/0/log"))[-1])
+SCORES = layout.scores("exact_match", 0, 0, 1)
+
+
+@pytest.mark.parametrize(("stream", "number"), [(layout.trajectories(0), -1), (layout.trajectories(0), 3), (SCORES, 3)])
+def test_missing_commit_records_are_noticed(stream: str, number: int, bench: TrainerBench) -> None:
+    bench.store.delete(sorted(bench.store.list(f"{stream}/log"))[number])
     with pytest.raises(StreamCorrupt):
         StatusReader(bench.store).look()
 
 
-@pytest.mark.parametrize("stream", [layout.trajectories(0), layout.scores("exact_match", 0, 0, 1)])
-def test_a_missing_record_before_later_ones_is_named(stream: str, bench: TrainerBench) -> None:
-    missing = f"{stream}/{layout.record(3)}"
-    bench.store.delete(missing)
-    with pytest.raises(StreamCorrupt):
-        StatusReader(bench.store).look()
-
-
-def test_a_run_whose_record_lacks_a_setting_is_refused_with_its_file(bench: TrainerBench) -> None:
+def test_a_run_whose_record_misses_a_setting_is_refused(bench: TrainerBench) -> None:
     values = json.loads(bytes(bench.store.get(layout.RUN)))
     del values["config"]["training"]
     bench.store.put(layout.RUN, json.dumps(values).encode())

@@ -1,4 +1,4 @@
-"""Trainer and generators on one device: the lock between them, and that one side is awake while the run gets on."""
+"""Trainer and generators on one device: the lock between them, and one side is awake while the run makes progress."""
 
 import gc
 import shutil
@@ -29,20 +29,20 @@ sys.stdin.read()
 """
 
 
-def test_generators_share_the_device_and_a_trainer_gets_it_when_all_have_given_it_back(tmp_path: Path) -> None:
-    one, two = (open_device(tmp_path, colocated=True, alone=False) for _ in range(2))
+def test_a_trainer_gets_the_device_when_all_generators_gave_it_back(tmp_path: Path) -> None:
+    first, second = (open_device(tmp_path, colocated=True, alone=False) for _ in range(2))
     trainer = open_device(tmp_path, colocated=True, alone=True)
-    assert one.take()
-    assert two.take()
+    assert first.take()
+    assert second.take()
     assert not trainer.take()
-    one.give_back()
+    first.give_back()
     assert not trainer.take()
-    two.give_back()
+    second.give_back()
     assert trainer.take()
-    assert not one.take()
-    assert (trainer.held, one.held, two.held) == (True, False, False)
+    assert not first.take()
+    assert (trainer.held, first.held, second.held) == (True, False, False)
     trainer.give_back()
-    assert one.take()
+    assert first.take()
 
 
 def test_on_a_device_of_its_own_every_stage_always_holds_it(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_generator_without_weights_sleeps_so_that_the_trainer_can_make_the_fir
     assert trainer.take()
 
 
-def test_a_generator_sleeps_once_all_groups_of_its_version_are_committed_and_no_sooner(
+def test_a_generator_sleeps_once_all_groups_of_its_version_are_committed(
     workshop: Workshop, trainer: SharedDevice
 ) -> None:
     workshop.turn([0, 1], new=weights(0))
@@ -142,7 +142,7 @@ TURNS_OF_A_VERSION = 6
 
 @pytest.fixture
 def quick_collections() -> Iterator[None]:
-    """Leaves what is there already out of the collections that kills are made of. torch makes them a second long."""
+    """Excludes existing objects from the collections that kills trigger; torch's would take a second."""
     gc.collect()
     gc.freeze()
     yield
@@ -161,14 +161,14 @@ def test_whatever_is_killed_or_dropped_one_side_is_awake_and_the_run_gets_on(
         run = Colocated(store, tokenizer, tmp_path_factory.mktemp("run"), replicas=2)
         for event in events:
             happen(run, event)
-        before = run.policy_version
-        # Two versions; each takes at most this many turns of every stage, and what was dropped takes some more.
+        version = run.policy_version
+        # Two versions; each takes at most this many turns of every stage, and dropped groups take some more.
         for _ in range(2 * TURNS_OF_A_VERSION + len(events)):
-            if run.policy_version == before + 2:
+            if run.policy_version == version + 2:
                 break
             for event in EVENTS[:3]:
                 happen(run, event)
-        assert run.policy_version == before + 2
+        assert run.policy_version == version + 2
     finally:
         shutil.rmtree(store.root, ignore_errors=True)
 

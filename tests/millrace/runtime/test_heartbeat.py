@@ -50,7 +50,7 @@ def test_a_successor_that_counts_from_the_beginning_is_new(memory_store: Store) 
 
 
 class Unreachable(MemoryStore):
-    """Out of reach when told so."""
+    """A store that can be out of reach."""
 
     away = False
 

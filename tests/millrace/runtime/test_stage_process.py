@@ -1,4 +1,4 @@
-"""What every stage process has in common."""
+"""The common part of every stage process."""
 
 import os
 import signal
@@ -47,14 +47,14 @@ def test_a_restarted_stage_continues_its_counts(store: Store) -> None:
     with first.busy("generate"):
         first.update_status(tokens=5)
     first.close()
-    before = status(store)
+    first_status = status(store)
     second = stage(store, attempt=1)
     second.update_status(now=True, tokens=second.value("tokens") + 2)
     after = status(store)
     assert after["tokens"] == 7
-    assert after["seconds"] == before["seconds"]
+    assert after["seconds"] == first_status["seconds"]
     assert after["attempt"] == 1
-    assert after["t"] > before["t"]
+    assert after["t"] > first_status["t"]
     assert after["doing"] == "starting"
 
 
@@ -77,11 +77,11 @@ def test_polling_in_vain_is_idle_and_a_successful_poll_is_work(store: Store) -> 
     looks = iter([False, False, True])
 
     def look() -> bool:
-        found = next(looks)
-        if found:
+        is_found = next(looks)
+        if is_found:
             with waiting.busy("update_weights"):
                 time.sleep(0.01)
-        return found
+        return is_found
 
     assert waiting.wait(look, why="waiting for anything")
     waiting.close()
@@ -101,7 +101,7 @@ for _ in range(3000):
 
 def test_a_signal_may_come_at_any_moment_of_a_wait(store: Store) -> None:
     waiting = stage(store)
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     drain_on_signals(waiting)
     # From another process: signals sent by a thread only ever meet this one where it lets go of the interpreter.
     sender = subprocess.Popen([sys.executable, "-c", SEND_SIGNALS, str(os.getpid())])
@@ -112,33 +112,28 @@ def test_a_signal_may_come_at_any_moment_of_a_wait(store: Store) -> None:
             drained += not waiting.wait(lambda: sender.poll() is not None, why="waiting for the signals to end")
     finally:
         sender.wait()
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
     assert drained > 100
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[Heartbeat | Event | str]:
-    """What was said since the last look."""
+    """Messages since the last call."""
     return [read_line(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def looks_in_vain(waiting: Stage, most: int, within: str | None = None) -> Callable[[], bool]:
-    """A condition that never holds; after so many looks the stage is asked to drain."""
+def looks_in_vain(waiting: Stage, most: int) -> Callable[[], bool]:
+    """A condition that never holds; after `most` looks the stage is asked to drain."""
     looks = iter(range(most))
 
     def look() -> bool:
-        if within is not None:
-            with waiting.busy(within):
-                pass
         waiting.draining = next(looks, None) is None
         return False
 
     return look
 
 
-def test_a_stage_says_at_once_what_it_is_at_and_whether_it_is_ready(
-    store: Store, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stage_reports_a_new_activity_at_once(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     working = stage(store)
     with working.loading():
         pass
@@ -155,49 +150,34 @@ def test_a_stage_says_at_once_what_it_is_at_and_whether_it_is_ready(
     ]
 
 
-def test_a_stage_beats_at_most_once_a_second_while_it_is_at_the_same(
-    store: Store, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stage_sends_at_most_one_heartbeat_a_second(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     waiting = stage(store)
     started = time.monotonic()
     waiting.wait(looks_in_vain(waiting, 100), why="waiting for weights")
-    said = lines(capsys)
-    assert set(said) == {Heartbeat(doing="waiting for weights", ready=False)}
-    assert len(said) <= 1 + (time.monotonic() - started)
+    heartbeats = lines(capsys)
+    assert set(heartbeats) == {Heartbeat(doing="waiting for weights", ready=False)}
+    assert len(heartbeats) <= 1 + (time.monotonic() - started)
 
 
-def test_a_stage_that_owes_something_is_silent_whatever_else_it_does(
+def test_a_stage_that_awaits_its_engine_is_silent_but_for_progress(
     store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    owing = stage(store)
-    owing.owing = True
-    with owing.busy("update_weights"):
-        owing.update_status(now=True, policy_version=3)
-    owing.set_activity("generate")
-    assert lines(capsys) == []
-    owing.owing = False
-    owing.update_status()
-    assert lines(capsys) == [Heartbeat(doing="generate", ready=False)]
-
-
-def test_progress_within_a_unit_of_work_is_reported_also_while_owing(
-    store: Store, capsys: pytest.CaptureFixture[str]
-) -> None:
-    computing = stage(store)
-    computing.owing = True
-    with computing.busy("generate"):
-        for _ in range(1000):
-            computing.advance()
-        assert lines(capsys) == [Heartbeat(doing="generate", ready=False)]
-        assert status(store)["advances"] == 1, "as often as a heartbeat is due, however often it is called"
-
-
-def test_another_thread_makes_no_progress(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    computing = stage(store)
-    thread = threading.Thread(target=computing.advance)
+    waiting = stage(store)
+    waiting.awaits_engine = True
+    with waiting.busy("update_weights"):
+        waiting.update_status(now=True, policy_version=3)
+    waiting.set_activity("generate")
+    thread = threading.Thread(target=waiting.advance)
     thread.start()
     thread.join()
-    assert lines(capsys) == []
+    assert lines(capsys) == [], "another thread makes no progress"
+    for _ in range(1000):
+        waiting.advance()
+    assert lines(capsys) == [Heartbeat(doing="generate", ready=False)]
+    assert status(store)["advances"] == 1, "as often as a heartbeat is due, however often it is called"
+    waiting.awaits_engine = False
+    waiting.set_activity("idle")
+    assert lines(capsys) == [Heartbeat(doing="idle", ready=False)]
 
 
 def test_a_milestone_that_quotes_an_event_stays_a_milestone(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
@@ -215,8 +195,8 @@ from millrace.errors import InputError
 from millrace.runtime.stage import run_follower
 
 def follow(arguments, config, store):
-    print("nobody hears this")
-    raise InputError(f"{config.name} can't go on")
+    print("this goes to the log")
+    raise InputError(f"{config.name} can't continue")
 
 run_follower("train", 1, follow)
 """
@@ -229,12 +209,12 @@ def test_a_follower_prints_only_its_error_and_writes_no_status(store: Store) -> 
         [sys.executable, "-c", FOLLOWER, *arguments.as_argv()], stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
     assert ended.returncode == USER_ERROR
-    assert ended.stdout == f"{ERROR_PREFIX}campaign can't go on\n"
+    assert ended.stdout == f"{ERROR_PREFIX}campaign can't continue\n"
     assert read_progress(store) == {}
 
 
 def times(store: Store, name: str = "generate") -> dict[str, float]:
-    """Seconds that were measured by what they went into, of a stage that has ended."""
+    """Metrics of a stage that has ended, summed by name."""
     reader, seconds = StreamReader(store, layout.metrics(name, 0), METRIC), {}
     while (part := reader.next()) is not None:
         for row in part.table.to_pylist():
@@ -242,16 +222,16 @@ def times(store: Store, name: str = "generate") -> dict[str, float]:
     return seconds
 
 
-def test_what_a_stages_time_went_into_is_measured_with_what_it_waited_for(store: Store) -> None:
+def test_a_stages_time_is_measured_by_activity_and_wait(store: Store) -> None:
     working = stage(store)
     with working.busy("generate"):
         time.sleep(0.01)
     assert not working.wait(looks_in_vain(working, 3), why="waiting for room")
     working.update_status(tokens=12)
     working.close()
-    measured, told = times(store), status(store)["seconds"]
-    assert measured["time/generate/seconds"] == pytest.approx(told["generate"])
-    assert measured["time/waiting for room/seconds"] == pytest.approx(told["idle"])
+    measured, summed = times(store), status(store)["seconds"]
+    assert measured["time/generate/seconds"] == pytest.approx(summed["generate"])
+    assert measured["time/waiting for room/seconds"] == pytest.approx(summed["idle"])
     assert measured["total/tokens"] == 12
     assert measured["usage/cpu_cores"] >= 0
     assert measured["usage/memory_bytes"] > 1 << 20

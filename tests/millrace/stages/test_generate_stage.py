@@ -278,7 +278,7 @@ def test_while_something_is_in_flight_only_what_the_engine_samples_or_returns_is
     assert workshop.generator.tokens_shown == workshop.engine.tokens_in_flight == 6
     # A group before this one is not whole yet: nothing can be committed, and yet the engine has returned something.
     workshop.turn([1])
-    assert not workshop.stage.owing
+    assert not workshop.stage.awaits_engine
     workshop.turn([0])
     assert "commit" in beats(capsys)
 

@@ -1,4 +1,4 @@
-"""Campaigns as a person runs them: the real command, real processes, and a root folder of their own."""
+"""Campaigns as a person runs them: the real command, real processes, and a separate root folder."""
 
 import fcntl
 import functools
@@ -15,6 +15,12 @@ from typing import Any
 
 import httpx
 import psutil
+from support.stages.failpoints import Failpoints
+
+from storage.checkpoints import load_file, read_latest
+from storage.failpoints import FIRED, SPECS
+from storage.stores.base import Store
+from storage.stores.factory import open_store
 
 REPOSITORY = Path(__file__).parents[3]
 PRESET = REPOSITORY / "configs" / "presets" / "tiny-cpu.yaml"
@@ -33,7 +39,7 @@ FROM_SCRATCH: dict[str, object] = {"model.path": None, "promotion.margin": 0.0}
 """Settings for a campaign that makes its own start model, and promotes."""
 _READS_ALL = "-dac_override,-dac_read_search"
 WITHOUT_ROOTS_RIGHTS = ("setpriv", f"--bounding-set={_READS_ALL}", f"--inh-caps={_READS_ALL}")
-"""Starts a command of root's that may not read what is forbidden to everyone."""
+"""Starts a command of root without root's right to read forbidden files."""
 
 
 @functools.cache
@@ -45,7 +51,8 @@ def start_model() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not made.exists():
             unfinished = folder / "start.unfinished"
-            command = [sys.executable, "-m", "support.campaigns.start_model", str(unfinished), json.dumps(QUICK)]
+            sets = [f"{key}={json.dumps(value)}" for key, value in QUICK.items()]
+            command = [sys.executable, "-m", "support.campaigns.start_model", str(unfinished), *sets]
             subprocess.run(command, cwd=REPOSITORY / "tests", check=True)
             unfinished.rename(made)
     return made
@@ -58,14 +65,22 @@ def quick() -> dict[str, object]:
 
 @dataclass(frozen=True)
 class Ended:
-    """A command that has ended."""
-
     code: int
     output: str
 
+    def expect_success(self) -> str:
+        assert self.code == 0, self.output
+        return self.output
+
+    def expect_refusal(self) -> str:
+        """Returns the last line of a command that ended with exit code 2 and without a traceback."""
+        assert self.code == 2, self.output
+        assert "Traceback" not in self.output, self.output
+        return self.output.strip().splitlines()[-1]
+
 
 class Millrace:
-    """The `millrace` command with a root folder of its own."""
+    """The `millrace` command with a separate root folder."""
 
     def __init__(self, root: Path, environment: dict[str, str]) -> None:
         self.root = root
@@ -88,7 +103,7 @@ class Millrace:
         return process
 
     def close(self) -> None:
-        """Kills controllers that a failed test left running; their stages end with them."""
+        """Kills the controllers that a failed test left running; their stages end with them."""
         for process in self._started:
             if process.poll() is None:
                 process.kill()
@@ -96,6 +111,31 @@ class Millrace:
 
     def run(self, *arguments: str, module: str = "flows.cli.main") -> Ended:
         return await_end(self.start(*arguments, module=module), 400)
+
+    def finish(self, run_id: str, *flags: str, **settings: object) -> dict[str, Any]:
+        """Runs a quick campaign to its end. Returns its summary, whose ledger balances."""
+        self.run(*self.campaign(run_id, *flags, **settings)).expect_success()
+        summary = self.summary(run_id)
+        assert_balanced(summary)
+        return summary
+
+    def arm(self, folder: Path, *specs: str) -> Failpoints:
+        """Arms failpoints for the commands that start from now on; `folder` gets their witnesses."""
+        armed = Failpoints(folder, *specs)
+        environment = armed.environment()
+        self.environment |= {name: environment[name] for name in (SPECS, FIRED)}
+        return armed
+
+    def store(self, run_id: str) -> Store:
+        return open_store(str(self.root / run_id))
+
+    def version(self, run_id: str) -> int:
+        """The trainer's policy version; −1 before it has one."""
+        version: int = self.status_record(run_id, "train-0").get("policy_version", -1)
+        return version
+
+    def wait_for_version(self, run_id: str, version: int, seconds: float = 120, *, every: float = 0.05) -> None:
+        wait_until(lambda: self.version(run_id) >= version, f"version {version} of {run_id}", seconds, every=every)
 
     def campaign(self, run_id: str, *flags: str, root: str | None = None, **settings: object) -> list[str]:
         """The arguments of a quick campaign, in its own root folder or elsewhere."""
@@ -108,9 +148,7 @@ class Millrace:
         return summary
 
     def status(self, run_id: str) -> dict[str, Any]:
-        ended = self.run("status", str(self.root / run_id), "--json")
-        assert ended.code == 0, ended.output
-        status: dict[str, Any] = json.loads(ended.output)
+        status: dict[str, Any] = json.loads(self.run("status", str(self.root / run_id), "--json").expect_success())
         return status
 
     def status_record(self, run_id: str, name: str) -> dict[str, Any]:
@@ -129,7 +167,7 @@ def healthy(url: str) -> bool:
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = 120, *, every: float = 0.05) -> None:
-    """Checks `every` so many seconds: polling a server too often would slow it down."""
+    """Checks the condition every `every` seconds: polling a server too often would slow it down."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
@@ -138,15 +176,15 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 120, *
 
 def stages_of(run_url: str | Path) -> list[psutil.Process]:
     """All living stage processes of the run, found by their command lines."""
-    found = []
+    stages = []
     for process in psutil.process_iter():
         try:
             command = " ".join(process.cmdline())
         except psutil.Error:
             continue
         if "millrace.stages." in command and str(run_url) in command and process.status() != psutil.STATUS_ZOMBIE:
-            found.append(process)
-    return found
+            stages.append(process)
+    return stages
 
 
 def send(process: subprocess.Popen[str], signal_number: signal.Signals) -> Ended:
@@ -155,13 +193,13 @@ def send(process: subprocess.Popen[str], signal_number: signal.Signals) -> Ended
 
 
 def await_end(process: subprocess.Popen[str], seconds: float) -> Ended:
-    """The command's end. If it takes too long, the test fails with what the command has said until then."""
+    """Waits for the command. If it takes too long, the test fails with its output so far."""
     try:
         output, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired as late:
         # Bytes, though the process is opened as text.
-        said = late.stdout.decode(errors="replace") if isinstance(late.stdout, bytes) else late.stdout
-        raise AssertionError(f"not over within {seconds:.0f} s; its output until then:\n{said}") from None
+        output = late.stdout.decode(errors="replace") if isinstance(late.stdout, bytes) else str(late.stdout)
+        raise AssertionError(f"not over within {seconds:.0f} s; its output until then:\n{output}") from None
     return Ended(process.returncode, output)
 
 
@@ -171,3 +209,11 @@ def assert_balanced(summary: dict[str, Any]) -> None:
     parts = [ledger["trained"], ledger["buffered"], ledger["in_flight"], *ledger["dropped"].values()]
     for unit in ("rollouts", "tokens"):
         assert sum(part[unit] for part in parts) == ledger["generated"][unit]
+
+
+def final_weights(store: Store, step: int | None = None) -> bytes:
+    """The weights of the latest checkpoint, which must be of version `step` if that is given."""
+    checkpoint = read_latest(store)
+    assert checkpoint is not None
+    assert step is None or checkpoint.step == step
+    return load_file(store, checkpoint.files["model.safetensors"])

@@ -1,4 +1,4 @@
-"""`make server` and `make deploy` as a person runs them, each in a terminal of its own."""
+"""`make server` and `make deploy` as a person runs them, each in a separate terminal."""
 
 import os
 import signal
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 from prefect.client.base import PrefectHttpxSyncClient
 from support.campaigns.campaigns import REPOSITORY, healthy, quick, wait_until
 from support.campaigns.prefect_server import prefect_client
@@ -21,10 +22,15 @@ _OVER = {"COMPLETED", "FAILED", "CANCELLED", "CRASHED"}
 
 @dataclass
 class Terminal:
-    """One `make` target in the foreground of a terminal; its output goes to the file `said`."""
+    """One `make` target in the foreground of a terminal."""
 
-    said: Path
+    output: Path
     process: subprocess.Popen[bytes]
+
+    def child_pid(self) -> int:
+        """The process that `make` started."""
+        (child,) = psutil.Process(self.process.pid).children()
+        return child.pid
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Sends the signal to every process of the terminal, as Ctrl-C does, then SIGKILL if they do not end."""
@@ -50,7 +56,6 @@ class Site:
 
     @property
     def api(self) -> PrefectHttpxSyncClient:
-        """A client with the server's password."""
         auth = None if self.password is None else ("admin", self.password)
         return prefect_client(f"{self.url}/api", auth)
 
@@ -61,15 +66,15 @@ class Site:
 
     def make(self, target: str, *words: str, **more: str) -> Terminal:
         """Starts `make target` with the Python that runs the tests, so that it installs nothing."""
-        said = self.folder / f"{target}-{len(list(self.folder.glob('*.txt')))}.txt"
+        output = self.folder / f"{target}-{len(list(self.folder.glob('*.txt')))}.txt"
         python = Path(sys.executable).parent
-        with said.open("xb") as out:
+        with output.open("xb") as out:
             process = subprocess.Popen(
                 ["make", "--old-file=install", target, f"BIN={python}", f"PORT={self.port}", *words],
                 cwd=REPOSITORY, env=self.environment(**more), stdin=subprocess.DEVNULL, stdout=out,
                 stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
-        return Terminal(said, process)
+        return Terminal(output, process)
 
     @contextmanager
     def server(self) -> Iterator[None]:
@@ -87,18 +92,18 @@ class Site:
         terminal = self.make("deploy", *words, **more)
         try:
             wait_until(
-                lambda: "started!" in terminal.said.read_text() or terminal.process.poll() is not None,
+                lambda: "started!" in terminal.output.read_text() or terminal.process.poll() is not None,
                 "the worker of `make deploy` to start",
             )
-            assert terminal.process.poll() is None, terminal.said.read_text()
+            assert terminal.process.poll() is None, terminal.output.read_text()
             yield terminal
         finally:
             if terminal.process.poll() is None:
                 terminal.stop()
 
     def deployment(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.api.get(f"/deployments/name/{name}").json()
-        return found
+        deployment: dict[str, Any] = self.api.get(f"/deployments/name/{name}").json()
+        return deployment
 
     def campaign(self, name: str, **settings: object) -> dict[str, Any]:
         """The deployment's parameters, changed to a quick campaign of that name."""
@@ -120,19 +125,18 @@ class Site:
         return run
 
     def flow_run(self, flow_run: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.api.get(f"/flow_runs/{flow_run}").json()
-        return found
+        run: dict[str, Any] = self.api.get(f"/flow_runs/{flow_run}").json()
+        return run
 
     def state(self, flow_run: str) -> str:
-        """The name of the flow run's state."""
         name: str = self.flow_run(flow_run)["state"]["name"]
         return name
 
     def flow_runs(self, deployment: str) -> list[dict[str, Any]]:
         """The flow runs of a deployment, oldest first."""
         mine = {"deployments": {"id": {"any_": [self.deployment(deployment)["id"]]}}, "sort": "EXPECTED_START_TIME_ASC"}
-        found: list[dict[str, Any]] = self.api.post("/flow_runs/filter", json=mine).json()
-        return found
+        runs: list[dict[str, Any]] = self.api.post("/flow_runs/filter", json=mine).json()
+        return runs
 
     def wait_until_over(self, flow_run: str, seconds: float = 240) -> dict[str, Any]:
         """Returns the flow run's final state."""

@@ -1,6 +1,6 @@
-"""What a stranger has: the tracked files in a new folder, and the environment that `make install` makes there.
+"""A stranger's checkout: the tracked files in a new folder, and the environment that `make install` makes there.
 
-Commands run as a user who is not root, with a home of its own, behind a proxy that leads nowhere.
+Commands run as a user who is not root, with a new home folder, behind a proxy that leads nowhere.
 """
 
 import os
@@ -23,17 +23,15 @@ _LIMIT_SECONDS = 900
 SHORT = "--set training.max_steps=2 training.groups_per_step=4 generation.groups_per_batch=4 prompts.num_eval=16"
 """Makes a campaign of a few seconds."""
 _INSTALLER = ("PIP_", "UV_", "SSL_", "REQUESTS_", "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
-"""What an installer may need of the environment: which index, certificates and proxy to use."""
+"""Variables that an installer may need: index, certificates and proxy."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
-    """A command that has ended."""
-
+class EndedCommand:
     command: str
     code: int
     output: str
-    """Its standard output and errors."""
+    """Standard output and errors."""
 
     def succeeded(self) -> str:
         """Returns the output. Fails the test if the exit code is not 0, or there is a traceback."""
@@ -55,16 +53,15 @@ class Checkout:
 
     folder: Path
     user: int | None
-    """Whose it is; None: this process's user."""
+    """Its owner; None: this process's user."""
 
-    def run(self, command: str, *, installs: bool = False) -> Ended:
+    def run(self, command: str, *, installs: bool = False) -> EndedCommand:
         """Runs a shell command there."""
         with self.running(command, installs=installs) as process:
             output, _ = process.communicate(timeout=_LIMIT_SECONDS)
-        return Ended(command=command, code=process.returncode, output=output)
+        return EndedCommand(command=command, code=process.returncode, output=output)
 
-    def millrace(self, arguments: str) -> Ended:
-        """Runs `millrace` with these arguments."""
+    def millrace(self, arguments: str) -> EndedCommand:
         return self.run(f".venv/bin/millrace {arguments}")
 
     @contextmanager
@@ -105,7 +102,7 @@ class Checkout:
         self.own(path)
 
     def own(self, path: str) -> None:
-        """Gives what is at `path` to the stranger."""
+        """Gives the file or folder at `path` to the stranger."""
         if self.user is not None:
             subprocess.run(["chown", "-R", f"{self.user}:{self.user}", str(self.folder / path)], check=True)
 

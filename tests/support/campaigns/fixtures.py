@@ -14,7 +14,7 @@ from flows.deployment.server import free_port
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Nothing of the person's own Prefect is touched."""
+    """An environment without the person's own Prefect."""
     mine = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     return {
         **mine,
@@ -25,7 +25,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def prefect_api(environment: dict[str, str]) -> Iterator[str]:
-    """A real Prefect server that all campaigns of the session may share."""
+    """The API of a real Prefect server that all campaigns of the session share."""
     port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "flows.deployment.server", str(port)],
@@ -47,9 +47,19 @@ def millrace(tmp_path: Path, environment: dict[str, str], prefect_api: str) -> I
     command.close()
 
 
+@pytest.fixture(scope="module")
+def module_millrace(
+    tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str], prefect_api: str
+) -> Iterator[Millrace]:
+    """For campaigns that several tests of a module look at."""
+    command = Millrace(tmp_path_factory.mktemp("runs"), {**environment, "PREFECT_API_URL": prefect_api})
+    yield command
+    command.close()
+
+
 @pytest.fixture
 def millrace_alone(tmp_path: Path, environment: dict[str, str]) -> Iterator[Millrace]:
-    """Without a Prefect server."""
+    """The command without a Prefect server."""
     command = Millrace(tmp_path / "runs", environment)
     yield command
     command.close()

@@ -13,7 +13,7 @@ Repositories = dict[str, Mapping[str, bytes]]
 
 
 class Hub:
-    """What the hub holds now, and which files it gave."""
+    """The content of the hub, and the files that it served."""
 
     def __init__(self) -> None:
         self.url = ""

@@ -4,66 +4,43 @@ import itertools
 import random
 from collections.abc import Iterator
 
+
+def _puts(path: str, *moments: str) -> list[str]:
+    return [f"put.{moment}:{path}" for moment in moments]
+
+
+_EACH = ("before", "mid", "after")
 _TRAJECTORIES, _SCORES = "streams/trajectories/0", "streams/scores/*"
 
 FAILPOINTS: dict[str, list[str]] = {
     "generate-0": [
-        "weights.mid_hash",
-        "generate.before_commit",
-        "generate.before_acknowledgement",
-        f"put.before:{_TRAJECTORIES}/seg/*",
-        f"put.mid:{_TRAJECTORIES}/seg/*",
-        f"put.after:{_TRAJECTORIES}/seg/*",
-        f"put.mid:{_TRAJECTORIES}/log/*",
-        f"put.after:{_TRAJECTORIES}/log/*",
-        "put.after:progress/generate-0.json",
+        *("weights.mid_hash", "generate.before_commit", "generate.before_acknowledgement"),
+        *_puts(f"{_TRAJECTORIES}/seg/*", *_EACH),
+        *_puts(f"{_TRAJECTORIES}/log/*", "mid", "after"),
+        *_puts("progress/generate-0.json", "after"),
     ],
     "score-0": [
         "score.before_commit",
-        f"put.before:{_SCORES}/seg/*",
-        f"put.mid:{_SCORES}/seg/*",
-        f"put.after:{_SCORES}/seg/*",
-        f"put.mid:{_SCORES}/log/*",
-        f"put.after:{_SCORES}/log/*",
+        *_puts(f"{_SCORES}/seg/*", *_EACH),
+        *_puts(f"{_SCORES}/log/*", "mid", "after"),
     ],
     "train-0": [
-        "train.mid_step",
-        "train.before_handover",
-        "weights.mid_copy:handover",
-        "train.after_handover",
-        "put.before:checkpoints/data/*",
-        "put.mid:checkpoints/data/*",
-        "put.after:checkpoints/data/*",
-        "put.mid:checkpoints/log/*",
-        "put.after:checkpoints/log/*",
+        *("train.mid_step", "train.before_handover", "weights.mid_copy:handover", "train.after_handover"),
+        *_puts("checkpoints/data/*", *_EACH),
+        *_puts("checkpoints/log/*", "mid", "after"),
     ],
     "sync_weights-0": [
-        "sync_weights.before_push",
-        "weights.mid_hash",
-        "sync_weights.after_push",
+        *("sync_weights.before_push", "weights.mid_hash", "sync_weights.after_push"),
         "sync_weights.awaiting_acknowledgement",
-        "put.mid:streams/metrics/sync_weights-0/log/*",
-        "put.mid:progress/sync_weights-0.json",
+        *_puts("streams/metrics/sync_weights-0/log/*", "mid"),
+        *_puts("progress/sync_weights-0.json", "mid"),
     ],
     "controller": [
-        "controller.prepared",
-        "controller.bootstrapped",
-        "controller.ordered_fork",
-        "controller.forked",
-        "controller.started",
-        "controller.trained",
-        "controller.evaluated",
-        "controller.summarised",
-        "put.mid:run.json",
-        "put.after:run.json",
+        *("controller.prepared", "controller.bootstrapped", "controller.ordered_fork", "controller.forked"),
+        *("controller.started", "controller.trained", "controller.evaluated", "controller.summarised"),
+        *_puts("run.json", "mid", "after"),
     ],
-    "fork_server": [
-        "fork_server.importing",
-        "fork_server.loaded",
-        "fork_server.asked",
-        "fork_server.forked",
-        "fork_server.served",
-    ],
+    "fork_server": [f"fork_server.{place}" for place in ("importing", "loaded", "asked", "forked", "served")],
 }
 """Failpoints at which each process of a campaign may be killed."""
 WHILE_STORING_UNFINISHED = [
@@ -79,7 +56,7 @@ campaign."""
 def campaigns(seed: int) -> Iterator[list[str]]:
     """Yields the failpoints of one campaign after another, without end."""
     chooser = random.Random(seed)
-    drawn = {process: _shuffled_for_ever(points, chooser) for process, points in FAILPOINTS.items()}
+    drawn = {process: _shuffle_forever(points, chooser) for process, points in FAILPOINTS.items()}
     storing = itertools.cycle(WHILE_STORING_UNFINISHED)
     for number in itertools.count():
         specs = [
@@ -89,9 +66,8 @@ def campaigns(seed: int) -> Iterator[list[str]]:
         ]
         if is_asynchronous(number):
             # In place of one of its kills, because the third one would end the campaign.
-            specs[specs.index(next(spec for spec in specs if spec.startswith("generate-0")))] = (
-                f"generate-0 {next(storing)} 2 kill"
-            )
+            first = next(i for i, spec in enumerate(specs) if spec.startswith("generate-0"))
+            specs[first] = f"generate-0 {next(storing)} 2 kill"
         yield specs
 
 
@@ -100,6 +76,6 @@ def is_asynchronous(number: int) -> bool:
     return number % 3 == 2
 
 
-def _shuffled_for_ever(points: list[str], chooser: random.Random) -> Iterator[str]:
+def _shuffle_forever(points: list[str], chooser: random.Random) -> Iterator[str]:
     while True:
         yield from chooser.sample(points, len(points))

@@ -50,11 +50,9 @@ class Host:
         )  # type: ignore[call-overload, no-any-return]
 
     def cut(self) -> None:
-        """Cuts the link."""
         _ip("link", "set", self.link, "down")
 
     def mend(self) -> None:
-        """Restores the link."""
         _ip("link", "set", self.link, "up")
 
     def kill_all(self) -> None:

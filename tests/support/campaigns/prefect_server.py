@@ -1,5 +1,7 @@
-"""The API of a Prefect server, asked as Prefect's own clients ask it: once more if the server is busy."""
+"""The API of a Prefect server, used as Prefect's own clients use it: a request is repeated if the server is busy."""
 
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import httpx
@@ -9,22 +11,17 @@ from prefect.client.base import PrefectHttpxSyncClient
 def prefect_client(api: str, auth: tuple[str, str] | None = None) -> PrefectHttpxSyncClient:
     """A client of the server whose API is at `api`; `auth`: user and password.
 
-    The server answers 503 while SQLite is locked; the client then waits and tries again, five times at most. Raises
-    HTTPStatusError if the answer is no success in the end.
+    The server answers 503 while SQLite is locked; the client then tries again, five times at most. Raises
+    HTTPStatusError if the last answer is an error.
     """
     return PrefectHttpxSyncClient(base_url=api, auth=auth, timeout=30)
 
 
-def find(api: str, what: str, **body: object) -> list[dict[str, Any]]:
-    """The server's objects of one kind, such as `flow_runs`, as its filter finds them."""
+def find(api: str, kind: str, **body: object) -> list[dict[str, Any]]:
+    """The server's objects of one kind, such as `flow_runs`, that match the filter `body`."""
     with prefect_client(api) as client:
-        found: list[dict[str, Any]] = client.post(f"/{what}/filter", json=body).json()
-    return found
-
-
-def has_worker(client: PrefectHttpxSyncClient, pool: str) -> bool:
-    """Whether a worker of the pool is online; False as long as there is no such pool."""
-    return num_workers(client, pool) > 0
+        objects: list[dict[str, Any]] = client.post(f"/{kind}/filter", json=body).json()
+    return objects
 
 
 def num_workers(client: PrefectHttpxSyncClient, pool: str) -> int:
@@ -36,3 +33,39 @@ def num_workers(client: PrefectHttpxSyncClient, pool: str) -> int:
             return 0
         raise
     return sum(worker["status"] == "ONLINE" for worker in workers)
+
+
+def log_messages(api: str, run_id: str) -> list[str]:
+    """The log messages of the run's stages, in order."""
+    (run,) = find(api, "flow_runs", flow_runs={"name": {"any_": [run_id]}})
+    logs = find(api, "logs", logs={"flow_run_id": {"any_": [run["id"]]}}, sort="TIMESTAMP_ASC", limit=200)
+    return [log["message"] for log in logs]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefectEvent:
+    """An event of a run, read from the server."""
+
+    kind: str
+    """Without the leading `millrace.`."""
+    t: float
+    """Unix seconds."""
+    payload: dict[str, Any]
+    related: set[str]
+    """Roles of the resources that Prefect added, such as `flow-run`."""
+
+
+def events_of(prefect_api: str, run_id: str) -> list[PrefectEvent]:
+    """All events of the run so far, in order. An event takes a few seconds to arrive."""
+    by_run = {"event": {"prefix": ["millrace."]}, "resource": {"id": [f"millrace.run.{run_id}"]}, "order": "ASC"}
+    with prefect_client(prefect_api) as client:
+        answer = client.post("/events/filter", json={"filter": by_run, "limit": 50})
+    return [
+        PrefectEvent(
+            kind=event["event"].removeprefix("millrace."),
+            t=datetime.fromisoformat(event["occurred"]).timestamp(),
+            payload=event["payload"],
+            related={related["prefect.resource.role"] for related in event["related"]},
+        )
+        for event in answer.json()["events"]
+    ]

@@ -30,8 +30,8 @@ _PAGE = 200
 
 
 @dataclass
-class Site:
-    """The hosts, and what is here."""
+class HostsSite:
+    """Several hosts, and what runs on this machine."""
 
     hosts: list[Host]
     """Without this machine."""
@@ -47,7 +47,7 @@ class Site:
         """`make host POOL=…` on that host."""
         with (self.logs / f"{host.name}-{time.monotonic():.0f}.log").open("w") as log:
             return host.start(
-                sys.executable, "-m", "flows.deployment.host", pool, *flags,
+                sys.executable, "-m", "flows.deployment.deploy", "--host", pool, *flags,
                 cwd=REPOSITORY, env=self.environment, stdout=log, stderr=log, **options,
             )  # fmt: skip
 
@@ -57,12 +57,11 @@ class Site:
 
     @property
     def auth(self) -> tuple[str, str]:
-        """User and password of the Prefect server."""
         user, _, password = AUTH.partition(":")
         return user, password
 
-    def said(self, sentence: str) -> int:
-        """How many log lines of all flow runs on all hosts begin with this sentence, as the Prefect server has them."""
+    def count_logged(self, sentence: str) -> int:
+        """How many log lines of all flow runs on all hosts begin with this sentence."""
         with prefect_client(self.api, self.auth) as client:
             # The server returns 200 lines at a time, the newest first; a long campaign writes more.
             for offset in itertools.count(step=_PAGE):
@@ -100,14 +99,14 @@ class Site:
 
     def wait_for_steps(self, run_id: str, by: int, what: str) -> float:
         """Waits for `by` more steps. Returns how long they took, in seconds."""
-        began, wanted = time.monotonic(), self.steps(run_id) + by
-        wait_until(lambda: self.steps(run_id) >= wanted, what, 300)
+        began, target = time.monotonic(), self.steps(run_id) + by
+        wait_until(lambda: self.steps(run_id) >= target, what, 300)
         return time.monotonic() - began
 
 
 @contextmanager
-def made_site(folder: Path, environment: dict[str, str], num_hosts: int) -> Iterator[Site]:
-    """A site of so many hosts besides this machine, with all files in `folder`. Skips the test where it can't be made.
+def made_site(folder: Path, environment: dict[str, str], num_hosts: int) -> Iterator[HostsSite]:
+    """A site of `num_hosts` hosts and this machine, with all files in `folder`. Skips the test where it can't be made.
 
     The keys of its store become environment variables of this process too.
     """
@@ -137,7 +136,7 @@ def made_site(folder: Path, environment: dict[str, str], num_hosts: int) -> Iter
         stack.callback(server.terminate)
         millrace = Millrace(folder / "runs", mine)
         stack.callback(millrace.close)
-        site = Site(
+        site = HostsSite(
             hosts=hosts,
             root=f"s3://{ceph.make_bucket()}/runs",
             api=mine["PREFECT_API_URL"],

@@ -1,11 +1,9 @@
-"""Makes the start model that quick campaigns share.
+"""Makes a start model for campaigns of tests: `python -m support.campaigns.start_model FOLDER KEY=VALUE …`."""
 
-`python -m support.campaigns.start_model FOLDER SETTINGS-AS-JSON`
-"""
-
-import json
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,13 +15,13 @@ from millrace.prompts.dataset import load_prompts
 _PRESET = Path(__file__).parents[3] / "configs" / "presets" / "tiny-cpu.yaml"
 
 
-def main(folder: Path, settings: dict[str, object]) -> None:
-    """Makes the model as the bootstrap stage does."""
-    config = load_config(_PRESET, [f"{key}={json.dumps(value)}" for key, value in settings.items()])
+def make_start_model(folder: Path, sets: list[str], **changes: Any) -> None:
+    """Makes the model as the bootstrap stage does for tiny-cpu, with these settings and `changes` of its recipe."""
+    config = load_config(_PRESET, sets)
     torch.set_num_threads(THREADS)
     bootstrap(
         load_prompts(config.prompts).train,
-        choose_recipe(config),
+        replace(choose_recipe(config), **changes),
         folder,
         seed=config.seed,
         max_new_tokens=config.generation.max_new_tokens,
@@ -32,4 +30,4 @@ def main(folder: Path, settings: dict[str, object]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    make_start_model(Path(sys.argv[1]), sys.argv[2:])

@@ -5,31 +5,36 @@ campaign ─► … ─► last hand-over: the trainer stops ─► every genera
 Without that stop, a campaign may end before the generators have received its last version.
 """
 
+import json
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import psutil
 import torch
 from support.campaigns.campaigns import Ended, Millrace, stages_of, wait_until
-from support.stages.failpoints import Failpoints
+from support.campaigns.start_model import make_start_model
+from support.streams.rows import read_rows
 
-from configs.recipe import Recipe
-from configs.schema import RunConfig
-from millrace.bootstrap.tiny_model import bootstrap
-from millrace.prompts.dataset import load_prompts
-from storage.checkpoints import read_latest
-from storage.failpoints import FIRED, SPECS
+from millrace.models.loading import load_model
+from millrace.training.checkpoints.policy_state import load_weights
+from millrace.weights.fingerprint import fingerprint
+from storage import layout
+from storage.checkpoints import checkpoints_backwards, read_latest
 from storage.progress import read_status
-from storage.stores.factory import open_store
+from storage.schema import METRIC, TRAJECTORY
+from storage.stores.base import Store
+from storage.streams.log import LogReader
 
 GENERATORS = (0, 1)
 GROUPS_PER_STEP, GROUP_SIZE = 8, 4
-_PROMPTS = {"digits": 1, "num_eval": 8}
+_PROMPTS: dict[str, object] = {
+    "prompts.digits": 1,
+    "prompts.num_eval": 8,
+}
 _PATIENCE_SECONDS = 300.0
 _LOOK_SECONDS = 0.02
 
@@ -37,24 +42,13 @@ Version = tuple[int, int]
 """Incarnation, policy version."""
 
 
-def make_start_model(folder: Path) -> None:
+def make_weak_start_model(folder: Path) -> None:
     """Saves a policy that answers one sum in five, so that rewards differ and each step changes the weights."""
-    torch.set_num_threads(1)
-    config = RunConfig.model_validate({"training": {"max_steps": 1}, "prompts": _PROMPTS})
-    shape = Recipe(
-        hidden_size=32,
-        num_layers=2,
-        num_heads=2,
-        intermediate_size=64,
-        error_rate=0.3,
-        target_imitation_rate=1.0,
-        max_accuracy=0.0,
-        max_steps=30,
-        batch_size=128,
-        learning_rate=4e-3,
-    )
-    prompts, longest = load_prompts(config.prompts).train, config.generation.max_new_tokens
-    bootstrap(prompts, shape, folder, seed=0, max_new_tokens=longest, report=lambda step, line: None)
+    recipe: dict[str, Any] = {
+        "hidden_size": 32, "num_layers": 2, "num_heads": 2, "intermediate_size": 64, "error_rate": 0.3,
+        "target_imitation_rate": 1.0, "max_accuracy": 0.0, "max_steps": 30, "batch_size": 128, "learning_rate": 4e-3,
+    }  # fmt: skip
+    make_start_model(folder, [f"{key}={json.dumps(value)}" for key, value in {**_PROMPTS, "seed": 0}.items()], **recipe)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,14 +83,15 @@ class WeightCampaign:
         self.run_id = run_id
         self.run = millrace.root / run_id
         self.steps = steps
-        self.start_model = start_model
-        self.failpoints = Failpoints(fired, *failpoints, f"train-0 train.after_handover {last_hand_over} stop")
-        self._store = open_store(str(self.run))
+        self.store: Store = millrace.store(run_id)
+        self.failpoints = millrace.arm(fired, *failpoints, f"train-0 train.after_handover {last_hand_over} stop")
+        self.acknowledged: dict[Acknowledged, None] = {}
+        """The reports that were seen, in order. Some may have been missed."""
+        self._start_model = start_model
         self._millrace = millrace
         self._settings = {
+            **_PROMPTS,
             "model.path": str(start_model),
-            "prompts.digits": _PROMPTS["digits"],
-            "prompts.num_eval": _PROMPTS["num_eval"],
             "generation.replicas": len(GENERATORS),
             "generation.group_size": GROUP_SIZE,
             "generation.groups_per_batch": GROUPS_PER_STEP // len(GENERATORS),
@@ -110,20 +105,15 @@ class WeightCampaign:
             "supervision.hang_seconds": 2 * _PATIENCE_SECONDS,
             **settings,
         }
-        self._seen: dict[Acknowledged, None] = {}
         self._over = threading.Event()
         self._monitor = threading.Thread(target=self._collect, daemon=True)
 
     def __enter__(self) -> "WeightCampaign":
-        environment = self.failpoints.environment()
-        self._millrace.environment |= {name: environment[name] for name in (SPECS, FIRED)}
         self._process = self._millrace.start(*self._millrace.campaign(self.run_id, **self._settings))
         self._monitor.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self._monitor.join()
         # A process that a failed test left stopped would not notice that its controller has died.
@@ -132,32 +122,28 @@ class WeightCampaign:
                 process.resume()
 
     def status(self, stage: str, replica: int = 0) -> dict[str, Any]:
-        """The status record of one process."""
-        return read_status(self._store, stage, replica)
+        return read_status(self.store, stage, replica)
 
     def process(self, stage: str, replica: int = 0) -> psutil.Process:
-        """One process of a stage, by its status record."""
         return psutil.Process(self.status(stage, replica)["pid"])
 
     @property
     def trainer_version(self) -> int:
-        """The trainer's policy version; −1 before it has one."""
-        version: int = self.status("train").get("policy_version", -1)
-        return version
+        return self._millrace.version(self.run_id)
 
-    def ahead(self) -> int:
-        """By how many trajectories generator 0 is ahead of generator 1."""
-        made = [self.status("generate", generator).get("rollouts", 0) for generator in GENERATORS]
-        return made[0] - made[1]
+    def lead(self) -> int:
+        """The trajectories of generator 0 minus those of generator 1."""
+        first, second = (self.status("generate", generator).get("rollouts", 0) for generator in GENERATORS)
+        return int(first - second)
 
-    def holds(self, generator: int) -> int:
+    def version_of_generator(self, generator: int) -> int:
         """A generator's policy version; −1 before it has one."""
         version: int = self.status("generate", generator).get("policy_version", -1)
         return version
 
     def checkpointed(self) -> int:
         """The version of the newest checkpoint; −1 before there is one."""
-        newest = read_latest(self._store)
+        newest = read_latest(self.store)
         return -1 if newest is None else newest.step
 
     def trainer_stopped(self) -> bool:
@@ -167,11 +153,6 @@ class WeightCampaign:
         except psutil.NoSuchProcess:
             # Killed, and the next process has no status record yet.
             return False
-
-    @property
-    def acknowledged(self) -> list[Acknowledged]:
-        """The reports that were seen, in order. Some may have been missed."""
-        return list(self._seen)
 
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
         """Fails with the campaign's output if it ends before that."""
@@ -185,23 +166,56 @@ class WeightCampaign:
     def finish(self) -> Ended:
         """Resumes the trainer once every generator holds the last version, and waits for the end."""
         self.wait_until(self.trainer_stopped, f"the trainer to stop behind version {self.steps}")
-        self.wait_until(self._all_hold_last_version, f"every generator to hold version {self.steps}")
+        self.wait_until(
+            lambda: all(self.version_of_generator(generator) == self.steps for generator in GENERATORS),
+            f"every generator to hold version {self.steps}",
+        )
         self.process("train").resume()
         output, _ = self._process.communicate(timeout=_PATIENCE_SECONDS)
         return Ended(self._process.returncode, output)
 
-    def _all_hold_last_version(self) -> bool:
-        return all(self.holds(generator) == self.steps for generator in GENERATORS)
+    def digests(self, dtype: str) -> dict[Version, str]:
+        """Digests of the start model and of every checkpointed version, each cast to the generators' `dtype`."""
+
+        def digest(tensors: dict[str, torch.Tensor]) -> str:
+            return fingerprint({name: tensor.to(getattr(torch, dtype)) for name, tensor in tensors.items()}).digest
+
+        model = load_model(self._start_model, "float32")
+        base = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        checkpoints = {
+            (checkpoint.incarnation, checkpoint.step): checkpoint for checkpoint in checkpoints_backwards(self.store)
+        }
+        trained = {version: digest(load_weights(self.store, one, base)) for version, one in checkpoints.items()}
+        return {(0, 0): digest(base), **trained}
+
+    def token_versions(self, generator: int) -> dict[int, set[Version]]:
+        """The versions that the generator's tokens are tagged with, by epoch of its process."""
+        versions: dict[int, set[Version]] = {}
+        for row in read_rows(self.store, layout.trajectories(generator), TRAJECTORY):
+            tagged = {(row["incarnation"], version) for version in row["span_versions"]}
+            versions.setdefault(row["epoch"], set()).update(tagged)
+        return versions
+
+    def all_token_versions(self) -> set[Version]:
+        return set().union(*(tagged for g in GENERATORS for tagged in self.token_versions(g).values()))
+
+    def measured_versions(self, stage: str, replica: int, name: str) -> set[Version]:
+        """Versions for which this stage's metrics have a row of this name."""
+        rows = read_rows(self.store, layout.metrics(stage, replica), METRIC)
+        return {(row["incarnation"], row["policy_version"]) for row in rows if row["name"] == name}
+
+    def stored_kinds(self) -> set[str]:
+        """How versions are stored: as `anchor`, as `delta`."""
+        records = iter(LogReader(self.store, layout.WEIGHTS).next, None)
+        return {record.body["state"]["kind"] for record in records if record.kind == "checkpoint"}
 
     def _collect(self) -> None:
         while not self._over.wait(_LOOK_SECONDS):
             for generator in GENERATORS:
                 status = self.status("generate", generator)
                 if "weights_digest" in status:
+                    version, digest = (status["incarnation"], status["policy_version"]), status["weights_digest"]
                     seen = Acknowledged(
-                        generator=generator,
-                        version=(status["incarnation"], status["policy_version"]),
-                        digest=status["weights_digest"],
-                        route=status["weights_route"],
+                        generator=generator, version=version, digest=digest, route=status["weights_route"]
                     )
-                    self._seen.setdefault(seen)
+                    self.acknowledged[seen] = None

@@ -21,7 +21,7 @@ class Family:
     renderer: str = "template"
     """`model.renderer` of a config."""
     thought: str = ""
-    """What a turn begins with: a thought that is over, in families whose turns begin with one."""
+    """The finished thought that begins a turn, in families whose turns begin with one."""
     tools: bool = False
     """Whether conversations may have tools."""
 

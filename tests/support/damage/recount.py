@@ -1,4 +1,4 @@
-"""A run counted again from its files, by json and pyarrow alone: what was generated, scored, trained and dropped."""
+"""A run's trajectories counted again from its files, by json and pyarrow alone."""
 
 import json
 from collections import Counter
@@ -42,9 +42,9 @@ def recount(run: Path) -> Recount:
             generated += rows
             all_read = all_read and table is not None
             if table is not None:
-                found = pc.list_value_length(table["response_tokens"]).to_pylist()
+                to_pylist = pc.list_value_length(table["response_tokens"]).to_pylist()
                 keys = zip(table["generator"].to_pylist(), table["row_id"].to_pylist(), strict=True)
-                lengths.update(zip(keys, found, strict=True))
+                lengths.update(zip(keys, to_pylist, strict=True))
     scored = sum(rows for path in streams.glob("scores/*/*/*") for rows, _ in parts(path))
     tables = [table for _, table in parts(streams / "consumed")]
     read = [table for table in tables if table is not None]
@@ -65,22 +65,22 @@ def recount(run: Path) -> Recount:
 
 
 def check_recount(run: Path, summary: Mapping[str, Any]) -> Recount:
-    """Asserts that the ledger in `summary` is what the files of the run hold, as far as they can be read.
+    """Asserts that the ledger in `summary` agrees with the files of the run, as far as they can be read.
 
-    `summary` must be of a run that has ended, so that what was consumed is all in its stream.
+    `summary` must be of a run that has ended, so that the stream `consumed` is complete.
     """
-    found, ledger = recount(run), summary["ledger"]
-    assert found.twice == 0, found
-    assert ledger["generated"]["rollouts"] == found.generated, found
-    assert ledger["generated"]["rollouts"] - ledger["in_flight"]["rollouts"] == found.scored, found
-    if found.generated_tokens is not None:
-        assert ledger["generated"]["tokens"] == found.generated_tokens, found
-    if found.outcomes is not None:
+    result, ledger = recount(run), summary["ledger"]
+    assert result.twice == 0, result
+    assert ledger["generated"]["rollouts"] == result.generated, result
+    assert ledger["generated"]["rollouts"] - ledger["in_flight"]["rollouts"] == result.scored, result
+    if result.generated_tokens is not None:
+        assert ledger["generated"]["tokens"] == result.generated_tokens, result
+    if result.outcomes is not None:
         counted = {"trained": ledger["trained"], **ledger["dropped"]}
-        assert {name: amount["rollouts"] for name, amount in counted.items() if amount["rollouts"]} == found.outcomes
-    if found.trained_tokens:
-        assert ledger["trained"]["tokens"] == found.trained_tokens, found
-    return found
+        assert {name: amount["rollouts"] for name, amount in counted.items() if amount["rollouts"]} == result.outcomes
+    if result.trained_tokens:
+        assert ledger["trained"]["tokens"] == result.trained_tokens, result
+    return result
 
 
 def copied_from_s3(url: str, endpoint: str, key: str, secret: str, to: Path) -> Path:

@@ -1,4 +1,4 @@
-"""What tests of engines need of a policy: its weights as a reader returns them, and its log-probabilities.
+"""A policy for tests of engines: its weights as a receiver returns them, and its log-probabilities.
 
 model ─► ReceiveBuffer ─► Weights ─► update_weights
   └──► log-probabilities of the whole text at once: no padding, no cache, no batch

@@ -67,7 +67,7 @@ def engine_core(processes: set[psutil.Process]) -> psutil.Process:
 
 
 def left_behind(processes: set[psutil.Process]) -> set[psutil.Process]:
-    """Which of these do not end, within some seconds: what was killed takes a moment."""
+    """The processes that are still alive after ten seconds."""
     deadline = time.monotonic() + 10
     while (alive := {process for process in processes if is_alive(process)}) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""What only CUDA can compute, computed plainly: the same results, slowly."""
+"""Plain versions of kernels that only CUDA has: the same results, slowly."""
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise

@@ -1,24 +1,42 @@
-"""Starts the members of a push by `direct`, on CPUs or on GPUs."""
+"""The members of a push by `direct`, each a process with a device, on CPUs or on GPUs.
+
+    python direct_members.py DEVICE RANK SIZE PORT     rank SIZE − 1 is the generator; cuda: rank r has GPU r
+
+A member pushes two versions through one group, as `exchange.py` does, and compares the tensors that arrived, and their
+sums, bit for bit. It ends with an error if anything differs.
+"""
 
 import os
 import subprocess
 import sys
+import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
-from flows.deployment.server import free_port
+import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from support.weights.direct_policies import POLICIES, shards
+
+from flows.deployment.server import free_port
+from millrace.weights.direct import layout as layout_module
+from millrace.weights.direct.exchange import Group, receive_whole, send_parts
+from millrace.weights.fingerprint import fingerprint, fingerprint_of_sums
+
+PATIENT = 120.0
 _LIMIT_SECONDS = 300.0
 
 
 def push_between(size: int, device: Literal["cpu", "cuda"]) -> None:
-    """A trainer of `size` − 1 ranks and a generator push; AssertionError with the output of one that fails."""
-    script, port = Path(__file__).with_name("direct_member.py"), free_port()
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    """Runs a push of a trainer of `size` − 1 ranks to a generator. Fails with the output of the member that failed."""
+    port = free_port()
     members = [
         subprocess.Popen(
-            [sys.executable, str(script), device, str(rank), str(size), str(port)],
-            env=environment,
+            [sys.executable, __file__, device, str(rank), str(size), str(port)],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -33,3 +51,42 @@ def push_between(size: int, device: Literal["cpu", "cuda"]) -> None:
         for member in members:
             member.kill()
             member.wait()
+
+
+def main(device: torch.device, rank: int, size: int, port: int) -> None:
+    policy, trainers = POLICIES["llama"], size - 1
+    store = TCPStore("127.0.0.1", port, is_master=rank == 0, timeout=timedelta(seconds=PATIENT))
+    # With two tensor ranks where that divides them: columns then arrive in parts.
+    tensor = 2 if trainers % 2 == 0 else 1
+    # Many messages.
+    layout_module.MESSAGE_BYTES = 1 << 12
+    layout = policy.layout(trainers // tensor, tensor)
+    messages = layout.messages()
+    group = Group(store, "push", "127.0.0.1", device, rank=rank, size=size, seconds=PATIENT)
+    for version in (1, 2):
+        expected, until = policy.tensors(version), time.monotonic() + PATIENT
+        if rank < trainers:
+            parts = {name: part.contiguous().to(device) for name, part in shards(expected, layout, rank).items()}
+            sent = send_parts(group, parts, messages, target=trainers, until=until)
+            assert sent == sum(message.nbytes for message in messages if message.source == rank)
+            continue
+        received = {name: torch.zeros_like(whole).to(device) for name, whole in expected.items()}
+        assert receive_whole(group, received, messages, trainers=trainers, until=until) == 0
+        assert fingerprint(received) == fingerprint(expected), f"version {version}"
+        assert fingerprint_of_sums(received) == fingerprint_of_sums(expected)
+    # A member that left while another is still at work would look like a failure.
+    store.add("done", 1)
+    while store.add("done", 0) < size:
+        time.sleep(0.01)
+    if rank == 0:
+        # The store ends with this process.
+        time.sleep(1.0)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    device = torch.device("cpu")
+    if sys.argv[1] == "cuda":
+        device = torch.device("cuda", int(sys.argv[2]))
+        torch.cuda.set_device(device)
+    main(device, *map(int, sys.argv[2:]))

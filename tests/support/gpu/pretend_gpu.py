@@ -1,8 +1,8 @@
 """A GPU that is not there: tensors compute on the CPU, and count as being on `cuda:0` wherever Python asks.
 
     x.to(GPU), zeros(…, device=GPU)   ─► a CPU tensor whose storage is noted as the GPU's
-    x.device, x.is_cuda               ─► what was noted
-    any operation, backward included  ─► are its tensors on one device? its results are there too
+    x.device, x.is_cuda               ─► the noted device
+    any operation, backward included  ─► checks that its tensors share a device; its results get it
 
 torch's FakeTensorMode knows devices as well, but a build of torch without CUDA refuses the backward pass of its `cuda`
 tensors: autograd's engine asks for the accelerator's stream. It also has no values. Here numbers are real: a step on
@@ -48,7 +48,7 @@ class MixedDevices(Exception):
 
 
 class PretendGpu:
-    """What happened on the device since `pretend_gpu` made it."""
+    """The device's memory, and the copies and waits since `pretend_gpu` made it."""
 
     def __init__(self) -> None:
         self.waits: Counter[str] = Counter()
@@ -83,7 +83,7 @@ class PretendGpu:
             finalize(storage, self._count, counted, 0)
 
     def resizing(self, resize: Callable[..., Any]) -> Callable[..., Any]:
-        """`resize` of torch's storages, by which FSDP2 frees what it gathered."""
+        """`resize` of torch's storages, by which FSDP2 frees gathered weights."""
 
         def resized(storage: torch.UntypedStorage, nbytes: int) -> Any:
             done = resize(storage, nbytes)
@@ -97,8 +97,8 @@ class PretendGpu:
         """`group` of torch, with the device that tensors count as being on."""
 
         def answer(lists: Any, with_indices: bool) -> dict[Any, Any]:
-            found = group(lists, with_indices)
-            return {(self.device_of(some[0][0]), dtype): (some, at) for (_, dtype), (some, at) in found.items()}
+            result = group(lists, with_indices)
+            return {(self.device_of(some[0][0]), dtype): (some, at) for (_, dtype), (some, at) in result.items()}
 
         return answer
 
@@ -132,7 +132,7 @@ def pretend_gpu() -> Iterator[PretendGpu]:
 
 
 class _Python(TorchFunctionMode):
-    """What Python sees of tensors, and where it asks torch to put them."""
+    """Answers Python's questions about tensors, and places those that Python makes."""
 
     def __init__(self, gpu: PretendGpu) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class _Python(TorchFunctionMode):
 
 
 class _Operations(TorchDispatchMode):
-    """What torch computes, the backward pass included."""
+    """Checks and counts torch's operations, the backward pass included."""
 
     def __init__(self, gpu: PretendGpu) -> None:
         super().__init__()
@@ -207,8 +207,8 @@ class _Operations(TorchDispatchMode):
             if gpu.heading == GPU:
                 gpu.place(moved)
             return moved
-        tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
-        on_gpu = [one for one in tensors if gpu.device_of(one) == GPU]
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        on_gpu = [tensor for tensor in tensors if gpu.device_of(tensor) == GPU]
         if not on_gpu:
             return func(*args, **kwargs)
         if func is _ATEN.copy_.default:
@@ -216,7 +216,7 @@ class _Operations(TorchDispatchMode):
                 gpu.copied_to_host[_place()] += args[0].nbytes
             return func(*args, **kwargs)
         # A number on the CPU may take part anywhere.
-        strangers = [one for one in tensors if gpu.device_of(one) == CPU and one.dim() > 0]
+        strangers = [tensor for tensor in tensors if gpu.device_of(tensor) == CPU and tensor.dim() > 0]
         if strangers:
             raise MixedDevices(f"{func} at {_place()} gets tensors of {GPU} and of the CPU")
         if func in _READ or func in _UNKNOWN_SIZE or _is_masked(func, args) or _is_unsized_repeat(func, args, kwargs):
@@ -224,15 +224,15 @@ class _Operations(TorchDispatchMode):
         if func in KERNELS:
             gpu.cuda_only[str(func)] += 1
         made = KERNELS.get(func, func)(*args, **kwargs)
-        for one in tree_leaves(made):
-            if isinstance(one, torch.Tensor):
-                gpu.place(one)
+        for leaf in tree_leaves(made):
+            if isinstance(leaf, torch.Tensor):
+                gpu.place(leaf)
         return made
 
 
 def _is_masked(func: Any, args: Sequence[Any]) -> bool:
     """Whether `func` indexes by a mask, for which CUDA has to count its elements."""
-    return func in _INDEXED and any(one is not None and one.dtype == torch.bool for one in args[1])
+    return func in _INDEXED and any(arg is not None and arg.dtype == torch.bool for arg in args[1])
 
 
 def _is_unsized_repeat(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

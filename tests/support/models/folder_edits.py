@@ -1,4 +1,4 @@
-"""Changes of the files of a model folder."""
+"""Edits of the files of a model folder; most functions return the edit."""
 
 import json
 import os
@@ -16,12 +16,11 @@ MARK = "MILLRACE_TEST_MARK"
 Edit = Callable[[Path], object]
 
 
-def config(**values: object) -> Edit:
-    """Changes keys of config.json."""
-    return changed("config.json", **values)
+def change_config(**values: object) -> Edit:
+    return change("config.json", **values)
 
 
-def changed(name: str, **values: object) -> Edit:
+def change(name: str, **values: object) -> Edit:
     def edit(folder: Path) -> None:
         path = folder / name
         path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
@@ -29,15 +28,15 @@ def changed(name: str, **values: object) -> Edit:
     return edit
 
 
-def written(name: str, content: str | bytes) -> Edit:
+def write(name: str, content: str | bytes) -> Edit:
     return lambda folder: (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-def gone(name: str) -> Edit:
+def remove(name: str) -> Edit:
     return lambda folder: (folder / name).unlink()
 
 
-def fifo(name: str) -> Edit:
+def put_fifo(name: str) -> Edit:
     def edit(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
         os.mkfifo(folder / name)
@@ -45,7 +44,7 @@ def fifo(name: str) -> Edit:
     return edit
 
 
-def dangling(name: str) -> Edit:
+def put_dangling_link(name: str) -> Edit:
     def edit(folder: Path) -> None:
         (folder / name).unlink()
         (folder / name).symlink_to(folder.parent / "nowhere")
@@ -53,20 +52,20 @@ def dangling(name: str) -> Edit:
     return edit
 
 
-def tensors(edit: Callable[[dict[str, torch.Tensor]], object]) -> Edit:
-    def write(folder: Path) -> None:
+def change_tensors(edit: Callable[[dict[str, torch.Tensor]], object]) -> Edit:
+    def apply(folder: Path) -> None:
         held = load_file(folder / WEIGHTS)
         edit(held)
         save_file(held, folder / WEIGHTS, metadata={"format": "pt"})
 
-    return write
+    return apply
 
 
-def filled(name: str, value: float) -> Edit:
-    return tensors(lambda held: held[name].view(-1)[-1:].fill_(value))
+def fill(name: str, value: float) -> Edit:
+    return change_tensors(lambda held: held[name].view(-1)[-1:].fill_(value))
 
 
-def sharded(folder: Path, **weight_map: str) -> None:
+def shard(folder: Path, **weight_map: str) -> None:
     held = load_file(folder / WEIGHTS)
     names = sorted(held)
     (folder / WEIGHTS).unlink()
@@ -76,52 +75,49 @@ def sharded(folder: Path, **weight_map: str) -> None:
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": {**files, **weight_map}}))
 
 
-def pickled(name: str) -> Edit:
+def put_pickle(name: str) -> Edit:
     """A pickle that leaves a mark when it is opened."""
     mark = f"cposix\nsystem\n(S'touch ${MARK}'\ntR."
-    return written(name, mark)
+    return write(name, mark)
 
 
-def with_code(name: str, **auto_map: str) -> Edit:
+def put_code(name: str, **auto_map: str) -> Edit:
     """Code in the folder that leaves a mark when it runs, and that a file of settings names."""
 
     def edit(folder: Path) -> None:
         code = f"import os, pathlib\npathlib.Path(os.environ[{MARK!r}]).touch()\nclass Own: pass\n"
         (folder / "own.py").write_text(code)
-        changed(name, auto_map=auto_map)(folder)
+        change(name, auto_map=auto_map)(folder)
 
     return edit
 
 
-def without_end(folder: Path) -> None:
+def remove_end(folder: Path) -> None:
     path = folder / "tokenizer_config.json"
     values = json.loads(path.read_text())
-    for name in [name for name in values if "eos" in name]:
-        del values[name]
-    path.write_text(json.dumps(values))
-    for name in ("special_tokens_map.json",):
-        (folder / name).unlink(missing_ok=True)
+    path.write_text(json.dumps({name: value for name, value in values.items() if "eos" not in name}))
+    (folder / "special_tokens_map.json").unlink(missing_ok=True)
 
 
-def vocabulary(edit: Callable[[dict[str, int]], object]) -> Edit:
-    def write(folder: Path) -> None:
+def change_vocabulary(edit: Callable[[dict[str, int]], object]) -> Edit:
+    def apply(folder: Path) -> None:
         path = folder / "tokenizer.json"
         values = json.loads(path.read_text())
         edit(values["model"]["vocab"])
         path.write_text(json.dumps(values))
 
-    return write
+    return apply
 
 
-def larger(vocab: dict[str, int]) -> None:
+def enlarge(vocab: dict[str, int]) -> None:
     size = len(vocab) + 64
     vocab |= {f"<more {number}>": size + number for number in range(1000)}
 
 
-def header(edit: Callable[[dict[str, dict[str, list[int]]]], object]) -> Edit:
-    """Changes what the weight file says of its tensors, and no tensor."""
+def change_header(edit: Callable[[dict[str, dict[str, list[int]]]], object]) -> Edit:
+    """Changes the header of the weight file, and no tensor."""
 
-    def write(folder: Path) -> None:
+    def apply(folder: Path) -> None:
         data = (folder / WEIGHTS).read_bytes()
         end = 8 + int.from_bytes(data[:8], "little")
         values = json.loads(data[8:end])
@@ -129,10 +125,10 @@ def header(edit: Callable[[dict[str, dict[str, list[int]]]], object]) -> Edit:
         changed = json.dumps(values).encode()
         (folder / WEIGHTS).write_bytes(struct.pack("<Q", len(changed)) + changed + data[end:])
 
-    return write
+    return apply
 
 
-def sparse(name: str, size: int) -> Edit:
+def make_sparse(name: str, size: int) -> Edit:
     """A file of zeros that takes no room on the disk."""
 
     def edit(folder: Path) -> None:
@@ -142,8 +138,8 @@ def sparse(name: str, size: int) -> Edit:
     return edit
 
 
-def rotary(**values: object) -> Edit:
-    return config(rope_parameters={"rope_type": "default", "rope_theta": 1e4, **values})
+def set_rotary(**values: object) -> Edit:
+    return change_config(rope_parameters={"rope_type": "default", "rope_theta": 1e4, **values})
 
 
 def both(*edits: Edit) -> Edit:

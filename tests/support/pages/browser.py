@@ -16,11 +16,11 @@ class NoBrowser(Exception):
 @contextmanager
 def running_browser() -> Iterator[Browser]:
     """A browser without a page. Raises NoBrowser."""
-    found = next(filter(None, map(shutil.which, _BROWSERS)), None)
-    if found is None:
+    result = next(filter(None, map(shutil.which, _BROWSERS)), None)
+    if result is None:
         raise NoBrowser(f"none of {', '.join(_BROWSERS)} is installed")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found)
+        browser = playwright.chromium.launch(executable_path=result)
         try:
             yield browser
         finally:
@@ -39,7 +39,7 @@ def fresh_page(browser: Browser, width: int = 1280, height: int = 900) -> Iterat
 
 @contextmanager
 def browser_page() -> Iterator[Page]:
-    """A fresh page in a browser of its own. Raises NoBrowser."""
+    """A fresh page in a new browser. Raises NoBrowser."""
     with running_browser() as browser, fresh_page(browser) as page:
         yield page
 
@@ -58,5 +58,4 @@ def form_field(page: Page, *labels: str) -> Locator:
 
 
 def fill(page: Page, value: object, *labels: str) -> None:
-    """Types a value into the field with these labels."""
     form_field(page, *labels).locator("input, textarea").fill(str(value))

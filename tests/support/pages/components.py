@@ -1,4 +1,4 @@
-"""Dash's components as the browser gets them, and what is in them."""
+"""Dash's components as the browser gets them, and their content."""
 
 import json
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from dash.development.base_component import Component
 
 
 def plain(components: Any) -> Any:
-    """As the browser gets it."""
+    """The components as the browser's JSON."""
     return json.loads(to_json(components))
 
 
@@ -50,5 +50,4 @@ def words(root: Any) -> str:
 
 
 def of_class(root: Any, name: str) -> list[Component]:
-    """The components of a tree that have this class."""
     return [each for each in components(root) if name in str(getattr(each, "className", "")).split()]

@@ -1,4 +1,4 @@
-"""The dashboard as a person has it: the real command, and its pages in a browser that watches what they do."""
+"""The dashboard as a person has it: the real command, and its pages in a watching browser."""
 
 import base64
 import re
@@ -21,14 +21,13 @@ _ALL_DRAWN = "() => [...document.querySelectorAll('.dash-graph')].every(graph =>
 
 
 @contextmanager
-def served(
-    root: Path, *arguments: str, environment: dict[str, str] | None = None, errors: IO[str] | None = None
-) -> Iterator[str]:
-    """`millrace dashboard ROOT` on a free port: its address, without a slash at the end. `errors` gets its stderr."""
+def served_process(
+    root: Path, port: int, *arguments: str, errors: IO[str] | None = None
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """`millrace dashboard ROOT`: its address, without a slash at the end, and its process. `errors` gets its stderr."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "flows.cli.main", "dashboard", str(root), "--port", "0", *arguments],
+        [sys.executable, "-m", "flows.cli.main", "dashboard", str(root), "--port", str(port), *arguments],
         cwd=REPOSITORY,
-        env=environment,
         stdout=subprocess.PIPE,
         stderr=errors,
         text=True,
@@ -36,17 +35,24 @@ def served(
     )
     try:
         assert process.stdout is not None
-        said = process.stdout.readline()
-        found = re.search(r"http://[^ ]*:\d+", said)
-        assert found, f"the dashboard did not start: {said!r}"
-        yield found[0]
+        line = process.stdout.readline()
+        address = re.search(r"http://[^ ]*:\d+", line)
+        assert address, f"the dashboard did not start: {line!r}"
+        yield address[0], process
     finally:
         process.terminate()
         process.communicate(timeout=30)
 
 
+@contextmanager
+def served(root: Path, *arguments: str, errors: IO[str] | None = None) -> Iterator[str]:
+    """`millrace dashboard ROOT` on a free port: its address."""
+    with served_process(root, 0, *arguments, errors=errors) as (address, _):
+        yield address
+
+
 class Watched:
-    """A page of which every request, error and word on the console is noted."""
+    """A page with a record of its requests, errors and console messages."""
 
     def __init__(self, page: Page, base: str) -> None:
         self.page = page
@@ -64,7 +70,6 @@ class Watched:
         self.wait_until_drawn()
 
     def wait_until_drawn(self) -> None:
-        """Until every chart of the page is there."""
         self.page.wait_for_function(_ALL_DRAWN)
 
     def figure(self, block: str) -> list[dict[str, Any]]:
@@ -83,15 +88,15 @@ class Watched:
         return [line.locator("td").all_inner_texts() for line in lines]
 
     def assert_quiet(self) -> None:
-        """Nothing went wrong in the browser, and nothing left the machine."""
+        """Checks that nothing went wrong in the browser, and that no request left the machine."""
         assert self.complaints == [], self.complaints
-        away = [url for url in self.requests if urlsplit(url).scheme not in ("data", "blob")]
-        assert away, "the page asked for nothing at all"
-        assert {urlsplit(url).hostname for url in away} == {"127.0.0.1"}
+        remote = [url for url in self.requests if urlsplit(url).scheme not in ("data", "blob")]
+        assert remote, "the page requested nothing at all"
+        assert {urlsplit(url).hostname for url in remote} == {"127.0.0.1"}
 
 
 def plain(figure: Any) -> Any:
-    """Plotly's JSON with each array as a list, however it was packed; what is no number is None."""
+    """Plotly's JSON with each array as a list, however it was packed; NaN and infinity are None."""
     if isinstance(figure, dict):
         if "bdata" in figure:
             values = np.frombuffer(base64.b64decode(figure["bdata"]), _NUMPY[figure["dtype"]])

@@ -1,15 +1,16 @@
-"""A run whose trainer has measured something, and `millrace mirror` as a process of its own."""
+"""A run whose trainer has measured something, and `millrace mirror` as a process."""
 
 import os
 import struct
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import google_crc32c
-import pyarrow as pa
+from support.campaigns import campaigns
+from support.stored_run.metrics import metric_rows
 from tensorboardX.proto.event_pb2 import Event
 
 from dashboard.integrations.sinks.copying import Mirror
@@ -32,7 +33,6 @@ CONFIG = {
     "staleness": {"max_staleness": 4},
     "weights": {"transport": "shm"},
 }
-_ROOT = Path(__file__).parents[3]
 
 
 class Trained:
@@ -41,39 +41,34 @@ class Trained:
     def __init__(self, store: Store, run_id: str = "mine") -> None:
         self.store = store
         create_run(store, run_id, CONFIG)
-        self._stream = StreamWriter(store, layout.metrics("train", 0), METRIC, "train-0")
-        self._generators: dict[int, StreamWriter] = {}
+        self._streams: dict[str, StreamWriter] = {}
 
     def step(self, *versions: int, incarnation: int = 0, reward: float | None = None) -> None:
-        """A part for each of these policy versions, with `reward` or else an eighth of the version."""
+        """Adds a part for each of these policy versions, with `reward` or else an eighth of the version."""
         for version in versions:
-            values = {
-                "reward_mean": version / 8 if reward is None else reward,
-                "loss": -1.0,
-            }
-            rows = [
-                {"t": 100.0 + version, "incarnation": incarnation, "policy_version": version, "name": n, "value": v}
-                for n, v in values.items()
-            ]
-            self._stream.write(pa.Table.from_pylist(rows, schema=METRIC), tokens=0)
+            values = {"reward_mean": version / 8 if reward is None else reward, "loss": -1.0}
+            self._measure("train", 0, values, 100.0 + version, version, incarnation)
 
     def work(self, replica: int, t: float, version: int, *, busy: float, waited: float, tokens: float) -> None:
-        """A generator's time since its last row, seconds, and its tokens since its start, at a policy version."""
-        if replica not in self._generators:
-            self._generators[replica] = StreamWriter(
-                self.store, layout.metrics("generate", replica), METRIC, f"generate-{replica}"
-            )
+        """Adds a generator's time since its last row, seconds, and its tokens since its start, at a policy version."""
         values = {"time/generate/seconds": busy, "time/waiting for room/seconds": waited, "total/tokens": tokens}
-        rows = [{"t": t, "incarnation": 0, "policy_version": version, "name": n, "value": v} for n, v in values.items()]
-        self._generators[replica].write(pa.Table.from_pylist(rows, schema=METRIC), tokens=0)
+        self._measure("generate", replica, values, t, version, 0)
 
     def evaluate(self, version: int, accuracy: float, t: float = 50.0) -> None:
-        """The held-out result of a version, measured at `t`."""
         write_result(self.store, {"policy_version": version, "accuracy": accuracy, "prompts": 8, "t": t})
+
+    def _measure(
+        self, stage: str, replica: int, values: dict[str, float], t: float, version: int, incarnation: int
+    ) -> None:
+        path = layout.metrics(stage, replica)
+        if path not in self._streams:
+            self._streams[path] = StreamWriter(self.store, path, METRIC, f"{stage}-{replica}")
+        rows = metric_rows(values, t=t, incarnation=incarnation, policy_version=version)
+        self._streams[path].write(rows, tokens=0)
 
 
 def copy(store: Store, folder: Path) -> int:
-    """One start of the mirror to TensorBoard; returns how many points it wrote."""
+    """Starts the mirror to TensorBoard once; returns how many points it wrote."""
     copying = Mirror(store, TensorBoard(folder))
     try:
         copying.copy()
@@ -82,32 +77,31 @@ def copy(store: Store, folder: Path) -> int:
     return copying.points
 
 
-def _masked(data: bytes) -> int:
+def _masked_crc(data: bytes) -> int:
     crc = google_crc32c.value(data)
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def events(folder: Path) -> Iterator[Event]:
-    """All of a folder, in the order in which TensorBoard reads them; each record's checksums are verified."""
+    """All events of a folder, in the order in which TensorBoard reads them; each record's checksums are verified."""
     for file in sorted(folder.glob("events.out.tfevents.*")):
         data = file.read_bytes()
         while data:
             (length,) = struct.unpack("<Q", data[:8])
-            assert struct.unpack("<I", data[8:12])[0] == _masked(data[:8])
+            assert struct.unpack("<I", data[8:12])[0] == _masked_crc(data[:8])
             body, data = data[12 : 12 + length], data[12 + length :]
-            assert struct.unpack("<I", data[:4])[0] == _masked(body)
+            assert struct.unpack("<I", data[:4])[0] == _masked_crc(body)
             data = data[4:]
             yield Event.FromString(body)
 
 
 def start_mirror(trained: Trained, *command: object, cwd: Path, **environment: str) -> subprocess.Popen[str]:
     """`millrace mirror` of the run, with the options of `command`; of W&B's own variables it has only those given."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     return subprocess.Popen(
         [sys.executable, "-m", "flows.cli.main", "mirror", trained.store.url, *map(str, command)],
         cwd=cwd,
-        env={name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-        | {"PYTHONPATH": str(_ROOT)}
-        | environment,
+        env=inherited | {"PYTHONPATH": str(campaigns.REPOSITORY)} | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -115,16 +109,11 @@ def start_mirror(trained: Trained, *command: object, cwd: Path, **environment: s
 
 
 def run_mirror(trained: Trained, *command: object, cwd: Path, **environment: str) -> str:
-    """The same, to its end, which must be a good one; what it printed."""
+    """Runs the same to its end, which must be a good one. Returns its output."""
     process = start_mirror(trained, *command, cwd=cwd, **environment)
     out, err = process.communicate(timeout=DEADLINE)
     assert process.returncode == 0, err
     return out
 
 
-def until(seen: Callable[[], bool]) -> None:
-    """Returns once it is seen."""
-    deadline = time.monotonic() + DEADLINE
-    while not seen():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.05)
+wait_until = partial(campaigns.wait_until, what="the mirror", seconds=DEADLINE)

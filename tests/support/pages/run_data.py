@@ -1,4 +1,4 @@
-"""A run as the dashboard's readers tell it, made by hand: for tests of what is made of it."""
+"""A run as the dashboard's readers return it, made by hand."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ import numpy as np
 from dashboard.read.model import AttemptInfo, Columns, RunData, RunInfo
 
 T = 1_700_000_000.0
-"""When it is looked at, unix seconds."""
+"""The time of the look, unix seconds."""
 OUTCOMES = ("trained", "stale")
 
 STATUS: Mapping[str, Any] = {

@@ -20,7 +20,6 @@ class Script:
     mode: str = "async"
     max_staleness: int = 2
     too_old: str = "drop"
-    control: str = "fixed"
     generators: int = 1
     scorers: int = 1
     groups_per_step: int = 2
@@ -47,7 +46,6 @@ class Script:
     """How long a generator collects finished groups before it commits them."""
     overhead: float = 0.0
     rollout: float = 0.0
-    score_part: float = 0.0
     checkpoint: float = 0.0
     checkpoint_every: int = 3
 
@@ -68,7 +66,7 @@ class Script:
                 "max_new_tokens": round(8 * self.mean_tokens),
             },
             "scoring": {"replicas": self.scorers},
-            "staleness": {"max_staleness": self.max_staleness, "too_old": self.too_old, "control": self.control},
+            "staleness": {"max_staleness": self.max_staleness, "too_old": self.too_old},
             "storage": {"commit_max_ms": 1000 * self.commit},
             "weights": {"deadline_seconds": _FOREVER},
             "supervision": {"hang_seconds": _FOREVER},
@@ -89,7 +87,6 @@ class Script:
             checkpoint=self.checkpoint,
             overhead=self.overhead,
             rollout=self.rollout,
-            score_part=self.score_part,
         )
 
     @property
@@ -137,6 +134,5 @@ def scripts(draw: st.DrawFn) -> Script:
         commit=draw(st.sampled_from([0.0, 0.01, 0.4])),
         overhead=draw(st.sampled_from([0.0, 0.37])),
         rollout=draw(st.sampled_from([0.0, 0.004])),
-        score_part=draw(st.sampled_from([0.0, 0.21])),
         checkpoint=draw(st.sampled_from([0.0, 0.9])),
     )

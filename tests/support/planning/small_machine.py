@@ -40,6 +40,7 @@ class SmallMachine:
     extra: dict[str, float] = field(default_factory=dict)
 
     name = "a model on a small machine"
+    divides_gpus = True
 
     def allows_trainer_tensor(self, size: int) -> bool:
         return size <= 2
@@ -73,10 +74,7 @@ class SmallMachine:
             capacity=80 * GIB,
         )
 
-    def storage(self, config: RunConfig, step_seconds: float) -> None:
-        return None
-
-    def failures(self, config: RunConfig, step_seconds: float) -> None:
+    def upkeep(self, config: RunConfig, step_seconds: float) -> None:
         return None
 
     def assumptions(self, config: RunConfig) -> Sequence[Assumption]:

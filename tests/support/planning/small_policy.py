@@ -1,10 +1,10 @@
 """A small Llama of given sizes as the trainer has it, and a batch for it: what cost models are compared with."""
 
-import numpy as np
+from support.training.samples import make_sample
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from millrace.planning.models import ModelShape
-from millrace.training.batch import Microbatch, Sample
+from millrace.training.batch import Microbatch
 from millrace.training.packing import pack
 from millrace.training.policy import PackedPolicy
 
@@ -30,14 +30,4 @@ def small_policy(shape: ModelShape, *, checkpointing: bool) -> PackedPolicy:
 
 def one_response(tokens: int) -> Microbatch:
     """A prompt of one token and its response, `tokens` in all."""
-    return pack(
-        Sample(
-            prompt_tokens=np.ones(1, dtype=np.int32),
-            response_tokens=np.ones(tokens - 1, dtype=np.int32),
-            rollout_logprobs=np.zeros(tokens - 1, dtype=np.float32),
-            loss_mask=np.ones(tokens - 1, dtype=np.uint8),
-            temperature=1.0,
-            advantage=1.0,
-            staleness=0,
-        )
-    )
+    return pack(make_sample([1], [1] * (tokens - 1)))

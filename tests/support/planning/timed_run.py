@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+from support.stored_run.metrics import metric_rows
 
 from configs.schema import RunConfig
 from millrace.rollouts.lineage import Lineage
@@ -58,14 +59,9 @@ class _Spans:
         if what is not None:
             self._seconds[what] = self._seconds.get(what, 0.0) + seconds
         if self.t - self._logged >= self._span:
-            rows = [(f"time/{name}/seconds", spent) for name, spent in self._seconds.items()]
-            self._stream.write(_metrics(self.t, rows), tokens=0)
+            values = {f"time/{name}/seconds": spent for name, spent in self._seconds.items()}
+            self._stream.write(metric_rows(values, t=self.t, incarnation=0, policy_version=0), tokens=0)
             self._seconds, self._logged = {}, self.t
-
-
-def _metrics(t: float, rows: Sequence[tuple[str, float]]) -> pa.Table:
-    stamp = {"t": t, "incarnation": 0, "policy_version": 0}
-    return pa.Table.from_pylist([{**stamp, "name": name, "value": value} for name, value in rows], schema=METRIC)
 
 
 def write_timed_run(

@@ -1,4 +1,4 @@
-"""A stored run in which every number follows from its step, so that two of them are the same, bit for bit, unless told.
+"""A stored run in which every number follows from its step, so that two runs are the same, bit for bit, unless changed.
 
 ScriptedRun(store) ─► steps(1, 5) ─► trajectories, scores, consumed, trainer_logprobs, metrics, checkpoint a step
                       changed={"tokens": 3}: the second member of step 3's second group is another there
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from support.stored_run.metrics import metric_rows
 
 from millrace.rollouts.arrow import prompt_meta
 from millrace.rollouts.consumed import ConsumedWriter
@@ -40,7 +41,7 @@ _SCORES = layout.scores("exact_match", 0, 0, 1)
 
 
 class ScriptedRun:
-    """Writes such a run into `store`. `changed` says at which step what is another: a column, or a number."""
+    """Writes such a run into `store`. `changed`: name of a column or a number → the step in which it differs."""
 
     def __init__(
         self, store: Store, *, changed: Mapping[str, int] | None = None, config: Mapping[str, Any] | None = None
@@ -51,7 +52,7 @@ class ScriptedRun:
         self._start_trainer()
 
     def resume(self, **config: Any) -> None:
-        """Another attempt, with another trainer: it goes on from the newest checkpoint."""
+        """Starts another attempt, whose trainer resumes from the newest checkpoint."""
         self._consumed.close()
         resume_run(self.store, {**CONFIG, **config})
         self._start_trainer()
@@ -178,9 +179,8 @@ class ScriptedRun:
     def _measure(self, step: int) -> None:
         values = {"loss": step / 8, "grad_norm": step / 4}
         values = {name: value + 1 if self._is_changed(name, step) else value for name, value in values.items()}
-        stamp = {"t": float(step), "incarnation": self._checkpoints.incarnation, "policy_version": step}
-        rows = [{**stamp, "name": name, "value": value} for name, value in values.items()]
-        self._metrics.write(pa.Table.from_pylist(rows, schema=METRIC), tokens=0)
+        stamp: dict[str, Any] = {"t": float(step), "incarnation": self._checkpoints.incarnation, "policy_version": step}
+        self._metrics.write(metric_rows(values, **stamp), tokens=0)
 
     def _changed_sample(self, groups: Sequence[ScoredGroup]) -> int:
         return sum(len(group.verified) for group in groups[:CHANGED_GROUP]) + CHANGED_MEMBER

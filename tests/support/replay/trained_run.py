@@ -47,22 +47,20 @@ BEGAN_EARLY = 5
 
 
 @dataclass
-class Told:
-    """What a step did, as the trainer itself would tell it."""
+class ExpectedStep:
+    """The batch and the results of one step."""
 
     groups: list[ScoredGroup]
     samples: list[Sample]
     logprobs: list[npt.NDArray[np.float32]]
-    dropped: list[tuple[int, str]]
-    """(group_id, why) of what was dropped on the way to it."""
 
 
 @dataclass
 class TrainedRun:
-    """The run in a folder, and what happened in it: by step, of the steps that were not rolled back."""
+    """The run in a folder, and its steps by version, without those rolled back."""
 
     folder: Path
-    told: dict[int, Told] = field(default_factory=dict)
+    steps: dict[int, ExpectedStep] = field(default_factory=dict)
 
     @property
     def store(self) -> LocalStore:
@@ -82,7 +80,7 @@ def train_and_store(
     store_start_model(run.store, start)
     maker.start_trainer()
     maker.train_to(KILLED_AT)
-    # What it told by then was committed, but the last checkpoint is of version 6.
+    # Its rows until then were committed, but the last checkpoint is of version 6.
     maker.consumed.close()
     if decision is not None:
         Decisions(run.store).add(decision)
@@ -124,16 +122,16 @@ class _Maker:
 
     def start_trainer(self) -> None:
         self.checkpoints = CheckpointWriter(self.store)
-        found = self.checkpoints.latest
+        latest = self.checkpoints.latest
         model = load_model(self.start, "float32")
-        own = self.config.training
-        reference = load_model(self.start, "float32") if own.kl.coefficient else None
+        training = self.config.training
+        reference = load_model(self.start, "float32") if training.kl.coefficient else None
         most = self.config.generation.max_new_tokens
-        self.trainer = Trainer(model, own, max_new_tokens=most, seed=self.config.seed, reference=reference)
-        if found is not None:
-            self.trainer.restore(found.step, {name: load_file(self.store, ref) for name, ref in found.files.items()})
+        self.trainer = Trainer(model, training, max_new_tokens=most, seed=self.config.seed, reference=reference)
+        if latest is not None:
+            self.trainer.restore(latest.step, {name: load_file(self.store, ref) for name, ref in latest.files.items()})
         self.incarnation = self.checkpoints.incarnation
-        self.lineage = Lineage.after(found, self.incarnation)
+        self.lineage = Lineage.after(latest, self.incarnation)
         # Groups of lost versions are not made again here, so they stay missing.
         self.groups = [committed_groups(self.store, g, GENERATORS, self.lineage) for g in range(GENERATORS)]
         self.consumed = ConsumedWriter(self.store, self.incarnation)
@@ -144,7 +142,7 @@ class _Maker:
             num_scorers=SCORERS,
             vocab_size=self.vocab_size,
             lineage=self.lineage,
-            state=None if found is None else found.state["intake"],
+            state=None if latest is None else latest.state["intake"],
         )
 
     def train_to(self, last_step: int) -> None:
@@ -157,8 +155,8 @@ class _Maker:
 
     def _step(self) -> None:
         version = self.trainer.policy_version
-        told = Told([], [], [], [])
-        while len(told.groups) < GROUPS_PER_STEP:
+        expected = ExpectedStep([], [], [])
+        while len(expected.groups) < GROUPS_PER_STEP:
             group = self.intake.take()
             if group is None:
                 self._generate(version)
@@ -167,15 +165,16 @@ class _Maker:
             group = mask_too_old(group, version, MAX_STALENESS)
             if reason := self._refused(group):
                 self.consumed.drop(group, reason, version)
-                told.dropped.append((group.group_id, reason))
             else:
-                told.groups.append(group)
-        told.groups.sort(key=lambda group: group.group_id)
-        told.samples = samples_of(told.groups, self.config.training.advantage, version)
+                expected.groups.append(group)
+        expected.groups.sort(key=lambda group: group.group_id)
+        expected.samples = samples_of(expected.groups, self.config.training.advantage, version)
         factor = rate_factor(read_decisions(self.store), self.incarnation)
-        told.logprobs = self.trainer.step(told.samples, factor).trainer_logprobs
-        self.consumed.step(version + 1, told.groups, [sample.advantage for sample in told.samples], told.logprobs)
-        self.run.told[version + 1] = told
+        expected.logprobs = self.trainer.step(expected.samples, factor).trainer_logprobs
+        self.consumed.step(
+            version + 1, expected.groups, [sample.advantage for sample in expected.samples], expected.logprobs
+        )
+        self.run.steps[version + 1] = expected
 
     def _refused(self, group: ScoredGroup) -> str | None:
         if not self.lineage.holds(group.incarnation, group.part_max_policy_version):
@@ -219,7 +218,7 @@ class _Maker:
             self.scores[generator][record.part % SCORERS].write(score_rows(first, rewards), tokens=tokens)
 
     def _rollout(self, group_id: int, index: int, versions: tuple[int, int]) -> Trajectory:
-        """Of every second group each token was drawn from two, or from one."""
+        """A trajectory; in every second group each token was drawn from at most two."""
         length = int(self.random.integers(1, 7))
         spans = tuple(zip(versions, (0, length // 2), strict=True))
         tokens = tuple(self.random.integers(3, self.vocab_size, length).tolist())
@@ -292,7 +291,7 @@ def rewrite(run: TrainedRun, path: str, schema: pa.Schema, change: Callable[[pa.
 
 
 def flip_a_bit(file: Path) -> None:
-    """In its middle."""
+    """Flips a bit in the middle of the file."""
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)

@@ -1,4 +1,4 @@
-"""Responses that want to be executed, or never done with, or read as something else. None is right, whatever is asked.
+"""Responses made to be executed, to never end, or to be misread. None is right, whatever the prompt.
 
 Each `{witness}` stands for the path of a file that none may make.
 """
@@ -31,7 +31,7 @@ RESPONSES = {
 
 
 def responses(witness: Path) -> dict[str, str]:
-    """By what they are; `witness` does not exist yet."""
+    """Hostile responses by name; `witness` does not exist yet."""
     return {name: text.replace("{witness}", str(witness)) for name, text in RESPONSES.items()}
 
 
@@ -54,14 +54,14 @@ ORDERS = {
     ),
     "takes all memory": "x = []\nwhile True: x.append(bytearray(2**20))",
     "takes all memory at once": "x = bytearray(2**40)",
-    "goes on for ever": "while True: pass",
+    "never ends": "while True: pass",
     "sleeps": "import time; time.sleep(10**6)",
     "prints for ever": "while True: print('x' * 10**6)",
     "exits": "import sys; sys.exit()",
     "exits at once": "import os; os._exit(0)",
     "crashes": "import ctypes; ctypes.string_at(0)",
     "interrupts": "raise KeyboardInterrupt",
-    "catches what would stop it": (
+    "catches signals and exceptions": (
         "import signal\n"
         "caught = signal.SIGALRM, signal.SIGTERM, signal.SIGINT, signal.SIGXCPU\n"
         "for one in caught: signal.signal(one, signal.SIG_IGN)\n"
@@ -71,22 +71,22 @@ ORDERS = {
         "    while True: pass\n"
         "  except BaseException: pass"
     ),
-    "kills the one before it": "import os, signal; os.kill(os.getppid(), signal.SIGKILL)",
+    "kills its parent": "import os, signal; os.kill(os.getppid(), signal.SIGKILL)",
     "kills its group": "import os, signal; os.killpg(0, signal.SIGKILL)",
     "leaves its group": "import os; os.setsid()",
     "lifts its limits": "import resource; resource.setrlimit(resource.RLIMIT_AS, (-1, -1)); bytearray(2**40)",
     "traces its parent": "import ctypes, os; ctypes.CDLL(None, use_errno=True).ptrace(16, os.getppid(), 0, 0)",
-    "floods whoever listens": (
+    "floods its descriptors": (
         "import os\nwhile True:\n  for fd in range(3, 64):\n"
         "    try: os.write(fd, b'x' * 2**16)\n    except OSError: pass"
     ),
-    "talks nonsense to whoever listens": (
+    "writes nonsense to its descriptors": (
         "import os\nfor fd in range(3, 64):\n  try: os.write(fd, b'[1, {}]\\n')\n  except OSError: pass"
     ),
 }
-"""What a response may say to a function that executes it."""
+"""Responses for a function that executes them."""
 
 
 def orders(witness: Path) -> dict[str, str]:
-    """By what they do; `witness` does not exist yet."""
+    """Orders by name; `witness` does not exist yet."""
     return {name: text.replace("{witness}", str(witness)) for name, text in ORDERS.items()}

@@ -1,4 +1,4 @@
-"""A module that ends the process that imports it, whoever minds."""
+"""A module that ends the process that imports it, without an exception."""
 
 import os
 

@@ -19,13 +19,13 @@ def parts(prompt: str, response: str, answer: str, meta: dict[str, Any]) -> dict
     return {"reward": 0.5, "is_the_answer": response == answer, "named": meta["prompt_id"] == prompt}
 
 
-def as_told(prompt: str, response: str, answer: str, meta: dict[str, Any]) -> object:
-    """Returns what the response evaluates to."""
+def evaluate(prompt: str, response: str, answer: str, meta: dict[str, Any]) -> object:
+    """Returns the value of the response, a Python expression."""
     return eval(response)
 
 
-def obedient(prompt: str, response: str, answer: str, meta: dict[str, Any]) -> float:
-    """The worst there could be: does what the response says, and then finds it wrong."""
+def execute(prompt: str, response: str, answer: str, meta: dict[str, Any]) -> float:
+    """The most dangerous reward: runs the response as a program, and calls it wrong."""
     exec(response, {})
     return 0.0
 
@@ -36,7 +36,7 @@ def number_seen(prompt: str, response: str, answer: str, meta: dict[str, Any]) -
     return len(seen)
 
 
-def slow(prompt: str, response: str, answer: str, meta: dict[str, Any]) -> float:
+def sleep(prompt: str, response: str, answer: str, meta: dict[str, Any]) -> float:
     time.sleep(float(response))
     return float(response)
 

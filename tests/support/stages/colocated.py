@@ -23,7 +23,6 @@ ALL = range(10_000)
 
 
 def colocated_config(replicas: int) -> RunConfig:
-    """For this many generators."""
     return RunConfig(
         pipeline=PipelineConfig(mode="sync"),
         training=TrainingConfig(max_steps=1, groups_per_step=GROUPS_PER_STEP),
@@ -79,13 +78,12 @@ class Colocated:
         self.replicas = replicas
         self.generators: list[Workshop | None] = [None] * replicas
         self.trainer: TrainerByHand | None = None
-        # What a checkpoint would hold.
+        # Policy version, groups taken, groups dropped: the content of a checkpoint.
         self.saved = (0, 0, 0)
         self.offered: int | None = None
 
     @property
     def policy_version(self) -> int:
-        """Of the last step."""
         return self.saved[0]
 
     def generate(self, replica: int, *, finish: bool) -> None:

@@ -45,9 +45,9 @@ class Failpoints:
 
 def wait_until_stopped(process: subprocess.Popen[str]) -> bool:
     """Wait for a child of ours to be stopped (True) or to end (False); it stays a child that can be waited for."""
-    found = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-    assert found is not None
-    return found.si_code in (os.CLD_STOPPED, os.CLD_TRAPPED)
+    status = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    assert status is not None
+    return status.si_code in (os.CLD_STOPPED, os.CLD_TRAPPED)
 
 
 def go_on(process: subprocess.Popen[str]) -> None:

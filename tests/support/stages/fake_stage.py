@@ -81,7 +81,7 @@ def drain() -> None:
 
 def facts() -> None:
     torch = sys.modules.get("torch")
-    found = {
+    result = {
         "parent": os.getppid(),
         "session": os.getsid(0),
         "group": os.getpgrp(),
@@ -91,7 +91,7 @@ def facts() -> None:
         "argv": sys.argv[1:],
         "descriptors": sorted(int(file.name) for file in Path("/proc/self/fd").iterdir()),
     }
-    write_line(json.dumps(found))
+    write_line(json.dumps(result))
     # Its supervisor looks at it while it lives.
     lifeline()
 

@@ -19,7 +19,7 @@ IMPATIENT = SupervisionConfig(hang_seconds=2.0, start_seconds=60.0)
 
 
 class Supervised:
-    """One fake stage, from start to end: forked, or started as a command where there is no fork server."""
+    """One fake stage, from start to end: forked, or started as a command without a fork server."""
 
     def __init__(self, folder: Path, caplog: pytest.LogCaptureFixture, fork_server: StageForkServer | None) -> None:
         self.log = folder / "train-0.log"
@@ -29,7 +29,7 @@ class Supervised:
         self._fork_server = fork_server
 
     def run(self, *words: str, supervision: SupervisionConfig = PATIENT) -> None:
-        """What `tasks.supervise.supervise` does, but for the choice of the program. Raises what it raises."""
+        """Does and raises the same as `tasks.supervise.supervise`, with a fake stage as the program."""
         with self.log.open("ab") as stderr:
             if self._fork_server is None:
                 process = start_command([sys.executable, fake_stage.__file__, *words], stderr, threads=1)
@@ -54,7 +54,7 @@ class Supervised:
         supervisor.check_exit(self.log)
 
     def said(self, level: int = logging.INFO) -> list[str]:
-        """What its logger got at this level."""
+        """The logged messages of this level."""
         return [record.getMessage() for record in self.caplog.records if record.levelno == level]
 
 

@@ -42,7 +42,7 @@ from storage.streams.stream import StreamReader, StreamWriter
 class HurriedStage(Stage):
     """Where it would wait, the next thing of its script happens; at the end of the script it drains.
 
-    Records what it waited for in vain, what it told and its milestones.
+    Records the reasons of waits that ended in a drain, its events and its milestones.
     """
 
     def wait(self, until: Callable[[], bool], *, why: str) -> bool:
@@ -63,7 +63,7 @@ class HurriedStage(Stage):
 
 
 class _Nobody(Handover):
-    """Takes versions for no generator, and notes in `told` the groups dropped that one would read then.
+    """Hands versions over to no generator. Notes in `told` the dropped groups that a generator would read.
 
     It notes their admission policies in `policies`, and wants them again while `lost` holds anything.
     """
@@ -77,7 +77,6 @@ class _Nobody(Handover):
         self._lost = lost
 
     def publish(self, manifest: Manifest) -> None:
-        """Forgets it."""
         self._lost.clear()
         self._policies[manifest.id.policy_version] = manifest.terms
         self._told.append(read_status(self._store, "train", 0)["groups_dropped"])
@@ -111,7 +110,7 @@ class TrainerBench:
         self.terms: dict[int, AdmissionPolicy | None] = {}
         """Of each version handed over, the last time."""
         self.lost: list[str] = []
-        """While anything is in it, what was handed over last is wanted again."""
+        """While it is not empty, the last version is requested again."""
         self.stage: Any = None
         """The stage of the last trainer."""
 
@@ -159,20 +158,20 @@ class TrainerBench:
             self.score()
 
     def give_up(self, first_group: int) -> None:
-        """The generator is told of a rollback: it makes this group and those after it once more. The script is over."""
+        """Rolls the generator back: it makes this group and all later ones again. Clears the script."""
         self._script.clear()
         self._groups = GroupSet.empty(0, 1)
         for group in range(first_group):
             self._groups.add(group)
 
     def score(self) -> None:
-        """Scores what is committed."""
+        """Scores the committed groups."""
         for first, rewards, tokens in self._unscored:
             self._scores.write(score_rows(first, rewards), tokens=tokens)
         self._unscored = []
 
     def later(self, happens: Callable[[], None]) -> None:
-        """When the next trainer has nothing to do, this happens; then what was given after it."""
+        """Adds an action to the script: one runs each time the trainer has to wait."""
         self._script.append(happens)
 
     def generator(self, oldest_version_in_flight: int | None, **values: Any) -> None:
@@ -181,7 +180,7 @@ class TrainerBench:
         write_progress(self.store, "generate", 0, {**record, **values})
 
     def train(self, **staleness: Any) -> int:
-        """A trainer goes on until it lacks something; returns its version. `staleness` are other settings."""
+        """Trains until the script is over and the trainer would wait. Returns its version."""
         config = self.config.model_copy(
             update={"staleness": self.config.staleness.model_copy(update=staleness)}, deep=True
         )
@@ -198,30 +197,27 @@ class TrainerBench:
 
     @property
     def account(self) -> Account:
-        """As the latest checkpoint holds it."""
+        """The account in the latest checkpoint."""
         checkpoint = read_latest(self.store)
         assert checkpoint is not None
         return Account.from_json(checkpoint.state["account"])
 
     @property
     def status(self) -> dict[str, Any]:
-        """The trainer's status record."""
         return read_status(self.store, "train", 0)
 
     def consumed(self) -> list[dict[str, Any]]:
-        """The rows of `consumed`."""
         reader = StreamReader(self.store, layout.CONSUMED, CONSUMED)
         return [row for part in iter(reader.next, None) for row in part.table.to_pylist()]
 
     def outcomes(self) -> dict[int, list[str]]:
-        """What became of each member, by group."""
-        found: dict[int, list[str]] = {}
+        """The outcome of each member, by group."""
+        result: dict[int, list[str]] = {}
         for row in self.consumed():
-            found.setdefault(row["group_id"], []).append(row["outcome"])
-        return found
+            result.setdefault(row["group_id"], []).append(row["outcome"])
+        return result
 
     def metric(self, name: str) -> list[float]:
-        """Its values, step by step."""
         reader = StreamReader(self.store, layout.metrics("train", 0), METRIC)
         tables = [part.table for part in iter(reader.next, None)]
         return [value for table in tables for value in table.filter(pc.equal(table["name"], name))["value"].to_pylist()]

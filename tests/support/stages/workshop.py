@@ -44,7 +44,6 @@ SAID = {3: -0.5, 4: -1.5}
 
 
 def weights(version: int, incarnation: int = 0, probe: Probe | None = None) -> Weights:
-    """The weights of a version, offered now."""
     weights_id = WeightsId(incarnation=incarnation, policy_version=version, t_offered=time.time())
     manifest = Manifest(id=weights_id, probe=probe, fingerprint=fingerprint(TENSORS))
     return Weights(manifest=manifest, tensors=TENSORS)
@@ -69,10 +68,10 @@ class Mailbox(WeightsReceiver):
     def poll(self, newer_than: WeightsId | None) -> Weights | None:
         self.looks += 1
         self.stage.draining = self.looks > 1
-        found, self.inside = self.inside, None
-        if isinstance(found, WeightsCorrupt):
-            raise found
-        return found
+        result, self.inside = self.inside, None
+        if isinstance(result, WeightsCorrupt):
+            raise result
+        return result
 
     def close(self) -> None:
         """Nothing is open."""
@@ -91,7 +90,7 @@ class HurriedDevice(SharedDevice):
 
 
 class ObedientEngine(Engine):
-    """Finishes the groups it is told to; a response has one token of each version that it was in flight under."""
+    """Finishes the groups in `finish`; a response has one token of each version that it was in flight under."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -112,7 +111,7 @@ class ObedientEngine(Engine):
         self.requests += [(request, [self.policy_version]) for request in requests]
 
     def collect(self, seconds: float) -> list[Trajectory]:
-        # One turn is enough: draining does not wait for what is in flight.
+        # One turn is enough: draining does not wait for requests in flight.
         self.stage.draining = True
         done = [entry for entry in self.requests if entry[0].group_id in self.finish]
         self.requests = [entry for entry in self.requests if entry[0].group_id not in self.finish]
@@ -209,7 +208,6 @@ class Workshop:
 
     @property
     def heard(self) -> list[str]:
-        """The stage's milestones."""
         return self.stage.__dict__.get("heard", [])
 
     @property

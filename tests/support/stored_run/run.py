@@ -4,42 +4,36 @@
        append(steps) ─► trajectories ─► scores ─► consumed, trainer_logprobs ─► metrics ─► checkpoint ─► status
        finish        ─► a part that was not taken any more ─► attempts/0000.ended
 
-The ledger balances after each append: account, cursors and commit logs agree. One part of a stream holds
-`steps_per_part` steps.
+The ledger balances after each append: account, cursors and commit logs agree.
 """
 
 import json
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from support.stored_run.generator_streams import StoredGeneratorStreams
-from support.stored_run.groups import (
+from support.stored_run.metrics import (
+    STEP_SECONDS,
+    generator_status,
+    metric_rows,
+    stage_metrics,
+    status_record,
+    trainer_metrics,
+    trainer_status,
+)
+from support.stored_run.rows import (
     MAX_TOKENS,
-    OUTCOMES,
-    TRAINED,
-    Groups,
-    Numbers,
-    Rollouts,
+    VOCAB_SIZE,
+    MadeRollout,
+    Shape,
     consumed_rows,
     logprob_rows,
-    make_groups,
-    make_rollouts,
+    make_group,
+    score_rows,
+    trajectory_rows,
 )
-from support.stored_run.metrics import (
-    in_flight,
-    metric_rows,
-    of_generator,
-    of_sync_weights,
-    of_trainer,
-    stage_time,
-)
-from support.stored_run.status import STEP_SECONDS, of_the_trainer, status_record
 
 import configs
 from configs.load import load_config
@@ -50,32 +44,13 @@ from millrace.runs.record import create_run, end_attempt, read_end, read_run
 from storage import layout
 from storage.checkpoints import CheckpointWriter
 from storage.progress import write_progress
-from storage.schema import CONSUMED, METRIC, TRAINER_LOGPROBS
+from storage.schema import CONSUMED, METRIC, SCORE, TRAINER_LOGPROBS, TRAJECTORY
 from storage.stores.base import Store
+from storage.streams.log import LogReader
 from storage.streams.stream import StreamWriter
 
 _CHECKPOINT_EVERY = 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """The size of a run."""
-
-    steps: int
-    """Optimizer steps of the complete run."""
-    groups_per_step: int = 4
-    group_size: int = 4
-    generators: int = 2
-    scorers: int = 1
-    max_staleness: int = 4
-    steps_per_part: int = 1
-    prompts: int = 2500
-    """Different ones; each is asked once per epoch."""
-    seed: int = 0
-    stale_share: float = 0.02
-    """Share of groups that are dropped as stale."""
-    error_share: float = 0.01
-    """Share of groups in which one member has no reward."""
+_REWARD = "exact_match"
 
 
 class StoredRun:
@@ -90,38 +65,61 @@ class StoredRun:
         if read_end(store, 0) is not None:
             raise ValueError(f"{store.url}: this run was finished; nothing can be appended to it")
         self._claim(run_id)
-        self._streams = StoredGeneratorStreams(
-            store, generators=shape.generators, scorers=shape.scorers, group_size=shape.group_size
-        )
+        generators, scorers = range(shape.generators), range(shape.scorers)
+        rows = {"vocab_size": VOCAB_SIZE, "group_size": shape.group_size}
+        self._trajectories = [
+            StreamWriter(store, layout.trajectories(g), TRAJECTORY, f"generate-{g}", **rows) for g in generators
+        ]
+        paths = [[layout.scores(_REWARD, g, s, shape.scorers) for s in scorers] for g in generators]
+        self._scores = [
+            [StreamWriter(store, path, SCORE, f"score-{s}") for s, path in enumerate(of_generator)]
+            for of_generator in paths
+        ]
+        self._taken = [LogReader(store, layout.trajectories(g)) for g in generators]
+        self._scores_taken = [[LogReader(store, path) for path in of_generator] for of_generator in paths]
         self._consumed = StreamWriter(store, layout.CONSUMED, CONSUMED, "train-0")
         self._logprobs = StreamWriter(store, layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS, "train-0")
+        replicas = [("generate", g) for g in generators] + [("score", s) for s in scorers]
         self._metrics = {
             (stage, r): StreamWriter(store, layout.metrics(stage, r), METRIC, f"{stage}-{r}")
-            for stage, r in self._replicas()
+            for stage, r in [*replicas, ("train", 0), ("sync_weights", 0)]
         }
         self._checkpoints = CheckpointWriter(store)
-        found = self._checkpoints.latest
-        self.policy_version = 0 if found is None else found.step
-        self._account = Account() if found is None else Account.from_json(found.state["account"])
-        self._next_group = 0 if found is None else found.state["next_group"]
-        self._lineage = Lineage.after(found, self._checkpoints.incarnation)
-        self._measured: dict[str, float] = {}
-        self._pending: dict[tuple[str, int], list[pa.Table]] = {replica: [] for replica in self._metrics}
+        self._incarnation, latest = self._checkpoints.incarnation, self._checkpoints.latest
+        self.policy_version = 0 if latest is None else latest.step
+        self._account = Account() if latest is None else Account.from_json(latest.state["account"])
+        self._next_group = 0 if latest is None else latest.state["next_group"]
+        self._lineage = Lineage.after(latest, self._incarnation)
+        self._step_metrics: dict[str, float] = {}
 
     @property
     def t_now(self) -> float:
         """When the newest step was done, in unix seconds; steps are evenly spaced."""
-        return self._t_started + 1 + self.policy_version * STEP_SECONDS
+        return self._t_step(self.policy_version)
 
     def append(self, steps: int) -> None:
         """Adds `steps` steps, with a checkpoint and status records at their end."""
         end = self.policy_version + steps
         while self.policy_version < end:
-            self._append_part(
-                range(self.policy_version + 1, min(end, self.policy_version + self.shape.steps_per_part) + 1)
-            )
-        self._checkpoint()
-        self.write_status("train")
+            last = min(end, self.policy_version + self.shape.steps_per_part)
+            self._append_part(range(self.policy_version + 1, last + 1))
+        for reader in [*self._taken, *(reader for readers in self._scores_taken for reader in readers)]:
+            reader.to_head()
+        state = {
+            "account": self._account.to_json(),
+            "intake": [
+                {
+                    "trajectories": reader.cursor.to_json(),
+                    "scores": [scores.cursor.to_json() for scores in self._scores_taken[g]],
+                    "taken": Amount().to_json(),
+                }
+                for g, reader in enumerate(self._taken)
+            ],
+            "next_group": self._next_group,
+            "lineage": self._lineage.to_json(),
+        }
+        self._checkpoints.commit(self.policy_version, {"model.safetensors": b"made up"}, state)
+        self._write_status("train")
 
     def evaluate(self, accuracy: float) -> None:
         """Adds a held-out result of the current policy version."""
@@ -141,7 +139,7 @@ class StoredRun:
         bound = self.shape.max_staleness
         decision = StoredDecision(
             t=self.t_now,
-            incarnation=self._checkpoints.incarnation,
+            incarnation=self._incarnation,
             policy_version=self.policy_version,
             action="raise",
             max_staleness=bound,
@@ -150,20 +148,11 @@ class StoredRun:
         )
         Decisions(self.store).add(decision)
 
-    def write_status(self, doing: str, silent: Mapping[str, float] = MappingProxyType({})) -> None:
-        """Writes each replica's status record; those in `silent` as of so many seconds ago, by `<stage>-<replica>`."""
-        for stage, replica in self._metrics:
-            record = self._status(stage, doing)
-            ago = silent.get(f"{stage}-{replica}", 0.0)
-            write_progress(self.store, stage, replica, {**record, "t": time.time() - ago})
-
     def finish(self) -> None:
-        """Ends the attempt; each generator's stream keeps one part that was not taken, and one of these is unscored."""
-        random = self._random()
-        step = self.policy_version + 1
-        rollouts = self._rollouts(random, range(step, step + 1))
-        self._streams.write(rollouts, self._checkpoints.incarnation, unscored=self.shape.generators - 1)
-        self.write_status("stopped")
+        """Ends the attempt. Each generator's stream keeps a part that was not taken; the last one's is unscored."""
+        rollouts = self._make_rollouts(self._random(), range(self.policy_version + 1, self.policy_version + 2))
+        self._write_rollouts(rollouts, unscored=self.shape.generators - 1)
+        self._write_status("stopped")
         end_attempt(self.store, 0, "finished")
 
     def _claim(self, run_id: str) -> None:
@@ -177,7 +166,6 @@ class StoredRun:
             f"generation.max_new_tokens={MAX_TOKENS}",
             f"scoring.replicas={shape.scorers}",
             f"staleness.max_staleness={shape.max_staleness}",
-            # Its stale groups are dropped whole.
             "staleness.too_old=drop",
         ]
         config = load_config(Path(configs.__file__).parent / "presets" / "tiny-cpu.yaml", overrides)
@@ -188,124 +176,105 @@ class StoredRun:
             self.store.put(layout.RUN, json.dumps(record).encode())
         self._t_started = float(read_run(self.store)["t_started"])
 
-    def _replicas(self) -> list[tuple[str, int]]:
-        generators = [("generate", g) for g in range(self.shape.generators)]
-        return [*generators, *(("score", s) for s in range(self.shape.scorers)), ("train", 0), ("sync_weights", 0)]
-
     def _random(self) -> np.random.Generator:
-        return np.random.default_rng([self.shape.seed, self.policy_version, self._checkpoints.incarnation])
+        return np.random.default_rng([self.shape.seed, self.policy_version, self._incarnation])
 
-    def _rollouts(self, random: np.random.Generator, steps: range) -> Rollouts:
-        groups = make_groups(
-            random,
-            steps,
-            first_group=self._next_group,
-            groups_per_step=self.shape.groups_per_step,
-            generators=self.shape.generators,
-            max_staleness=self.shape.max_staleness,
-            stale_share=self.shape.stale_share,
-            prompts=self.shape.prompts,
-        )
-        return make_rollouts(
-            random,
-            groups,
-            group_size=self.shape.group_size,
-            first_rows=self._streams.next_rows,
-            t_step=self._t_step(groups),
-            error_share=self.shape.error_share,
-        )
+    def _t_step(self, step: int) -> float:
+        return self._t_started + 1 + step * STEP_SECONDS
 
-    def _t_step(self, groups: Groups) -> Numbers:
-        return self._t_started + 1 + groups.step * STEP_SECONDS
+    def _make_rollouts(self, random: np.random.Generator, steps: range) -> list[MadeRollout]:
+        """The rollouts of these steps in the order in which they are taken: of each step first those to be dropped."""
+        shape, rollouts, group_id = self.shape, list[MadeRollout](), self._next_group
+        next_rows = [writer.rows for writer in self._trajectories]
+        for step in steps:
+            # The first steps can't have stale groups.
+            may_be_stale = step > shape.max_staleness + 2
+            dropped = int(random.poisson(shape.groups_per_step * shape.stale_share)) if may_be_stale else 0
+            for place in range(dropped + shape.groups_per_step):
+                row, t_step = next_rows[group_id % shape.generators], self._t_step(step)
+                rollouts += make_group(
+                    random, shape, group_id=group_id, step=step, stale=place < dropped, first_row=row, t_step=t_step
+                )
+                next_rows[group_id % shape.generators] += shape.group_size
+                group_id += 1
+        return rollouts
+
+    def _write_rollouts(self, rollouts: list[MadeRollout], *, unscored: int = -1) -> None:
+        """Commits a part to each generator's stream, with its scores except for generator `unscored`."""
+        for g, writer in enumerate(self._trajectories):
+            part = [rollout for rollout in rollouts if rollout.generator == g]
+            if not part:
+                continue
+            amounts: dict[str, Any] = {
+                "tokens": sum(rollout.tokens for rollout in part),
+                "min_policy_version": min(rollout.min_version for rollout in part),
+                "max_policy_version": max(rollout.max_version for rollout in part),
+            }
+            scores = self._scores[g][layout.scorer_of_part(writer.parts, self.shape.scorers)]
+            group_ids = list(dict.fromkeys(rollout.group_id for rollout in part))
+            writer.write(
+                trajectory_rows(part, incarnation=self._incarnation, epoch=writer.epoch),
+                incarnation=self._incarnation,
+                group_ids=group_ids,
+                last_group_id=max(group_ids),
+                **amounts,
+            )
+            if g != unscored:
+                scores.write(score_rows(part), **amounts)
 
     def _append_part(self, steps: range) -> None:
         random = self._random()
-        incarnation = self._checkpoints.incarnation
-        rollouts = self._rollouts(random, steps)
-        self._streams.write(rollouts, incarnation)
+        rollouts = self._make_rollouts(random, steps)
+        self._write_rollouts(rollouts)
         versions: dict[str, Any] = {
             "min_policy_version": steps[0],
             "max_policy_version": steps[-1],
-            "incarnation": incarnation,
+            "incarnation": self._incarnation,
         }
-        trained = rollouts.tokens[rollouts.outcome == TRAINED]
-        logprobs = logprob_rows(random, rollouts, incarnation=incarnation)
-        self._logprobs.write(logprobs, tokens=int(trained.sum()), **versions)
-        consumed = consumed_rows(rollouts, incarnation=incarnation, t_step=self._t_step(rollouts.groups))
-        self._consumed.write(consumed, tokens=int(rollouts.tokens.sum()), **versions)
+        trained = [rollout for rollout in rollouts if rollout.outcome == "trained"]
+        logprobs = logprob_rows(random, trained, self._incarnation)
+        self._logprobs.write(logprobs, tokens=sum(rollout.tokens for rollout in trained), **versions)
+        consumed = consumed_rows(rollouts, self._incarnation)
+        self._consumed.write(consumed, tokens=sum(rollout.tokens for rollout in rollouts), **versions)
         self._account_for(rollouts)
-        for step in steps:
-            self._measure(random, rollouts, step)
-        self._commit_metrics()
-        self._next_group += len(rollouts.groups.group_id)
+        self._append_metrics(random, rollouts)
+        self._next_group = rollouts[-1].group_id + 1
         self.policy_version = steps[-1]
 
-    def _account_for(self, rollouts: Rollouts) -> None:
-        """Counts rollouts as the trainer does, but by generator, outcome and staleness at once."""
-        generator, staleness = rollouts.of("generator"), rollouts.of("staleness")
-        kinds = np.stack([generator, rollouts.outcome, staleness])
-        for g, outcome, lag in np.unique(kinds, axis=1).T.tolist():
-            chosen = (generator == g) & (rollouts.outcome == outcome) & (staleness == lag)
-            amount = Amount(rollouts=int(chosen.sum()), tokens=int(rollouts.tokens[chosen].sum()))
-            reward_sum = float(np.nansum(rollouts.reward[chosen]))
-            if outcome == TRAINED:
-                self._account.train(amount, generator=g, staleness=lag, reward_sum=reward_sum)
+    def _account_for(self, rollouts: list[MadeRollout]) -> None:
+        for rollout in rollouts:
+            amount = Amount(rollouts=1, tokens=rollout.tokens)
+            common: dict[str, Any] = {"generator": rollout.generator, "reward_sum": rollout.reward or 0.0}
+            if rollout.outcome == "trained":
+                self._account.train(amount, staleness=rollout.staleness, **common)
             else:
-                self._account.drop(OUTCOMES[outcome], amount, generator=g, reward_sum=reward_sum)
-        self._account.groups_dropped += int(rollouts.groups.stale.sum())
+                self._account.drop(rollout.outcome, amount, **common)
+            self._account.groups_dropped += rollout.outcome == "stale" and rollout.sample_index == 0
 
-    def _measure(self, random: np.random.Generator, rollouts: Rollouts, step: int) -> None:
-        self._measured = of_trainer(random, rollouts, step)
+    def _append_metrics(self, random: np.random.Generator, rollouts: list[MadeRollout]) -> None:
+        tables: dict[tuple[str, int], list[pa.Table]] = {replica: [] for replica in self._metrics}
+        for step, taken in groupby(rollouts, lambda rollout: rollout.step):
+            batch = [rollout for rollout in taken if rollout.outcome != "stale"]
+            self._step_metrics = trainer_metrics(random, batch, step)
+            for stage, replica in self._metrics:
+                values = stage_metrics(random, stage, self._account.taken().tokens)
+                values |= self._step_metrics if stage == "train" else {}
+                stamp: dict[str, Any] = {"t": self._t_step(step), "incarnation": self._incarnation}
+                tables[stage, replica].append(metric_rows(values, policy_version=step, **stamp))
+        for replica_key, writer in self._metrics.items():
+            writer.write(pa.concat_tables(tables[replica_key]), tokens=0)
+
+    def _write_status(self, doing: str) -> None:
+        steps, account = self.policy_version, self._account
         for stage, replica in self._metrics:
-            values = stage_time(stage, self._account.taken().tokens)
-            if stage == "train":
-                values |= self._measured
-            elif stage == "generate":
-                values |= of_generator(random)
-            elif stage == "sync_weights":
-                values |= of_sync_weights(random)
-            rows = metric_rows(
-                values,
-                t=self._t_started + 1 + step * STEP_SECONDS,
-                incarnation=self._checkpoints.incarnation,
-                policy_version=step,
-            )
-            self._pending[stage, replica].append(rows)
-
-    def _commit_metrics(self) -> None:
-        for replica, tables in self._pending.items():
-            self._metrics[replica].write(pa.concat_tables(tables), tokens=0)
-            tables.clear()
-
-    def _checkpoint(self) -> None:
-        self._streams.take()
-        state = {
-            "account": self._account.to_json(),
-            "intake": self._streams.state(),
-            "next_group": self._next_group,
-            "lineage": self._lineage.to_json(),
-        }
-        self._checkpoints.commit(self.policy_version, {"model.safetensors": b"made up"}, state)
-
-    def _status(self, stage: str, doing: str) -> dict[str, object]:
-        record = status_record(
-            stage,
-            doing=doing,
-            steps=self.policy_version,
-            incarnation=self._checkpoints.incarnation,
-            account=self._account,
-        )
-        if stage == "generate":
-            return record | in_flight(self._random(), self.policy_version, t=time.time())
-        if stage != "train":
-            return record
-        return record | of_the_trainer(
-            account=self._account,
-            consumed=self._streams.consumed(),
-            measured=self._measured,
-            max_steps=self.shape.steps,
-            t_training=self.policy_version * STEP_SECONDS,
-        )
+            record = status_record(stage, doing=doing, steps=steps, incarnation=self._incarnation, account=account)
+            if stage == "generate":
+                record |= generator_status(self._random(), steps)
+            elif stage == "train":
+                cursors = [reader.cursor for reader in self._taken]
+                consumed = [Amount(rollouts=cursor.rows, tokens=cursor.tokens) for cursor in cursors]
+                record |= trainer_status(account, consumed, self._step_metrics, steps=steps, max_steps=self.shape.steps)
+            write_progress(self.store, stage, replica, record)
 
 
 def make_run(store: Store, run_id: str, shape: Shape) -> StoredRun:

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 PAGE = 4096
-"""What a file of up to that many bytes takes of a tmpfs."""
+"""The unit of a tmpfs, bytes."""
 
 
 class Ballast:
@@ -16,7 +16,7 @@ class Ballast:
         self.leave_free(free_pages)
 
     def leave_free(self, pages: int) -> None:
-        """Make the ballast as large as leaves exactly so many pages free."""
+        """Sizes the ballast so that exactly `pages` pages are free."""
         with self._file.open("ab", buffering=0) as file:
             try:
                 while True:
@@ -27,5 +27,4 @@ class Ballast:
         os.truncate(self._file, self._file.stat().st_size - pages * PAGE)
 
     def remove(self) -> None:
-        """Make room."""
         self._file.unlink()

@@ -86,7 +86,7 @@ class _Cluster:
     environment: Mapping[str, str]
 
     def call(self, *command: str) -> None:
-        """Runs a program to its end. Raises RuntimeError with what it printed if it fails or takes over a minute."""
+        """Runs a program to its end. Raises RuntimeError with its output if it fails or takes over a minute."""
         log = self.run / f"{command[0]}.log"
         with log.open("ab") as output:
             try:
@@ -193,7 +193,7 @@ def _download(folder: Path) -> list[Path]:
 
 def _wait_until_it_answers(endpoint: str, log: Path) -> None:
     deadline = time.monotonic() + 60
-    # Nobody's proxy stands between this machine and itself.
+    # Without a proxy: the server is on this machine.
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     while time.monotonic() < deadline:
         try:

@@ -10,7 +10,7 @@
     torn_put         a write fails with EIO and leaves part of its data under the final name
     dropped_fsync    a write is done, and undone by `crash()`: a power cut on a disk that lied
 
-Each fault draws from a random stream of its own: switching another one on does not move it.
+Each fault draws from a separate random stream: switching another one on does not move it.
 """
 
 import errno
@@ -78,7 +78,7 @@ class FaultyStore(Store):
 
     def put_if_absent(self, path: str, data: BytesLike) -> bool:
         self._before(path)
-        # Whoever has tried to create it knows that it is there: no look is stale after that.
+        # A user that has tried to create it knows that it exists: no look is stale after that.
         self._stale[path] = 0
         return self._write(self._inner.put_if_absent, path, data) and not self._strikes("lost_reply", path)
 
@@ -176,6 +176,12 @@ class FaultyStore(Store):
     def _count(self, name: str) -> None:
         with self._lock:
             self.fired[name] += 1
+
+
+def flip_a_bit(file: Path) -> None:
+    """Flips a bit in the middle of a file."""
+    data = file.read_bytes()
+    file.write_bytes(flipped(data, 8 * (len(data) // 2)))
 
 
 def flipped(data: BytesLike, bit: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Memory stores of this test session; other sessions may run beside it."""
+"""Memory stores of this test session; other sessions may run at the same time."""
 
 import shutil
 import uuid
@@ -9,7 +9,7 @@ _SESSION = f"test-{uuid.uuid4().hex}"
 
 
 def unused_name() -> str:
-    """A name for a MemoryStore that nobody has used. The store lasts until `remove_stores`, or until it is removed."""
+    """An unused name for a MemoryStore. The store lasts until `remove_stores`, or until it is removed."""
     return f"{_SESSION}/{uuid.uuid4().hex}"
 
 

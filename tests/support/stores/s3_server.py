@@ -1,4 +1,4 @@
-"""An S3 server on loopback, whoever runs it, and a person's environment that points to it."""
+"""An S3 server on loopback, and an environment that points to it."""
 
 import os
 import uuid
@@ -19,7 +19,7 @@ class S3Server:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs to speak to it, beside what a process needs anyway."""
+        """The variables with which a process reaches the server."""
         return {
             "AWS_ACCESS_KEY_ID": self.key,
             "AWS_SECRET_ACCESS_KEY": self.secret,
@@ -46,7 +46,7 @@ class S3Server:
 
 @contextmanager
 def aws_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """This process's AWS_* variables are `variables` and nothing else, and nobody's ~/.aws is looked at."""
+    """This process's AWS_* variables are `variables` and nothing else, and ~/.aws is not read."""
     before = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     nobody = {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
     _replace_aws({**nobody, **variables})

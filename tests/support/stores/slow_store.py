@@ -7,7 +7,7 @@ from support.stores.dict_store import DictStore
 
 
 class SlowStore(DictStore):
-    """Answers each get after `latency` seconds; `gets` says what was asked for, `most_at_once` how much at one time."""
+    """Answers each get after `latency` seconds; `gets` has the paths, `most_at_once` the most concurrent gets."""
 
     def __init__(self, objects: dict[str, bytes] | None = None, *, latency: float = 0.0) -> None:
         super().__init__(objects)

@@ -14,7 +14,7 @@ class NotMounted(Exception):
 def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
     """`folder`, made and with room for `megabytes` MiB in it. Raises NotMounted."""
     folder.mkdir()
-    _mount("-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder))
+    mount_tmpfs(folder, f"size={megabytes}m")
     try:
         yield folder
     finally:
@@ -23,13 +23,15 @@ def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
 
 
 def make_read_only(disk: Path) -> None:
-    """From now on nothing can be written to the small disk `disk`, not even by root."""
-    _mount("-o", "remount,ro", str(disk))
+    """Makes the small disk `disk` read-only, for root too."""
+    mount_tmpfs(disk, "remount,ro")
 
 
-def _mount(*arguments: str) -> None:
+def mount_tmpfs(folder: Path, options: str) -> None:
+    """Raises NotMounted."""
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
     try:
-        ended = subprocess.run(["mount", *arguments], capture_output=True, text=True, check=False)
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise NotMounted("there is no `mount` here") from None
     if ended.returncode != 0:

@@ -1,14 +1,28 @@
-"""Valid rows of trajectories and of scores, whose values all differ, so that none can stand for another."""
+"""Rows of streams: all that one holds, and valid trajectories and scores whose values all differ."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from storage.schema import SCORE, TRAJECTORY, in_order
+from storage.stores.base import Store
+from storage.streams.log import LogReader
+from storage.streams.stream import StreamReader
 
 _EMPTY = ("message_roles", "message_starts", "kept_tokens", "kept_counts", "routed_experts")
 """Lists that these responses do not have."""
+
+
+def read_rows(store: Store, path: str, schema: pa.Schema) -> list[dict[str, Any]]:
+    """Every row of a stream, by nothing but its reader."""
+    return [row for part in iter(StreamReader(store, path, schema).next, None) for row in part.table.to_pylist()]
+
+
+def part_files(store: Store, path: str) -> list[str]:
+    """The files of a stream's parts, in its order."""
+    return [f"{path}/{record.file}" for record in iter(LogReader(store, path).next, None) if record.kind == "data"]
 
 
 def trajectories(first_row_id: int = 0, rows: int = 4) -> pa.Table:

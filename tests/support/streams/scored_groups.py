@@ -23,18 +23,18 @@ def scored_group(
     `versions` are those that sampled each token of each member; `loss_masks` has 1 for each token of the policy, by
     default all; `truncated` are the members that were cut off.
     """
-    starts = [[t for t, version in enumerate(one) if t == 0 or version != one[t - 1]] for one in versions]
-    spans = [[one[start] for start in starts_of] for one, starts_of in zip(versions, starts, strict=True)]
+    starts = [[t for t, version in enumerate(member) if t == 0 or version != member[t - 1]] for member in versions]
+    spans = [[member[start] for start in starts_of] for member, starts_of in zip(versions, starts, strict=True)]
     return ScoredGroup(
         group_id=number,
         generator=number % 2,
         first_row_id=10 * number,
         prompt_tokens=[np.array([1], dtype=np.int32) for _ in versions],
-        response_tokens=[np.zeros(len(one), dtype=np.int32) for one in versions],
-        rollout_logprobs=[np.full(len(one), -0.5, dtype=np.float32) for one in versions],
-        loss_mask=[np.array(mask, dtype=np.uint8) for mask in loss_masks or [[1] * len(one) for one in versions]],
-        span_versions=[np.array(one, dtype=np.int64) for one in spans],
-        span_starts=[np.array(one, dtype=np.int32) for one in starts],
+        response_tokens=[np.zeros(len(member), dtype=np.int32) for member in versions],
+        rollout_logprobs=[np.full(len(member), -0.5, dtype=np.float32) for member in versions],
+        loss_mask=[np.array(mask, dtype=np.uint8) for mask in loss_masks or [[1] * len(member) for member in versions]],
+        span_versions=[np.array(span, dtype=np.int64) for span in spans],
+        span_starts=[np.array(member, dtype=np.int32) for member in starts],
         kept_tokens=[np.zeros(0, dtype=np.int32) for _ in versions],
         kept_counts=[np.zeros(0, dtype=np.int32) for _ in versions],
         routed_experts=[np.zeros(0, dtype=np.uint16) for _ in versions],
@@ -45,8 +45,8 @@ def scored_group(
         temperature=1.0,
         rewards=list(rewards),
         components=["{}" if reward is None else json.dumps({"exact_match": reward}) for reward in rewards],
-        min_policy_versions=np.array([min(one) for one in versions], dtype=np.int64),
-        max_policy_versions=np.array([max(one) for one in versions], dtype=np.int64),
-        part_max_policy_version=max(max(one) for one in versions),
+        min_policy_versions=np.array([min(member) for member in versions], dtype=np.int64),
+        max_policy_versions=np.array([max(member) for member in versions], dtype=np.int64),
+        part_max_policy_version=max(max(member) for member in versions),
         incarnation=0,
     )

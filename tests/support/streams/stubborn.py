@@ -1,6 +1,6 @@
 """A writer and a reader that take no error for an answer, as a stage that is restarted again and again.
 
-Writer     open ──► write rows `.rows` … ──► OSError: committed or not? ──► open again, go on from `.rows`
+Writer     open ──► write rows `.rows` … ──► OSError: committed or not? ──► open again, continue from `.rows`
 Reader     next ──► OSError, or a part that does not verify: nothing was passed ──► look again
 """
 
@@ -12,10 +12,22 @@ from support.streams.numbered import PATH, numbered, open_reader
 from storage.errors import Fenced, StreamCorrupt
 from storage.schema import METRIC
 from storage.stores.base import Store
-from storage.streams.stream import Part, StreamWriter
+from storage.streams.stream import StreamWriter
 
 T = TypeVar("T")
 MOST_TRIES = 1000
+
+
+def insist(call: Callable[[], T]) -> T:
+    """Repeats `call` until it neither meets an error of the store nor a passing damage. Raises Fenced."""
+    for _ in range(MOST_TRIES):
+        try:
+            return call()
+        except Fenced:
+            raise
+        except (OSError, StreamCorrupt) as error:
+            last = error
+    raise AssertionError(f"{MOST_TRIES} tries, and then: {last!r}")
 
 
 class StubbornWriter:
@@ -25,28 +37,26 @@ class StubbornWriter:
         self._store = store
         self.opened = 0
         """Writers that were opened, or may have been."""
-        self.writer = self._open()
+        self.writer = insist(self._open)
 
     def write(self, rows: int) -> None:
-        """Commit the next `rows` rows as one part. Raises Fenced."""
+        """Commits the next `rows` rows as one part. Raises Fenced."""
         first = self.writer.rows
-        for _ in range(MOST_TRIES):
-            if self.writer.rows > first:
-                return
-            try:
-                self.writer.write(numbered(first, rows), tokens=rows)
-            except Fenced:
-                raise
-            except (OSError, StreamCorrupt):
-                self.writer = self._open()
-        raise AssertionError(f"row {first} was not committed in {MOST_TRIES} tries")
+
+        def write_once() -> None:
+            if self.writer.rows == first:
+                try:
+                    self.writer.write(numbered(first, rows), tokens=rows)
+                except (OSError, StreamCorrupt) as error:
+                    if not isinstance(error, Fenced):
+                        self.writer = insist(self._open)
+                    raise
+
+        insist(write_once)
 
     def _open(self) -> StreamWriter:
-        def open_writer() -> StreamWriter:
-            self.opened += 1
-            return StreamWriter(self._store, PATH, METRIC, f"writer {self.opened}")
-
-        return insist(open_writer)
+        self.opened += 1
+        return StreamWriter(self._store, PATH, METRIC, f"writer {self.opened}")
 
 
 class StubbornReader:
@@ -57,21 +67,6 @@ class StubbornReader:
         self.numbers: list[int] = []
 
     def take(self) -> None:
-        """Read on until there is no news."""
-        while (part := insist(self._next)) is not None:
+        """Reads all parts up to the head."""
+        while (part := insist(self.reader.next)) is not None:
             self.numbers += part.table["policy_version"].to_pylist()
-
-    def _next(self) -> Part | None:
-        return self.reader.next()
-
-
-def insist(call: Callable[[], T]) -> T:
-    """What `call` returns once neither the store nor a passing damage gets into its way."""
-    for _ in range(MOST_TRIES):
-        try:
-            return call()
-        except Fenced:
-            raise
-        except (OSError, StreamCorrupt) as error:
-            last = error
-    raise AssertionError(f"{MOST_TRIES} tries, and then: {last!r}")

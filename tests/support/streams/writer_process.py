@@ -1,4 +1,4 @@
-"""Writers as processes of their own: `tests/faults/numbered_writer.py` and `numbered_checkpoints.py`."""
+"""`numbered_writer.py` as a process."""
 
 import subprocess
 import sys
@@ -8,19 +8,11 @@ from pathlib import Path
 
 from support.stages.failpoints import Failpoints
 
-FAULTS = Path(__file__).parents[2] / "faults"
-ENDLESS = 100_000
-"""More than a writer gets to before something happens to it."""
-
 
 @contextmanager
 def running_writer(store: Path, process: str, how: str, failpoints: Failpoints) -> Iterator[subprocess.Popen[str]]:
-    """A writer while it runs, stdout a pipe; killed, if need be, when the block ends.
-
-    `how` is `parts` or `grouped` for numbered rows, `checkpoints` for checkpoints.
-    """
-    script = FAULTS / ("numbered_checkpoints.py" if how == "checkpoints" else "numbered_writer.py")
-    command = [sys.executable, str(script), str(store), process, str(ENDLESS), how]
+    """A writer while it runs, its stdout a pipe; killed, if need be, when the block ends."""
+    command = [sys.executable, str(Path(__file__).with_name("numbered_writer.py")), str(store), process, how]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=failpoints.environment()) as writer:
         try:
             yield writer

@@ -28,7 +28,7 @@ def tokens_of(
     lengths: Sequence[int] | None = None,
     staleness: Sequence[int] | None = None,
 ) -> LossInputs:
-    """The tokens of responses of these lengths and staleness; None: each a response of its own, and fresh."""
+    """The tokens of responses of these lengths and staleness; None: each token is a response, and fresh."""
     lengths = [1] * len(trainer_logprobs_N) if lengths is None else lengths
     response_N = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths, dtype=torch.int64))
     staleness_Q = torch.tensor([0] * len(lengths) if staleness is None else staleness)

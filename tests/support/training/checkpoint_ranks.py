@@ -7,8 +7,8 @@ Then all four train to version 6, and only rank 2 can't write its files of it.
 
     torchrun --nproc-per-node 4 -m support.training.checkpoint_ranks RUN REPORTS
 
-Each rank writes what it saw to REPORTS/<rank>.json: `apart`, the largest difference of a weight or moment by the name
-of what was compared, rank 0 alone; and `failure`, what it met while version 6 was saved.
+Each rank writes REPORTS/<rank>.json: `apart`, the largest difference of a weight or moment by the name of the
+comparison, rank 0 alone; and `failure`, its error while version 6 was saved.
 """
 
 import json
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from support.stores.faulty_store import FaultyStore
+from support.training.samples import make_sample
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
@@ -62,27 +63,20 @@ def make_trainer(ranks: Ranks, seed: int) -> Trainer:
 
 
 def samples(seed: int) -> list[Sample]:
-    made = np.random.default_rng(seed)
-    lengths = made.integers(2, 12, size=7)
-    return [
-        Sample(
-            prompt_tokens=made.integers(VOCAB, size=3, dtype=np.int32),
-            response_tokens=made.integers(VOCAB, size=length, dtype=np.int32),
-            rollout_logprobs=np.full(length, -3.5, dtype=np.float32),
-            loss_mask=np.ones(length, dtype=np.uint8),
-            temperature=1.0,
-            advantage=float(made.normal()),
-            staleness=0,
-        )
-        for length in lengths
-    ]
+    random = np.random.default_rng(seed)
+
+    def draw(length: int) -> Sample:
+        prompt, response = random.integers(VOCAB, size=3), random.integers(VOCAB, size=length)
+        return make_sample(prompt, response, rollout_logprobs=-3.5, advantage=float(random.normal()))
+
+    return [draw(length) for length in random.integers(2, 12, size=7)]
 
 
 def main(url: str, reports: Path) -> None:
     four = Ranks.join(data=4, tensor=1, device="cpu")
     store = open_store(url)
     apart: dict[str, float] = {}
-    made = by_two = by_one = _save(store, four, version=2)
+    made = by_two = by_one = _train_and_save(store, four, version=2)
     two = _layout(2, 1)
     if two is not None:
         by_two = _hand_on(store, two, made, apart, "4 to 2")
@@ -104,11 +98,11 @@ def main(url: str, reports: Path) -> None:
 
 
 def _layout(data: int, tensor: int) -> Ranks | None:
-    """So many of the four; None where this process is none of them. All four have to ask."""
+    """The first data · tensor of the four ranks; None where this process is none of them. All four must call this."""
     rank, size = dist.get_rank(), data * tensor
     mesh = DeviceMesh("cpu", torch.arange(size).reshape(data, tensor), mesh_dim_names=("data", "tensor"))
     if rank >= size:
-        # Whoever makes a group needs all four for it.
+        # All four take part in making a group.
         dist.new_group(list(range(size)), backend="gloo")
         return None
     return Ranks(
@@ -123,8 +117,7 @@ def _layout(data: int, tensor: int) -> Ranks | None:
     )
 
 
-def _save(store: Store, ranks: Ranks, version: int) -> Whole:
-    """Trains from the start to `version`, and commits that."""
+def _train_and_save(store: Store, ranks: Ranks, version: int) -> Whole:
     trainer = make_trainer(ranks, seed=1)
     for step in range(version):
         trainer.step(samples(step))
@@ -132,12 +125,12 @@ def _save(store: Store, ranks: Ranks, version: int) -> Whole:
 
 
 def _hand_on(store: Store, ranks: Ranks, made: Whole, apart: dict[str, float], name: str) -> Whole:
-    """Goes on from the latest checkpoint by one step, and commits that."""
+    """Takes one step from the latest checkpoint, and commits it."""
     return _commit(store, ranks, _restored(store, ranks, made, apart, name))
 
 
 def _restored(store: Store, ranks: Ranks, made: Whole, apart: dict[str, float], name: str) -> Trainer:
-    """A trainer one step behind the latest checkpoint, which it compares with what was `made`."""
+    """A trainer one step after the latest checkpoint, whose state is compared with `made`."""
     trainer = make_trainer(ranks, seed=7)
     checkpoint = read_latest(store)
     assert checkpoint is not None
@@ -154,7 +147,7 @@ def _commit(store: Store, ranks: Ranks, trainer: Trainer) -> Whole:
     whole = _whole(trainer)
     with AsyncCheckpoints(store, ranks, writer) as checkpoints:
         checkpoints.begin(trainer.policy_version, trainer.tensors(), {"version": trainer.policy_version})
-        # What is committed is what was, not what comes of this.
+        # The checkpoint must hold the state before this step.
         trainer.step(samples(99))
     return whole
 

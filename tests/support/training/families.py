@@ -52,7 +52,7 @@ class FamilyCase:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 drawn = torch.randn(parameter.shape, generator=numbers)
-                # What was drawn with the model has to go; norms stay near 1, or near 0 where 1 is added to them.
+                # The initial weights are overwritten; norms stay near 1, or near 0 where 1 is added to them.
                 parameter.mul_(parameter.dim() == 1 and "norm" in name).add_(drawn, alpha=0.15)
         return model
 

@@ -1,4 +1,4 @@
-"""Two gloo ranks, one that leads and one that follows, and what became of each command, as a report.
+"""Two gloo ranks, one that leads and one that follows, and the result of each command, as a report.
 
 launch 2 -m support.training.leader_ranks RUN REPORT      `alone` in the report: a single rank that did the same
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from support.stores.faulty_store import flip_a_bit
 from support.training.checkpoint_ranks import make_model, samples
 
 from configs.training import TrainingConfig
@@ -47,46 +48,37 @@ def main(url: str, report: Path) -> None:
 def _lead(trainer: Trainer, store: Store, run: Path) -> dict[str, Any]:
     alone, report = make_trainer(Trainer, ALONE), dict[str, Any]()
     with checkpoints_of(trainer, store, CheckpointWriter(store)) as checkpoints:
-        found, expected = (one.step(samples(1)).trainer_logprobs for one in (trainer, alone))
-        report["log π"] = max(float(np.abs(a - b).max()) for a, b in zip(found, expected, strict=True))
+        logprobs, expected = (one.step(samples(1)).trainer_logprobs for one in (trainer, alone))
+        report["log π"] = max(float(np.abs(a - b).max()) for a, b in zip(logprobs, expected, strict=True))
         report["weights"] = _apart(trainer.weights(), alone.weights())
-        next_found, next_expected = (one.next_logprobs(TOKENS, 4) for one in (trainer, alone))
-        report["next tokens"] = list(next_found) == list(next_expected)
+        next_logprobs, next_expected = (one.next_logprobs(TOKENS, 4) for one in (trainer, alone))
+        report["next tokens"] = list(next_logprobs) == list(next_expected)
         checkpoints.begin(1, trainer.tensors(), {"n": 1})
         trainer.step(samples(2))
         checkpoints.begin(2, trainer.tensors(), {"n": 2})
         checkpoints.finish()
-        one, two = stored_checkpoints(store)[1], stored_checkpoints(store)[2]
-        report["states"] = [one.state, two.state]
-        report["damaged"] = two.files["model-1-of-2.safetensors"].path
-        _flip_a_bit(run / report["damaged"])
+        first, second = stored_checkpoints(store)[1], stored_checkpoints(store)[2]
+        report["states"] = [first.state, second.state]
+        report["damaged"] = second.files["model-1-of-2.safetensors"].path
+        flip_a_bit(run / report["damaged"])
         try:
-            restore(trainer, store, two)
+            restore(trainer, store, second)
         except StreamCorrupt as error:
             report["found damaged"] = error.file
-        restore(trainer, store, one)
+        restore(trainer, store, first)
         trainer.sleep()
         trainer.wake()
         report["version"] = trainer.policy_version
         report["restored weights"] = _apart(trainer.weights(), alone.weights())
-        report["next step"] = _apart(_stepped(trainer), _stepped(alone))
+        for one in (trainer, alone):
+            one.step(samples(2))
+        report["next step"] = _apart(trainer.weights(), alone.weights())
     return report
 
 
-def _stepped(trainer: Trainer) -> Mapping[str, torch.Tensor]:
-    trainer.step(samples(2))
-    return trainer.weights()
-
-
-def _apart(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> float:
-    assert list(found) == list(expected)
-    return max(float((found[name] - expected[name]).abs().max()) for name in found)
-
-
-def _flip_a_bit(file: Path) -> None:
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
+def _apart(weights: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> float:
+    assert list(weights) == list(expected)
+    return max(float((weights[name] - expected[name]).abs().max()) for name in weights)
 
 
 if __name__ == "__main__":

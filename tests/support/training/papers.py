@@ -15,7 +15,7 @@ class Rows:
     """A batch of responses."""
 
     pi_BT: torch.Tensor
-    """log π, float64; anything where there is no token."""
+    """log π, float64; any value at masked places."""
     mu_BT: torch.Tensor
     """log μ of the policy that sampled; papers call it π_old or β."""
     mask_BT: torch.Tensor

@@ -7,7 +7,7 @@ from millrace.training.checkpoints.names import file_name
 
 
 def rank_files(kind: str, held: Sequence[Mapping[str, Block]]) -> dict[str, bytes]:
-    """By name: what so many ranks write that hold these blocks."""
+    """The files, by name, that ranks write; each rank holds one of `held`."""
     files = {}
     for rank, blocks in enumerate(held):
         image = FileImage(kind, blocks, len(held))

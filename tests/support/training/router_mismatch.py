@@ -10,6 +10,8 @@ from copy import deepcopy
 
 import numpy as np
 import torch
+from support.engines.policies import all_of
+from support.training.samples import make_sample
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from millrace.bootstrap.tiny_model import character_tokenizer
@@ -18,7 +20,7 @@ from millrace.models.modules import routers
 from millrace.training.batch import Sample
 from millrace.training.packing import microbatches
 from millrace.training.policy import PackedPolicy
-from millrace.types import Request, Sampling, Trajectory
+from millrace.types import Request, Sampling
 
 VOCAB, LAYERS, EXPERTS, K = 256, 4, 32, 4
 
@@ -50,7 +52,7 @@ def mixture(seed: int) -> PreTrainedModel:
 
 
 def responses(model: PreTrainedModel, num: int, num_tokens: int) -> list[Sample]:
-    """What the engine samples with these weights in bfloat16, with the experts that it chose."""
+    """Responses that the engine samples with these weights in bfloat16, with the experts that it chose."""
     tokenizer = character_tokenizer([chr(0x100 + i) for i in range(VOCAB - 3)])
     # No token ends a response: all have the same length.
     engine = TransformersEngine(deepcopy(model).bfloat16(), tokenizer, stop_token_ids=[VOCAB], records_experts=True)
@@ -63,24 +65,15 @@ def responses(model: PreTrainedModel, num: int, num_tokens: int) -> list[Sample]
         ],
         Sampling(temperature=1.0, top_p=1.0, max_new_tokens=num_tokens),
     )
-    done: list[Trajectory] = []
-    while engine.in_flight:
-        done += engine.collect(1.0)
-    return [_sample(one) for one in sorted(done, key=lambda one: one.request.group_id)]
-
-
-def _sample(done: Trajectory) -> Sample:
-    response = done.response
-    return Sample(
-        prompt_tokens=np.array(done.request.prompt_tokens, dtype=np.int32),
-        response_tokens=np.array(response.tokens, dtype=np.int32),
-        rollout_logprobs=np.array(response.rollout_logprobs, dtype=np.float32),
-        loss_mask=np.ones(len(response.tokens), dtype=np.uint8),
-        temperature=1.0,
-        advantage=1.0,
-        staleness=0,
-        routed_experts=np.frombuffer(response.routed_experts, dtype=np.uint16),
-    )
+    return [
+        make_sample(
+            done.request.prompt_tokens,
+            done.response.tokens,
+            rollout_logprobs=done.response.rollout_logprobs,
+            routed_experts=np.frombuffer(done.response.routed_experts, dtype=np.uint16),
+        )
+        for done in sorted(all_of(engine), key=lambda done: done.request.group_id)
+    ]
 
 
 @torch.no_grad()

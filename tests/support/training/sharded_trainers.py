@@ -1,4 +1,4 @@
-"""Trainers spread over ranks beside one that is alone: what they disagree in, as a report.
+"""Trainers spread over ranks are compared with one that is alone: their differences, as a report.
 
 test ─► torchrun ─► every rank: the same steps with both, for each layout and case ─► rank 0: report.json ─► test
 
@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from support.training.samples import make_sample
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers import (
@@ -42,7 +43,7 @@ from millrace.training.parallel.sharding import full_tensors, layout, own_shards
 from millrace.training.trainer import Trainer
 
 Report = dict[str, dict[str, Any]]
-"""By "<case> <data>x<tensor>" what was found there."""
+"""Differences and facts by "<case> <data>x<tensor>"."""
 LAYOUTS = {2: [(2, 1), (1, 2)], 4: [(4, 1), (2, 2)]}
 """(data, tensor) ranks, by the number of all."""
 VOCAB = 37
@@ -54,7 +55,7 @@ BATCHES = (7, 2, 9)
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is trained, and how."""
+    """A model and its training."""
 
     model: Callable[[], PreTrainedModel]
     training: TrainingConfig
@@ -62,12 +63,12 @@ class Case:
     lora: bool = False
     compute_dtype: Literal["float32", "bfloat16"] | None = None
     shared_prompt: int = 0
-    """Tokens of a prompt that all samples of a step have; 0: each has a prompt of its own."""
+    """Tokens of a prompt that all samples of a step have; 0: each has a different prompt."""
     divisible: bool = True
     """Whether tensor ranks can divide its layers."""
 
     def runs_on(self, tensor: int) -> bool:
-        """Whether a layout with so many tensor ranks is for it."""
+        """Whether it can run on a layout with `tensor` tensor ranks."""
         return self.divisible or tensor == 1
 
 
@@ -77,7 +78,7 @@ def tiny_llama() -> PreTrainedModel:
 
 
 def tiny_qwen3() -> PreTrainedModel:
-    """Grouped queries with their norms, and an output layer of its own."""
+    """Grouped queries with their norms, and a separate output layer."""
     return _random(Qwen3ForCausalLM(Qwen3Config(**_shape(), head_dim=8, tie_word_embeddings=False)))
 
 
@@ -92,7 +93,7 @@ def tiny_gemma3() -> PreTrainedModel:
 
 
 def tiny_qwen3_moe() -> PreTrainedModel:
-    """Four experts in each layer, of which a token uses two."""
+    """Four experts in each layer; a token uses two."""
     config = Qwen3MoeConfig(**_shape(), head_dim=8, moe_intermediate_size=24, num_experts=4, num_experts_per_tok=2)
     return _random(Qwen3MoeForCausalLM(config))
 
@@ -153,7 +154,7 @@ CASES = {
 
 
 def launch(ranks: int, report: Path, device: Literal["cpu", "cuda"] = "cpu") -> Report:
-    """Runs all cases on as many processes, over gloo on CPUs or over NCCL on GPUs; their report."""
+    """Runs all cases on as many processes, over gloo on CPUs or over NCCL on GPUs. Returns the report."""
     tests = Path(__file__).parents[2]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{tests}:{tests.parent}"}
     arguments = ["--standalone", f"--nproc-per-node={ranks}", __file__, str(report), device]
@@ -161,12 +162,12 @@ def launch(ranks: int, report: Path, device: Literal["cpu", "cuda"] = "cpu") -> 
         [sys.executable, "-m", "torch.distributed.run", *arguments], env=environment, capture_output=True, text=True
     )
     assert ran.returncode == 0, ran.stderr[-4000:]
-    found: Report = json.loads(report.read_text())
-    return found
+    differences: Report = json.loads(report.read_text())
+    return differences
 
 
 def make_trainer(case: Case, ranks: Ranks, compute_dtype: Literal["float32", "bfloat16"] | None) -> Trainer:
-    """The same start everywhere."""
+    """Every call makes a trainer with the same weights."""
     model = case.model().to(case.dtype)
     if case.lora:
         _adapt(model)
@@ -194,15 +195,14 @@ def samples(count: int, seed: int, shared_prompt: int = 0) -> list[Sample]:
         kept = [np.arange(VOCAB)[np.arange(VOCAB) * 2 // VOCAB == token * 2 // VOCAB] for token in tokens]
         if response % 2:
             kept = [np.zeros(0)]
-        return Sample(
-            prompt_tokens=shared if shared_prompt else random.integers(0, VOCAB, prompt).astype(np.int32),
-            response_tokens=tokens,
-            rollout_logprobs=random.normal(-np.log(VOCAB), 0.5, response).astype(np.float32),
-            loss_mask=(random.random(response) < 0.9).astype(np.uint8),
+        return make_sample(
+            shared if shared_prompt else random.integers(0, VOCAB, prompt),
+            tokens,
+            rollout_logprobs=random.normal(-np.log(VOCAB), 0.5, response),
+            loss_mask=random.random(response) < 0.9,
             temperature=float(random.uniform(0.7, 1.3)),
             # Every third one has none, so that the ranks skip its backward pass together.
             advantage=0.0 if number % 3 == 2 else float(random.normal()),
-            staleness=0,
             kept_tokens=np.concatenate(kept).astype(np.int32),
             kept_counts=np.array([len(ids) for ids in kept if len(ids)], np.int32),
             group=number // 2,
@@ -212,29 +212,29 @@ def samples(count: int, seed: int, shared_prompt: int = 0) -> list[Sample]:
 
 
 def disagreement(case: Case, ranks: Ranks) -> dict[str, Any]:
-    """Trains alone and spread: by how much the two differ, and what is so of the spread one."""
-    # Alone it computes in the weights' own type, and each prompt by itself: what else changes is to be seen.
+    """Trains alone and spread: how much the two differ, and facts about the spread one."""
+    # Alone it computes in the type of the weights, without sharing prompts.
     by_itself = replace(case, training=case.training.model_copy(update={"share_prefixes": False}))
     alone, spread = make_trainer(by_itself, ALONE, None), make_trainer(case, ranks, case.compute_dtype)
     start = dict(full_tensors(spread.model))
-    found: dict[str, Any] = {"start": _apart(dict(full_tensors(alone.model)), start), "loss": 0.0, "report": 0.0}
+    result: dict[str, Any] = {"start": _apart(dict(full_tensors(alone.model)), start), "loss": 0.0, "report": 0.0}
     for number, count in enumerate(BATCHES):
         batch = samples(count, seed=number, shared_prompt=case.shared_prompt)
         expected, report = alone.step(batch), spread.step(batch)
         if number == 0:
-            found["gradient"] = _apart(dict(_gradients(alone)), dict(_gradients(spread)))
-            found["grad_norm"] = abs(report.grad_norm / expected.grad_norm - 1)
-            found["gradient_dtype"] = sorted({str(gradient.dtype) for _, gradient in _gradients(spread)})
+            result["gradient"] = _apart(dict(_gradients(alone)), dict(_gradients(spread)))
+            result["grad_norm"] = abs(report.grad_norm / expected.grad_norm - 1)
+            result["gradient_dtype"] = sorted({str(gradient.dtype) for _, gradient in _gradients(spread)})
         values = report.measured()
-        found["loss"] = max(found["loss"], abs(report.loss - expected.loss))
-        found["report"] = max([found["report"], *(abs(v - values[name]) for name, v in expected.measured().items())])
+        result["loss"] = max(result["loss"], abs(report.loss - expected.loss))
+        result["report"] = max([result["report"], *(abs(v - values[name]) for name, v in expected.measured().items())])
     end = dict(full_tensors(spread.model))
     tokens = [1, 2, 3]
-    ours, theirs = spread.next_logprobs(tokens, 5), alone.next_logprobs(tokens, 5)
+    next_logprobs, expected_next = spread.next_logprobs(tokens, 5), alone.next_logprobs(tokens, 5)
     trained = [parameter for parameter in spread.model.parameters() if parameter.requires_grad]
-    return found | {
+    return result | {
         "weights": _apart(dict(full_tensors(alone.model)), end),
-        "next_logprobs": max(abs(ours.get(token, 0.0) - logprob) for token, logprob in theirs.items()),
+        "next_logprobs": max(abs(next_logprobs.get(token, 0.0) - value) for token, value in expected_next.items()),
         "moved": sorted(name for name, tensor in end.items() if not torch.equal(tensor, start[name])),
         "weights_dtype": sorted({str(parameter.dtype) for parameter in spread.model.parameters()}),
         "elements_held": sum(_local(parameter).numel() for parameter in spread.model.parameters()),
@@ -259,7 +259,7 @@ def _shape() -> dict[str, Any]:
 
 
 def _random(model: PreTrainedModel) -> PreTrainedModel:
-    """With weights that are large enough for it to have opinions."""
+    """Draws large weights, so that logits differ clearly."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -269,7 +269,7 @@ def _random(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _adapt(model: PreTrainedModel) -> None:
-    """Adapters beside layers of every kind; they already add something, else half of them had no gradient."""
+    """Adds adapters to layers of every kind. They are not zero, else half of them had no gradient."""
     torch.manual_seed(1)
     add_adapters(model, rank=4, alpha=8.0, target_modules=["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"])
     for name, parameter in model.named_parameters():
@@ -292,7 +292,7 @@ def _apart(expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tenso
 
 
 def _shards_apart(trainer: Trainer, whole: Mapping[str, torch.Tensor]) -> float:
-    """The largest difference, on any rank, of what it would hand over from its box of the whole; inf without a box."""
+    """The largest difference, on any rank, of its shards from its boxes of the whole; inf without a box."""
     boxes = layout(trainer.model, trainer.ranks, torch.float32).held(trainer.ranks.rank)
     shards = {name: shard for name, shard in own_shards(trainer.model) if shard.numel()}
     apart = 0.0 if shards.keys() == boxes.keys() else float("inf")
@@ -319,7 +319,6 @@ def _in_its_place(parameter: torch.Tensor) -> bool:
 
 
 def main() -> None:
-    """Of one rank."""
     torch.set_num_threads(1)
     report: Report = {}
     for data, tensor in LAYOUTS[int(os.environ["WORLD_SIZE"])]:

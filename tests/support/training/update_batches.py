@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from support.engines.one_by_one import response_logprobs
+from support.engines.one_by_one import response_logprobs, taken
+from support.training.samples import make_sample
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from configs.training import TrainingConfig
@@ -30,16 +31,16 @@ def make_trainer(
 
 
 def batch_of_groups(num_groups: int = 4, group_size: int = 2, *, seed: int = 0) -> list[Sample]:
-    """Samples of rollouts by another policy, each with some tokens that carry no loss."""
+    """Samples of rollouts by another policy, each with some masked tokens."""
     random = np.random.default_rng(seed)
 
     def one(group: int) -> Sample:
         length = int(random.integers(2, 7))
         mask = (random.random(length) < 0.8).astype(np.uint8)
         mask[0] = 1
-        return Sample(
-            prompt_tokens=random.integers(1, 12, 3).astype(np.int32),
-            response_tokens=random.integers(1, 12, length).astype(np.int32),
+        return make_sample(
+            random.integers(1, 12, 3),
+            random.integers(1, 12, length),
             rollout_logprobs=-3 * random.random(length, dtype=np.float32),
             loss_mask=mask,
             temperature=float(random.choice([0.7, 1.0])),
@@ -52,9 +53,8 @@ def batch_of_groups(num_groups: int = 4, group_size: int = 2, *, seed: int = 0) 
 
 
 def carrying_logprobs(model: PreTrainedModel, sample: Sample) -> tuple[torch.Tensor, torch.Tensor]:
-    """[L] log π and [L] entropy at the tokens of `sample` that carry loss, by transformers' own attention."""
+    """[L] log π and [L] entropy at the trained tokens of `sample`, by transformers' own attention."""
     logprobs_RV = response_logprobs(model, sample)
     carries_R = torch.from_numpy(sample.loss_mask).bool()
-    chosen_R = logprobs_RV.gather(1, torch.from_numpy(sample.response_tokens).long()[:, None]).squeeze(1)
     entropy_R = -(logprobs_RV.exp() * logprobs_RV).sum(dim=-1)
-    return chosen_R[carries_R], entropy_R[carries_R]
+    return taken(logprobs_RV, sample)[carries_R], entropy_R[carries_R]

@@ -4,13 +4,14 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from support.campaigns import campaigns
 from support.stages.failpoints import Failpoints
 from support.weights.direct_policies import POLICIES, id_of, shards
 
@@ -30,7 +31,7 @@ def tensors_of(version: int) -> dict[str, torch.Tensor]:
 
 
 def digest_of(version: int) -> str:
-    """What every process must find in it."""
+    """The fingerprint's digest of that version."""
     return fingerprint(tensors_of(version)).digest
 
 
@@ -68,13 +69,13 @@ class Pushes(WeightsSender):
         self.newest: WeightsId | None = None
 
     def publish(self, weights: Weights) -> None:
-        """From the trainer's ranks to the generators that are there."""
+        """Publishes from the trainer's ranks to the connected generators."""
         self.trainer.publish(weights)
         offered: list[Weights] = []
 
         def poll() -> bool:
-            found = self.relay.poll(self.newest)
-            offered.extend([] if found is None else [found])
+            result = self.relay.poll(self.newest)
+            offered.extend([] if result is None else [result])
             return bool(offered)
 
         wait_until(poll, f"{weights.id} is offered")
@@ -82,11 +83,10 @@ class Pushes(WeightsSender):
         self.relay.publish(offered[0])
 
     def push(self, version: int, tensors: dict[str, torch.Tensor] | None = None) -> None:
-        """Publishes this version."""
         self.publish(Weights(manifest=Manifest(id=id_of(version)), tensors=tensors or tensors_of(version)))
 
     def retry_until_missing(self, generators: set[int]) -> None:
-        """Returns once these alone lack the version published last."""
+        """Retries until only these generators are missing the last version."""
 
         def only_these() -> bool:
             self.relay.poll(self.newest)
@@ -105,7 +105,6 @@ class Pushes(WeightsSender):
 
 
 def assert_is(received: Weights | None, version: int) -> None:
-    """That this version was received, every bit of it."""
     assert received is not None
     assert received.id == id_of(version)
     assert fingerprint(received.tensors) == fingerprint(tensors_of(version))
@@ -124,12 +123,7 @@ def finder(folder: Path) -> Callable[[], str | None]:
     return lambda: file.read_text() if file.exists() else None
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Returns once the condition holds; AssertionError where that does not come about."""
-    limit = time.monotonic() + PATIENT
-    while not condition():
-        assert time.monotonic() < limit, f"waited in vain: {what}"
-        time.sleep(0.005)
+wait_until = partial(campaigns.wait_until, seconds=PATIENT, every=0.005)
 
 
 class Child:
@@ -155,7 +149,7 @@ class Child:
         return lines
 
     def read_until_all_have(self, version: int) -> None:
-        """Up to the line of a sync_weights that says nobody lacks this version."""
+        """Reads a sync_weights' lines until no generator is missing this version."""
         while self.line() != {"version": version, "missing": []}:
             pass
 
@@ -166,16 +160,12 @@ class Child:
         self.process.stdin.flush()
 
 
-@contextmanager
 def generator(
     folder: Path, number: int, failpoints: Failpoints, *, deadline_seconds: float = PATIENT
-) -> Iterator[Child]:
-    """A generator that receives what comes."""
-    with _child(f"generate-{number}", failpoints, folder, deadline_seconds, 10**9) as child:
-        yield child
+) -> AbstractContextManager[Child]:
+    return _child(f"generate-{number}", failpoints, folder, deadline_seconds, 10**9)
 
 
-@contextmanager
 def trainer_rank(
     folder: Path,
     rank: int,
@@ -184,19 +174,15 @@ def trainer_rank(
     *,
     deadline_seconds: float = PATIENT,
     policy: str = "odd",
-) -> Iterator[Child]:
-    """A rank of a trainer of `layout` (data, tensor) ranks, which offers what it is told to."""
-    with _child(f"train-{rank}", failpoints, folder, deadline_seconds, *layout, policy) as child:
-        yield child
+) -> AbstractContextManager[Child]:
+    """A rank of a trainer of `layout` (data, tensor) ranks, which offers versions on command."""
+    return _child(f"train-{rank}", failpoints, folder, deadline_seconds, *layout, policy)
 
 
-@contextmanager
 def sync_weights(
     folder: Path, num_generators: int, failpoints: Failpoints, *, deadline_seconds: float = PATIENT
-) -> Iterator[Child]:
-    """A sync_weights that has what is offered sent on."""
-    with _child("sync_weights-0", failpoints, folder, deadline_seconds, num_generators) as child:
-        yield child
+) -> AbstractContextManager[Child]:
+    return _child("sync_weights-0", failpoints, folder, deadline_seconds, num_generators)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`direct` for tests that know nothing of who is late: what is published has arrived afterwards.
+"""`direct` for tests that ignore delays: a published version has arrived when `publish` returns.
 
 sender.publish ─► two trainer ranks ─► pushed until all open receivers have it     receiver.poll ─► the same ─► poll
 """
@@ -17,7 +17,7 @@ from millrace.weights.direct.receiver import DirectReceiver
 def direct_ends(
     folder: Path, num_generators: int
 ) -> tuple[Callable[[], WeightsSender], Callable[[int], WeightsReceiver]]:
-    """What opens a sender, and what opens the receiver of a generator; at most one of each is open at a time."""
+    """Functions that open a sender, and the receiver of a generator; at most one of each is open at a time."""
     ends = _Ends(folder, num_generators)
     return lambda: _Sender(ends), lambda number: _Receiver(ends, number)
 
@@ -34,7 +34,7 @@ class _Ends:
         """Generators."""
 
     def wait(self) -> None:
-        """Until all open generators have what was published last."""
+        """Waits until all open generators have the last version."""
         if (pushes := self.pushes) is None:
             return
 

@@ -25,17 +25,16 @@ class PushedPolicy:
         }
 
     def layout(self, data: int, tensor: int = 1) -> ShardLayout:
-        """Of a trainer of data · tensor ranks."""
+        """The layout of a trainer of data · tensor ranks."""
         return ShardLayout(self.specs, data, tensor)
 
     @property
     def nbytes(self) -> int:
-        """Of a version."""
         return self.layout(1).nbytes(0)
 
 
 def layout_of(tensors: Mapping[str, torch.Tensor], size: int) -> ShardLayout:
-    """Of a trainer of `size` ranks that shard these."""
+    """The layout of a trainer of `size` ranks that shard these."""
     specs = (
         TensorSpec(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
         for name, tensor in tensors.items()
@@ -51,7 +50,6 @@ def shards(tensors: Mapping[str, torch.Tensor], layout: ShardLayout, rank: int) 
 
 
 def id_of(version: int) -> WeightsId:
-    """Of a version."""
     return WeightsId(incarnation=0, policy_version=version, t_offered=version + 0.5)
 
 
@@ -113,4 +111,4 @@ POLICIES = {
         tuple(TensorSpec(f"layers.{number}.weight", "float32", (2048, 1024)) for number in range(32)),
     ),
 }
-"""`odd`: several types and odd sizes. `large`: 268 MB, beside which a process's own memory is small."""
+"""`odd`: several types and odd sizes. `large`: 268 MB, large compared with a process's other memory."""

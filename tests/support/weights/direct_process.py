@@ -49,7 +49,7 @@ class Measured:
         self._written = psutil.Process().io_counters().write_chars
 
     def say(self, member: Member) -> None:
-        # `getrusage` would count what the parent had when it started this process.
+        # `getrusage` would count the parent's memory at the start of this process.
         lines = Path("/proc/self/status").read_text().splitlines()
         most = next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
         written = psutil.Process().io_counters().write_chars - self._written

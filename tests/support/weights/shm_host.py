@@ -18,13 +18,13 @@ class Host:
         self.generators = [ShmReceiver(self.path, generator) for generator in range(num_generators)]
 
     def push(self) -> None:
-        """What sync_weights does with the newest version."""
+        """Relays the newest version, as sync_weights does."""
         taken = self.sync.poll(None)
         assert taken is not None
         self.sync.publish(taken)
 
     def deliver(self, version: int) -> None:
-        """From the trainer to where generators can take it."""
+        """Publishes a version and relays it to the generators."""
         self.trainer.publish(mixed(version))
         self.push()
 

@@ -12,7 +12,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def manifest_of(version: int, incarnation: int = 0) -> Manifest:
-    """What the trainer says of it: no fingerprint yet."""
+    """The trainer's manifest of a version, without a fingerprint."""
     return Manifest(
         id=WeightsId(incarnation=incarnation, policy_version=version, t_offered=version + 0.5),
         probe=Probe(tokens=(1, 2), logprobs={version: -0.25}),

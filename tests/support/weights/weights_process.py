@@ -1,13 +1,13 @@
 """One end of a transport as a process, started again by its test whenever it dies; armed for failpoints as ROLE.
 
 weights_process.py train FOLDER INCARNATION VERSIONS   offers each version once every generator has the one before
-weights_process.py sync_weights FOLDER                 pushes what is offered, until killed
+weights_process.py sync_weights FOLDER                 relays every offered version, until killed
 weights_process.py generate-<n> FOLDER VERSIONS        polls until it has the last version
 weights_process.py race-<n> FOLDER VERSIONS            the same; every element of version v is v; prints how many
 weights_process.py store URL VERSIONS                  publishes to a store from its newest version on; prints each
 
 offered      the trainer's file: a line for each version it has offered
-taken-<n>    a generator's: incarnation, version, the fingerprint's digest, and another hash of what it got
+taken-<n>    a generator's: incarnation, version, the fingerprint's digest, and another hash of its tensors
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Workers of the pool: scores in order, lost workers replaced, none in another's way."""
+"""Workers of the pool: scores in order, lost workers replaced, and no worker in another's way."""
 
 import os
 import subprocess
@@ -6,10 +6,9 @@ import sys
 
 import psutil
 import pytest
-from support.campaigns.campaigns import wait_until
 
 from configs.scoring import ScoringConfig
-from millrace.rewards.base import Score
+from millrace.rewards.base import Reward, Score
 from millrace.rewards.factory import make_reward
 from millrace.rewards.isolation.fork_server import ForkServerLost
 from millrace.rewards.isolation.pool import Pool
@@ -18,96 +17,85 @@ from millrace.rewards.isolation.worker import Task, read_score, read_task, task_
 from millrace.types import Prompt
 
 PROMPT = Prompt(prompt_id="p", text="?", answer="42", source="test")
-OWN = "tests.support.rewards.own_rewards"
 
 
-def own(function: str, *responses: str, limits: Limits | None = None) -> list[Score]:
-    """What one of our functions says of the responses, in their order."""
-    tasks = [Task(reward=f"{OWN}:{function}", prompt=PROMPT, response=response) for response in responses]
-    with Pool([make_reward(ScoringConfig(reward=f"{OWN}:{function}"))], limits or Limits()) as pool:
-        judged = dict(pool.score(tasks))
-    return [judged[number] for number in range(len(tasks))]
+def python_reward(function: str) -> Reward:
+    return make_reward(ScoringConfig(reward=f"tests.support.rewards.{function}"))
 
 
-def rewards(judged: list[Score]) -> list[float | None]:
-    return [one.reward for one in judged]
-
-
-def test_several_workers_return_the_scores_in_order() -> None:
-    reward = make_reward(ScoringConfig(reward="exact_match", answer_pattern=r"(\d+)$"))
-    tasks = [
-        Task(
-            reward="exact_match", prompt=Prompt(prompt_id="p", text="?", answer=str(n), source=""), response=f"{n // 2}"
-        )
-        for n in range(3000)
+def python_tasks(function: str, *responses: str) -> list[Task]:
+    return [
+        Task(reward=f"tests.support.rewards.{function}", prompt=PROMPT, response=response) for response in responses
     ]
+
+
+def score(function: str, *responses: str, limits: Limits | None = None) -> list[Score]:
+    """Score responses with a function of `own_rewards`, in their order."""
+    with Pool([python_reward(f"own_rewards:{function}")], limits or Limits()) as pool:
+        scores = dict(pool.score(python_tasks(f"own_rewards:{function}", *responses)))
+    return [scores[number] for number in range(len(responses))]
+
+
+def rewards(scores: list[Score]) -> list[float | None]:
+    return [score.reward for score in scores]
+
+
+def test_several_workers_return_the_scores_of_their_tasks() -> None:
+    reward = make_reward(ScoringConfig(reward="exact_match", answer_pattern=r"(\d+)$"))
+    prompts = [Prompt(prompt_id="p", text="?", answer=str(n), source="") for n in range(3000)]
+    tasks = [Task(reward="exact_match", prompt=prompt, response=f"{n // 2}") for n, prompt in enumerate(prompts)]
     with Pool([reward], Limits(workers=3)) as pool:
-        judged = dict(pool.score(tasks))
-    assert [judged[n].reward for n in range(3000)] == [float(n == n // 2) for n in range(3000)]
+        scores = dict(pool.score(tasks))
+    assert [scores[n].reward for n in range(3000)] == [float(n == n // 2) for n in range(3000)]
 
 
 def test_each_response_to_a_function_has_a_fresh_process() -> None:
-    assert rewards(own("number_seen", *"abcde", limits=Limits(workers=2))) == [1.0] * 5
+    assert rewards(score("number_seen", *"abcde", limits=Limits(workers=2))) == [1.0] * 5
 
 
-def test_a_worker_that_ends_concerns_its_own_response_alone() -> None:
-    judged = own("as_told", "1", "__import__('os')._exit(7)", "2", "__import__('os').abort()", "3")
-    assert rewards(judged) == [1.0, None, 2.0, None, 3.0]
-    assert judged[1].error == "the process that scored it ended (exit code 7)"
+def test_the_end_of_a_worker_concerns_only_its_own_response() -> None:
+    scores = score("evaluate", "1", "__import__('os')._exit(7)", "2", "__import__('os').abort()", "3")
+    assert rewards(scores) == [1.0, None, 2.0, None, 3.0]
+    assert scores[1].error == "the process that scored it ended (exit code 7)"
 
 
 @pytest.mark.slow
 def test_responses_behind_a_slow_one_are_scored_first() -> None:
-    reward = make_reward(ScoringConfig(reward="math"))
     texts = ["\\boxed{1}"] * 20 + ["9**9**9**9"] + ["\\boxed{42}"] * 20
     tasks = [Task(reward="math", prompt=PROMPT, response=text) for text in texts]
-    with Pool([reward], Limits(timeout_seconds=1.0)) as pool:
-        judged = dict(pool.score(tasks))
-    assert list(judged).index(20) > 20, "it was put behind the others"
-    assert [judged[number].reward for number in range(41)] == [0.0] * 20 + [None] + [1.0] * 20
+    with Pool([make_reward(ScoringConfig(reward="math"))], Limits(timeout_seconds=1.0)) as pool:
+        scores = dict(pool.score(tasks))
+    assert list(scores).index(20) > 20, "it was put behind the others"
+    assert [scores[number].reward for number in range(41)] == [0.0] * 20 + [None] + [1.0] * 20
 
 
 @pytest.mark.slow
-def test_slow_scores_are_waited_for_up_to_the_deadline() -> None:
-    judged = own("slow", "0.3", "0.01", "0.3", "30", "0.02", limits=Limits(timeout_seconds=2.0))
-    assert rewards(judged) == [0.3, 0.01, 0.3, None, 0.02]
-    assert judged[3] == Score(reward=None, status="timeout", error="no verdict after 2 s")
-    assert 2.0 <= judged[3].seconds < 20.0
+def test_slow_scores_get_their_time_up_to_the_deadline() -> None:
+    scores = score("sleep", "0.3", "0.01", "0.3", "30", "0.02", limits=Limits(timeout_seconds=2.0))
+    assert rewards(scores) == [0.3, 0.01, 0.3, None, 0.02]
+    assert scores[3] == Score(reward=None, status="timeout", error="no verdict after 2 s")
+    assert 2.0 <= scores[3].seconds < 20.0
 
 
-def test_leaving_early_ends_the_workers_that_are_at_work() -> None:
-    with Pool([make_reward(ScoringConfig(reward=f"{OWN}:slow"))], Limits(workers=2)) as pool:
-        found = pool.score([Task(reward=f"{OWN}:slow", prompt=PROMPT, response=text) for text in ("0.01", "99")])
-        next(found)
-        found.close()
-        assert dict(pool.score([Task(reward=f"{OWN}:slow", prompt=PROMPT, response="0.02")]))[0].reward == 0.02
-
-
-@pytest.mark.slow
-def test_the_workers_end_with_the_pool() -> None:
-    def children() -> set[int]:
-        return {child.pid for child in psutil.Process().children(recursive=True)}
-
-    before = children()
-    with Pool([make_reward(ScoringConfig(reward="math"))], Limits(workers=2)) as pool:
-        dict(pool.score([Task(reward="math", prompt=PROMPT, response="42")] * 50))
-        wait_until(lambda: len(children() - before) == 4, "a fork server, two workers and a spare one")
-        during = [psutil.Process(pid) for pid in children() - before]
-    _, alive = psutil.wait_procs(during, timeout=10)
-    assert alive == []
+def test_leaving_early_ends_the_workers_that_are_scoring() -> None:
+    with Pool([python_reward("own_rewards:sleep")], Limits(workers=2)) as pool:
+        scores = pool.score(python_tasks("own_rewards:sleep", "0.01", "99"))
+        next(scores)
+        scores.close()
+        assert dict(pool.score(python_tasks("own_rewards:sleep", "0.02")))[0].reward == 0.02
 
 
 @pytest.mark.slow
 def test_a_worker_sees_no_secret_and_no_file_of_the_scorer() -> None:
     names = [name for name in os.environ if name not in scrubbed(dict(os.environ))]
     assert names, "there is something to hide"
-    assert rewards(own("environment", *names, "PATH")) == [0.0] * len(names) + [1.0]
+    assert rewards(score("environment", *names, "PATH")) == [0.0] * len(names) + [1.0]
     # Standard input, output and error, its own socket, and the folder that is being listed.
-    assert rewards(own("open_files", "")) == [5.0]
+    assert rewards(score("open_files", "")) == [5.0]
 
 
 def test_a_response_that_is_too_long_is_an_error_at_once() -> None:
-    [short, long] = own("length", "1", "x" * (17 * 2**20))
+    [short, long] = score("length", "1", "x" * (17 * 2**20))
     assert short.reward == 1.0
     assert long.status == "error"
     assert "17,825,792 characters" in (long.error or "")
@@ -115,12 +103,12 @@ def test_a_response_that_is_too_long_is_an_error_at_once() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", ["\ud800", "\udc00\ud800 é 🎲", "\x00\n\r\u2028", '"}\\'])
-def test_any_text_arrives_as_it_was(text: str) -> None:
+def test_any_text_arrives_unchanged(text: str) -> None:
     task = Task(reward="r", prompt=Prompt(prompt_id=text, text=text, answer=text, source=text), response=text)
     line = task_line(task)
     assert line.count(b"\n") == 1
     assert read_task(line) == task
-    assert rewards(own("length", text)) == [len(text)]
+    assert rewards(score("length", text)) == [len(text)]
 
 
 GOOD = b'"components": {}, "error": null, "seconds": 0.1'
@@ -142,13 +130,13 @@ GOOD = b'"components": {}, "error": null, "seconds": 0.1'
         b'{"reward": 1, "status": "ok", "components": [], "error": null, "seconds": 0.1}',
     ],
 )
-def test_what_is_no_score_is_an_error(line: bytes) -> None:
+def test_a_line_that_is_not_a_score_is_an_error(line: bytes) -> None:
     score = read_score(line)
     assert (score.reward, score.status) == (None, "error")
 
 
 SCORER = """
-import os, sys
+import sys
 from configs.scoring import ScoringConfig
 from millrace.rewards.factory import make_reward
 from millrace.rewards.isolation.pool import Pool
@@ -157,34 +145,38 @@ from millrace.rewards.isolation.worker import Task
 from millrace.types import Prompt
 
 prompt = Prompt(prompt_id="p", text="?", answer="42", source="test")
-reward = make_reward(ScoringConfig(reward="tests.support.rewards.own_rewards:slow"))
+reward = make_reward(ScoringConfig(reward="tests.support.rewards.own_rewards:sleep"))
 with Pool([reward], Limits(workers=2)) as pool:
     tasks = [Task(reward=reward.name, prompt=prompt, response=text) for text in ("0.01", "99", "99")]
-    found = pool.score(tasks)
-    next(found)
-    print("at work", flush=True)
-    sys.stdin.read()
+    scores = pool.score(tasks)
+    next(scores)
+    print("scoring", flush=True)
+    sys.stdin.readline()
 """
 
 
 @pytest.mark.slow
-def test_a_scorer_that_is_killed_leaves_nobody_behind() -> None:
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_no_process_outlives_the_scorer(is_killed: bool) -> None:
     with subprocess.Popen([sys.executable, "-c", SCORER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as scorer:
         assert scorer.stdout is not None
-        assert scorer.stdout.readline() == b"at work\n"
-        left = psutil.Process(scorer.pid).children(recursive=True)
-        assert len(left) >= 3, "a fork server and two workers"
-        scorer.kill()
-    _, alive = psutil.wait_procs(left, timeout=10)
+        assert scorer.stdout.readline() == b"scoring\n"
+        children = psutil.Process(scorer.pid).children(recursive=True)
+        assert len(children) >= 3, "a fork server and two workers"
+        if is_killed:
+            scorer.kill()
+        else:
+            scorer.communicate(b"\n")
+    _, alive = psutil.wait_procs(children, timeout=10)
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
 
 
-def test_the_loss_of_the_fork_server_is_a_fault_and_no_score() -> None:
-    before = set(psutil.Process().children())
+def test_the_loss_of_the_fork_server_is_a_fault_and_not_a_score() -> None:
+    others = set(psutil.Process().children())
     tasks = [Task(reward="exact_match", prompt=PROMPT, response="42")]
     with Pool([make_reward(ScoringConfig(reward="exact_match", answer_pattern=r"(\d+)"))], Limits()) as pool:
         assert dict(pool.score(tasks))[0].reward == 1.0
-        [server] = set(psutil.Process().children()) - before
+        [server] = set(psutil.Process().children()) - others
         workers = server.children()
         server.kill()
         psutil.wait_procs(workers, timeout=10)
@@ -193,8 +185,7 @@ def test_the_loss_of_the_fork_server_is_a_fault_and_no_score() -> None:
 
 
 def test_a_reward_whose_import_starts_threads_is_loaded_after_the_fork() -> None:
-    function = "tests.support.rewards.module_that_starts_a_thread:lives"
-    with Pool([make_reward(ScoringConfig(reward=function))], Limits(workers=2)) as pool:
-        assert pool.versions[function].startswith(function)
-        judged = dict(pool.score([Task(reward=function, prompt=PROMPT, response="1")] * 4))
-    assert [scored.reward for scored in judged.values()] == [1.0] * 4
+    with Pool([python_reward("module_that_starts_a_thread:lives")], Limits(workers=2)) as pool:
+        assert pool.versions["tests.support.rewards.module_that_starts_a_thread:lives"]
+        scores = dict(pool.score(python_tasks("module_that_starts_a_thread:lives", *"1111")))
+    assert [score.reward for score in scores.values()] == [1.0] * 4

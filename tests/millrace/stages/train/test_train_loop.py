@@ -126,7 +126,7 @@ def test_another_trainer_with_another_setting_counts_on_and_every_step_is_replay
     assert sum(row["masked_tokens"] for row in bench.consumed() if row["outcome"] == "trained") == account.masked.tokens
     verdict = verify(bench.store)
     assert verdict.difference is None
-    assert verdict.steps == version
+    assert len(verdict.passed) == version
 
 
 def test_the_trainer_waits_for_a_group_in_flight_that_the_step_would_leave_too_old(

@@ -24,8 +24,8 @@ def make_bench(memory_store: MemoryStore, make_model: Callable[..., LlamaForCaus
 def made_up_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """The log-probabilities of the bench's trajectories are made up, far from the policy's."""
     monkeypatch.setattr("millrace.control.collapse._MOST_KL", 1e9)
-    monkeypatch.setattr("millrace.control.rule._ESS_TARGET", 0.02)
-    monkeypatch.setattr("millrace.control.rule._ESS_FLOOR", 0.01)
+    monkeypatch.setattr("configs.operation.StalenessConfig.ess_target", 0.02)
+    monkeypatch.setattr("configs.operation.StalenessConfig.ess_floor", 0.01)
     monkeypatch.setattr("millrace.control.rule.Means.expected_ess", lambda self, other, bound: 1.0)
 
 

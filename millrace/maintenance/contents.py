@@ -1,0 +1,194 @@
+"""A run's files as listed at one moment, and the logs that say which of them are committed.
+
+    entries (listed first) ─► streams, checkpoints, weights ─► their logs (read after) ─► records
+
+In this order, a listed file that no record names was not committed when the listing was made. Only maintenance lists a
+run; stages never do.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from millrace.errors import RunMissing
+from millrace.evaluation.results import Result, ResultsReader, best_result
+from millrace.runs.record import latest_attempt
+from millrace.training.checkpoints.names import weights_checksum
+from storage import layout
+from storage.checkpoints import Checkpoint, checkpoint_of
+from storage.errors import StreamCorrupt, damaged_record
+from storage.schema import CONSUMED, METRIC, SCORE, TRAINER_LOGPROBS, TRAJECTORY, UNFINISHED
+from storage.stores.base import Entry, Store
+from storage.streams.log import LogCursor, LogReader
+from storage.streams.record import Record
+
+_IN_A_STREAM = re.compile(r"(streams/.+)/(?:log|seg)/[^/]+")
+
+Kind = Literal["consumed", "metrics", "scores", "trainer_logprobs", "trajectories", "unfinished"]
+"""The kinds in the order in which their logs are read: no stream refers to rows of an earlier kind."""
+_SCORES = r"streams/scores/(?P<reward>[^/]+)/(?P<generator>\d+)/(?P<scorer>\d+)-of-(?P<num_scorers>\d+)"
+_KINDS: dict[Kind, tuple[str, pa.Schema]] = {
+    "consumed": (layout.CONSUMED, CONSUMED),
+    "metrics": (r"streams/metrics/[^/]+-\d+", METRIC),
+    "scores": (_SCORES, SCORE),
+    "trainer_logprobs": (layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS),
+    "trajectories": (r"streams/trajectories/(?P<generator>\d+)", TRAJECTORY),
+    "unfinished": (r"streams/unfinished/(?P<generator>\d+)", UNFINISHED),
+}
+"""Kind → the pattern of its streams' paths, whose named groups are fields of StoredStream, and their schema."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredStream:
+    """One stream, described by its path."""
+
+    path: str
+    """Its folder, relative to the run."""
+    kind: Kind
+    generator: int = 0
+    """trajectories, scores, unfinished: the generator of the trajectories."""
+    reward: str = ""
+    """scores: the reward's name."""
+    scorer: int = 0
+    num_scorers: int = 1
+    """scores: the stream has the scores of the trajectory parts k with k mod num_scorers = scorer."""
+
+    @property
+    def name(self) -> str:
+        """The path below `streams/`."""
+        return self.path.removeprefix("streams/")
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns of its parts."""
+        return _KINDS[self.kind][1]
+
+    def trajectory_part(self, part: int) -> int:
+        """scores: the trajectory part that part number `part` scores."""
+        return layout.scored_part(self.scorer, part, self.num_scorers)
+
+
+@dataclass(kw_only=True)
+class StoredLog:
+    """The records of one log, up to the first that is damaged or missing."""
+
+    path: str
+    records: list[Record] = field(default_factory=list)
+    cursors: list[LogCursor] = field(default_factory=lambda: [LogCursor()])
+    """`cursors[seq]` is the position before record `seq`; the last one is the head."""
+    damage: StreamCorrupt | None = None
+
+    @property
+    def head(self) -> LogCursor:
+        """The position after the last record."""
+        return self.cursors[-1]
+
+    @property
+    def parts(self) -> list[Record]:
+        """The data records, by ordinal."""
+        return [record for record in self.records if record.kind == "data"]
+
+
+class Contents:
+    """A run, or its folder `below`, as listed at one moment. Raises RunMissing if the store has no run."""
+
+    def __init__(self, store: Store, below: str = "") -> None:
+        if not store.exists(layout.RUN):
+            raise RunMissing("no run", file=store.url, expected=layout.RUN)
+        self.store = store
+        self.entries: dict[str, Entry] = {entry.path: entry for entry in store.entries(below)}
+
+    @cached_property
+    def streams(self) -> list[StoredStream]:
+        """Every stream with a record or a part file, sorted by kind, generator and path.
+
+        Logs read in this order never show a score whose trajectory is not committed yet.
+        """
+        paths = {match[1] for path in self.entries if (match := _IN_A_STREAM.fullmatch(path))}
+        streams = [stream for path in paths if (stream := _stream(path)) is not None]
+        return sorted(streams, key=lambda stream: (stream.kind, stream.generator, stream.path))
+
+    def of_kind(self, kind: Kind) -> list[StoredStream]:
+        """The streams of one kind, by generator."""
+        return [stream for stream in self.streams if stream.kind == kind]
+
+    def scores_of(self, generator: int) -> dict[tuple[str, int], list[StoredStream | None]]:
+        """(reward, S) → the S score streams of that generator's trajectories, by scorer; None for a missing stream."""
+        sets: dict[tuple[str, int], list[StoredStream | None]] = {}
+        for stream in self.of_kind("scores"):
+            if stream.generator == generator:
+                key = (stream.reward, stream.num_scorers)
+                sets.setdefault(key, [None] * stream.num_scorers)[stream.scorer] = stream
+        return sets
+
+    def below(self, folder: str) -> list[Entry]:
+        """The files below a folder, sorted by path."""
+        return [entry for path, entry in self.entries.items() if path.startswith(f"{folder}/")]
+
+    def has_files(self, checkpoint: Checkpoint) -> bool:
+        """Whether all files of a checkpoint were listed."""
+        return all(ref.path in self.entries for ref in checkpoint.files.values())
+
+    def read_log(self, path: str) -> StoredLog:
+        """Reads and verifies the log in the folder `path`; a missing record is damage if later ones were listed."""
+        log = StoredLog(path=path)
+        reader = LogReader(self.store, path)
+        try:
+            while (record := reader.next()) is not None:
+                log.records.append(record)
+                log.cursors.append(reader.cursor)
+            missing = f"{path}/{layout.record(reader.cursor.seq)}"
+            entries = [entry.path for entry in self.below(f"{path}/log") if entry.path >= missing]
+            if later := sum(layout.record_seq(entry) is not None for entry in entries):
+                raise damaged_record(missing, f"the record is missing, but {later} later ones exist")
+        except StreamCorrupt as error:
+            log.damage = error
+        return log
+
+    def read_sound_log(self, path: str) -> StoredLog:
+        """Reads a log as `read_log`, but raises StreamCorrupt for damage."""
+        log = self.read_log(path)
+        if log.damage is not None:
+            raise log.damage
+        return log
+
+    def checkpoints(self, root: str = layout.CHECKPOINTS) -> list[Checkpoint]:
+        """All checkpoints of the log in the folder `root`, oldest first. Raises StreamCorrupt."""
+        records = self.read_sound_log(root).records
+        return [checkpoint_of(record, root) for record in records if record.kind == "checkpoint"]
+
+
+def best_stored(store: Store, checkpoints: Iterable[Checkpoint], *, base_model: bool) -> Result | None:
+    """The best result of these checkpoints and, if `base_model`, of version 0; None if none was evaluated."""
+    stored = {(checkpoint.step, weights_checksum(checkpoint)) for checkpoint in checkpoints}
+    return best_result(
+        [
+            result
+            for result in ResultsReader(store).read()
+            if (base_model and result["policy_version"] == 0)
+            or (result["policy_version"], result.get("weights_checksum")) in stored
+        ]
+    )
+
+
+def run_scoring(store: Store) -> tuple[str, int]:
+    """The reward's name and the number of scorers, from the config of the latest attempt. Raises StreamCorrupt."""
+    attempt = latest_attempt(store)
+    try:
+        return attempt.config["scoring"]["reward"], attempt.config["scoring"]["replicas"]
+    except (KeyError, TypeError) as error:
+        raise StreamCorrupt(attempt.path, f"its config does not name reward and scorers: {error!r}") from error
+
+
+def _stream(path: str) -> StoredStream | None:
+    for kind, (pattern, _) in _KINDS.items():
+        if match := re.fullmatch(pattern, path):
+            fields: dict[str, Any] = match.groupdict()
+            fields |= {name: int(value) for name, value in fields.items() if name != "reward"}
+            stream = StoredStream(path=path, kind=kind, **fields)
+            return stream if stream.scorer < stream.num_scorers else None
+    return None

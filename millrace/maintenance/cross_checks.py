@@ -1,0 +1,131 @@
+"""Checks of values that are stored twice: in records and rows, scores and trajectories, checkpoint and streams.
+
+records ─► true cursor at the same place ─┐
+                                          ├─ equal? ─► consumed = trained + dropped ≤ scored ≤ generated?
+checkpoint ─► its cursor ─────────────────┘
+           ─► its account ───────────────────────────┐
+                                                     ├─ equal? by outcome, by generator, by staleness; masked
+║ consumed ║ ─► rows not rolled back, up to its version
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.errors import LedgerMismatch
+from millrace.maintenance.contents import StoredLog, StoredStream
+from millrace.rollouts.consumed import TRAINED, read_consumed
+from millrace.rollouts.ledger import Account, Amount, balance
+from millrace.rollouts.loader import consumed_by
+from storage import layout
+from storage.checkpoints import Checkpoint
+from storage.errors import PartRemoved, StreamCorrupt
+from storage.stores.base import Store
+from storage.streams.log import LogCursor
+from storage.streams.record import Record
+
+
+def contradictions(record: Record, rows: pa.Table) -> Iterator[str]:
+    """Yields a clause for each value of a part's record that its rows contradict."""
+    values: dict[str, object] = {}
+    has_ids = "row_id" in rows.column_names
+    if has_ids:
+        values["first_row_id"] = rows["row_id"][0].as_py()
+    if "response_tokens" in rows.column_names:
+        values["tokens"] = pc.sum(pc.list_value_length(rows["response_tokens"])).as_py()
+        values["min_policy_version"] = pc.min(rows["min_policy_version"]).as_py()
+        # Records of unfinished responses, whose rows have no row_id, name no groups.
+        if has_ids:
+            values["group_ids"] = rows["group_id"].unique().to_pylist()
+    for name, value in values.items():
+        if (recorded := getattr(record, name)) != value:
+            yield f"{name} of the rows is {value}, but the record says {recorded}"
+
+
+def misaligned_scores(stream: StoredStream, scores: StoredLog, trajectories: StoredLog) -> Iterator[str]:
+    """Yields a clause for each part of scores with other rows than its trajectories.
+
+    Row ids are consecutive in each part, so ranges are compared.
+    """
+    ranges = [f"{record.rows} rows from {record.first_row_id} on" for record in trajectories.parts]
+    for record in scores.parts:
+        number = stream.trajectory_part(record.part)
+        expected = f"has {ranges[number]}" if number < len(ranges) else "does not exist"
+        rows = f"{record.rows} rows from {record.first_row_id} on"
+        if expected != f"has {rows}":
+            yield f"part {record.part} holds the scores of {rows}, but part {number} of {trajectories.path} {expected}"
+
+
+def cursors_of(checkpoint: Checkpoint, reward: str) -> dict[str, LogCursor]:
+    """Stream → the checkpoint's cursor in it. Raises KeyError, TypeError or ValueError if they can't be read."""
+    cursors = {}
+    for generator, stream in enumerate(checkpoint.state["intake"]):
+        cursors[layout.trajectories(generator)] = LogCursor.from_json(stream["trajectories"])
+        for scorer, cursor in enumerate(stream["scores"]):
+            path = layout.scores(reward, generator, scorer, len(stream["scores"]))
+            cursors[path] = LogCursor.from_json(cursor)
+    return cursors
+
+
+def check_ledger(
+    store: Store, checkpoint: Checkpoint, cursors: Mapping[str, LogCursor], logs: Mapping[str, StoredLog]
+) -> None:
+    """Compares a checkpoint and its `cursors` with `logs`, which must have all their streams.
+
+    Raises LedgerMismatch; KeyError, TypeError or ValueError if the account can't be read.
+    """
+    amounts = {"trajectories": Amount(), "scores": Amount()}
+    for path, cursor in cursors.items():
+        log = logs[path]
+        true = log.cursors[cursor.seq] if cursor.seq < len(log.cursors) else LogCursor()
+        if cursor != true:
+            raise LedgerMismatch(f"its cursor of {path} is {cursor}, but the stream's records give {true}")
+        amounts[path.split("/")[1]] += Amount(rollouts=log.head.rows, tokens=log.head.tokens)
+    state = checkpoint.state
+    account = Account.from_json(state["account"])
+    balance(
+        generated=amounts["trajectories"],
+        scored=amounts["scores"],
+        consumed=consumed_by(state["intake"]),
+        account=account,
+    )
+    if layout.CONSUMED in logs:
+        _check_consumed(store, checkpoint.step, account)
+
+
+def _check_consumed(store: Store, step: int, account: Account) -> None:
+    """Compares the rows of `consumed` up to version `step` with the account. Raises LedgerMismatch."""
+    try:
+        rows = read_consumed(store)
+    except (StreamCorrupt, PartRemoved):
+        # The damage is reported with its files.
+        return
+    if rows.num_rows == 0:
+        return
+    rows = rows.filter(pc.less_equal(rows["policy_version"], step))
+    trained = rows.filter(pc.equal(rows["outcome"], TRAINED))
+    by_staleness = {staleness: amount.rollouts for staleness, amount in _sums(trained, "staleness").items()}
+    masked = trained["masked_tokens"].to_numpy()
+    masked_amount = Amount(rollouts=int(np.count_nonzero(masked)), tokens=int(masked.sum()))
+    compared: list[tuple[str, Mapping[Any, Any], Mapping[Any, Any]]] = [
+        ("trajectories by outcome", _sums(rows, "outcome"), {TRAINED: account.trained} | account.dropped),
+        ("trajectories by generator", _sums(rows, "generator"), account.by_generator),
+        ("trained trajectories by staleness", by_staleness, dict(+account.staleness)),
+        ("masked tokens", {TRAINED: masked_amount}, {TRAINED: account.masked}),
+    ]
+    for what, stored, counted in compared:
+        for key in sorted({*stored, *counted}):
+            if stored.get(key, Amount()) != counted.get(key, Amount()):
+                raise LedgerMismatch(
+                    f"{layout.CONSUMED} has {what} {key}: {stored.get(key, Amount())}, but its account has "
+                    f"{counted.get(key, Amount())}"
+                )
+
+
+def _sums(rows: pa.Table, column: str) -> dict[Any, Amount]:
+    """Trajectories and response tokens by the values of a column."""
+    sums = rows.group_by(column).aggregate([("tokens", "count"), ("tokens", "sum")])
+    return {row[column]: Amount(rollouts=row["tokens_count"], tokens=row["tokens_sum"]) for row in sums.to_pylist()}

@@ -1,1 +1,0 @@
-"""From stored runs to the seconds of each thing on their machine."""

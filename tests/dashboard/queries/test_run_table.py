@@ -1,0 +1,92 @@
+"""Which runs the table shows, in which order, and what its line shows."""
+
+import numpy as np
+import pytest
+
+from dashboard.queries.runs.table import chosen, curve, differing, ordered
+from dashboard.read.runs import OverviewRow
+
+EVIL = "<script>alert(1)</script> ' \" \\"
+
+ROWS = [
+    OverviewRow(
+        run_id="base",
+        state="finished",
+        policy_version=400,
+        reward_mean=0.5,
+        note="the baseline",
+        settings={"training.learning_rate": "1e-05", "pipeline.mode": "async", "staleness.adaptive": "false"},
+    ),
+    OverviewRow(
+        run_id="hot",
+        state="running",
+        policy_version=90,
+        reward_mean=0.75,
+        settings={"training.learning_rate": "0.0003", "pipeline.mode": "sync", "staleness.adaptive": "true"},
+    ),
+    OverviewRow(run_id="evil", state="stopped", policy_version=None, note=EVIL, settings={"name": EVIL}),
+    OverviewRow(run_id="coming", problem="no run.json yet"),
+]
+NONE = {"policy_version": np.empty(0), "reward": np.empty(0)}
+
+
+def names(text: str, *columns: str) -> list[str]:
+    return [row.run_id for row in chosen(ROWS, text, columns)]
+
+
+@pytest.mark.parametrize(
+    ("text", "run_ids"),
+    [
+        ("", ["base", "hot", "evil", "coming"]),
+        ("BASE", ["base"]),
+        ("state=Running", ["hot"]),
+        ("state!=running", ["base", "evil", "coming"]),
+        ("reward>0.5", ["hot"]),
+        ("step<100", ["hot"]),
+        ("training.learning_rate=0.00001", ["base"]),
+        ("training.learning_rate<=1e-5 state=finished", ["base"]),
+        ('note="the baseline"', ["base"]),
+        ("alert(1)", ["evil"]),
+        ("state>3", []),
+        ("reward>much", []),
+        ('"open quote', []),
+    ],
+)
+def test_a_filter_keeps_the_runs_of_which_every_term_holds(text: str, run_ids: list[str]) -> None:
+    assert names(text) == run_ids
+
+
+def test_a_word_is_found_in_the_columns_that_are_shown_and_in_no_others() -> None:
+    assert names("sync") == []
+    assert names("async", "pipeline.mode") == ["base"]
+    assert names("sync", "pipeline.mode") == ["base", "hot"]
+
+
+@pytest.mark.parametrize(
+    ("sort", "run_ids"),
+    [
+        ("run", ["base", "coming", "evil", "hot"]),
+        ("-reward", ["hot", "base", "evil", "coming"]),
+        ("-training.learning_rate", ["hot", "base", "evil", "coming"]),
+        ("note", ["evil", "base", "hot", "coming"]),
+        ("nothing.such", ["base", "hot", "evil", "coming"]),
+    ],
+)
+def test_runs_are_sorted_by_numbers_and_words_and_unknown_ones_come_last(sort: str, run_ids: list[str]) -> None:
+    assert [row.run_id for row in ordered(ROWS, sort)] == run_ids
+
+
+def test_only_the_keys_in_which_the_runs_differ_are_named() -> None:
+    assert differing([{"a": "1", "b": "2"}, {"a": "1", "b": "3", "c": "4"}]) == ["b", "c"]
+    assert differing([{"a": "1"}]) == differing([]) == []
+
+
+def test_the_line_is_the_smoothed_reward_or_the_accuracy_if_there_is_none() -> None:
+    versions = np.arange(1.0, 33.0)
+    name, line = curve({"policy_version": versions, "reward": np.tile([0.0, 1.0], 16)}, [(0, 0.1), (8, 0.4)])
+    assert name == "reward"
+    assert line.x.tolist() == versions.tolist()
+    # Four points each: an eighth of the line.
+    assert line.y[3:] == pytest.approx(0.5)
+    assert curve(NONE, [(0, 0.1), (8, 0.4)])[1].y.tolist() == [0.1, 0.4]
+    assert len(curve(NONE, [(0, 0.1)])[1].x) == len(curve(None, [])[1].x) == 0
