@@ -7,10 +7,9 @@ prompts ─► tokens ─► engine ─┬─ greedy, once per prompt ───�
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from configs.prompts import EvaluationConfig, PromptsConfig
-from millrace.chat.encoder import PromptEncoder
 from millrace.evaluation.measures import Answered, accuracy, answer_given, sampled_measures
 from millrace.evaluation.results import HELD_OUT
 from millrace.generation.engines.base import Engine
@@ -18,6 +17,9 @@ from millrace.models.decoder import decoder_of
 from millrace.prompts.dataset import PromptSet, load_source
 from millrace.rewards.scorer import Scorer
 from millrace.types import Prompt, Sampling
+
+if TYPE_CHECKING:
+    from millrace.chat.encoder import PromptEncoder  # loads transformers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +73,7 @@ class Examiner:
     def __init__(
         self,
         engine: Engine,
-        encoder: PromptEncoder,
+        encoder: "PromptEncoder",
         scorer: Scorer,
         rules: Rules,
         still_wanted: Callable[[], bool],

@@ -62,12 +62,12 @@ class Plan:
         return RunConfig.model_validate(values)
 
     def changes(self, entry: Candidate) -> dict[str, Any]:
-        """Returns what an entry's config changes in the given one, prediction included, as dotted key → value."""
+        """Returns an entry's changes of the given config, as dotted key → value."""
         overrides = {**entry.overrides, **_hang_limit(entry)}
         return {key: value for key, value in overrides.items() if _read_key(self.base, key) != value}
 
     def dollars(self, entry: Candidate, seconds: float) -> float | None:
-        """Returns the price of an entry's GPUs for so many seconds."""
+        """Returns the price of an entry's GPUs for this time."""
         if self.dollars_per_gpu_hour is None or entry.gpus is None:
             return None
         return entry.gpus * self.dollars_per_gpu_hour * seconds / 3600
@@ -117,7 +117,7 @@ def make_plan(
 ) -> Plan:
     """Searches. `coarse`: a quicker simulation to choose among many, if there is one.
 
-    Raises InputError if nothing fits, with what is missing and by how much.
+    Raises InputError if nothing fits, with the missing GiB.
     """
     search = Search(config, machine, gpus=gpus, goal=goal, fine=simulate, coarse=coarse or simulate)
     result = search.run(batches)

@@ -122,7 +122,7 @@ def test_ranks_on_more_hosts_wait_longer_for_each_other() -> None:
 
     def train(hosts: int) -> float:
         where = {"hosts": hosts, "work_pool": "gpus", "network": "10.0.0.0/24"}
-        placed = config(placement__train=where, storage__root="s3://runs", weights__host="10.0.0.0/24")
+        placed = config(placement__train=where, storage__root="s3://runs")
         return slow.costs(placed).train(10_000, 10)
 
     assert train(8) > 3 * train(2) > 3 * train(1)
