@@ -1,4 +1,4 @@
-"""The planner, measured: predictions of this machine's campaigns, from a fit of two of them, against what was measured.
+"""The planner, measured: predictions of this machine's campaigns, from a fit of two of them, against measurements.
 
     two runs ─► fit ─► costs of each other config ─► simulation ─► predicted ─┐
     each other config ─► campaign ─────────────────────────────► measured  ─┴─► a row
@@ -27,7 +27,7 @@ from millrace.planning.stored import StoredMachine, fit_machine
 from storage.stores.factory import open_store
 
 WITHIN, LEAST = 0.10, 10
-"""Step times within this of the measured ones, in at least so many rows."""
+"""Share by which step times may be off, and rows in which they have to be within it."""
 _STEPS, _WARMUP = 200, 10
 """Of a simulation."""
 _FIGURES = ("step_seconds", "staleness_mean", "dropped_share", "idle_train", "idle_generate", "idle_score")
@@ -42,10 +42,10 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, help="folder of the campaigns, kept and used again; else a temporary one")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="predict only these")
     arguments = parser.parse_args()
-    known = {case.name: case for case in PREDICTED}
-    unknown = [name for name in arguments.only or () if name not in known]
+    cases = {case.name: case for case in PREDICTED}
+    unknown = [name for name in arguments.only or () if name not in cases]
     if unknown:
-        raise SystemExit(f"--only {unknown[0]}: expected some of {', '.join(known)}")
+        raise SystemExit(f"--only {unknown[0]}: expected some of {', '.join(cases)}")
     chosen = [case for case in PREDICTED if not arguments.only or case.name in arguments.only]
     with tempfile.TemporaryDirectory(prefix="millrace-benchmark-") as temporary:
         root = (arguments.runs or Path(temporary)).resolve()
@@ -81,9 +81,7 @@ def _row(fitted: StoredMachine, case: Case, folder: Path) -> Row:
 
 def _print(rows: Sequence[Row], targets: Mapping[str, bool]) -> None:
     headings = ("", "s/step", "ratio", "stale", "dropped", "train", "generate", "score")
-    table = make_table(
-        "Predicted beside measured, idle shares by stage; the first two rows are what was fitted", headings
-    )
+    table = make_table("Predicted and measured, idle shares by stage; the first two rows were fitted", headings)
     for row in rows:
         pairs = [(row["predicted"][name], row["measured"][name]) for name in _FIGURES[1:]]
         table.add_row(

@@ -20,7 +20,7 @@ _PROMPTS, _PROMPT_LETTERS, _MAX_TOKENS = 512, 12, 240
 Settings = Mapping[str, object]
 
 _SHARED: Settings = {
-    # So little that lengths stay what they are.
+    # So low that lengths stay the same.
     "training.learning_rate": 1e-9,
     "training.checkpoint_every": 50,
     "evaluation.every": None,
@@ -77,11 +77,11 @@ PREDICTED: Sequence[Case] = (
     Case(name="tail-double-batch", family="tail", settings={"training.groups_per_step": 16, "training.max_steps": 40}),
     Case(name="tail-longer", family="longer"),
 )
-"""The runs that it predicts, each by what it changes."""
+"""The runs that it predicts, each by its changes."""
 
 
 def write_prompts(path: Path, letters: int) -> None:
-    """Prompts of random letters. The answers are so long that the start model gets room for its own."""
+    """Prompts of random letters. Long answers make room for those of the start model."""
     rng, alphabet = random.Random(0), string.ascii_letters[:letters]
     texts = ["".join(rng.choices(alphabet, k=_PROMPT_LETTERS)) for _ in range(_PROMPTS)]
     answer = alphabet[0] * _MAX_TOKENS

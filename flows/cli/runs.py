@@ -5,8 +5,7 @@ import json
 from typing import TYPE_CHECKING
 
 from flows.cli.command_line import JSON, RUN_URL, Command, option
-from flows.display.progress import duration
-from flows.display.tables import echo, local_time, new_table
+from flows.display.tables import duration, echo, local_time, new_table
 
 if TYPE_CHECKING:
     from dashboard.read.runs import OverviewRow

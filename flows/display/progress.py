@@ -3,9 +3,9 @@
 import time
 from collections import deque
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any, NamedTuple
 
+from flows.display.tables import duration
 from millrace.runtime.arguments import EVALUATE_AT_END
 from millrace.runtime.messages import STOPPED
 
@@ -20,7 +20,6 @@ _LONG_STEP_SECONDS = 60.0
 _STEPS_PER_RATE = 3
 """Least steps that a rate is averaged over, because a trainer counts its tokens once per step."""
 _AT_THE_END = {"promote-0": "deciding on promotion", f"evaluate-{EVALUATE_AT_END}": "evaluating the trained model"}
-_UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 
 class Phase(NamedTuple):
@@ -95,12 +94,3 @@ def time_line(status: dict[str, Any], rates: dict[str, float]) -> str:
     if is_training and status["eta_seconds"] is not None:
         parts.append(f"about {duration(status['eta_seconds'])} left")
     return ", ".join(parts)
-
-
-def duration(seconds: float) -> str:
-    """The time in its two largest units, such as `2 h 5 min`."""
-    whole = round(seconds)
-    for (unit, size), (smaller_unit, smaller_size) in pairwise(_UNITS):
-        if whole >= size:
-            return f"{whole // size} {unit} {whole % size // smaller_size} {smaller_unit}"
-    return f"{whole} s"

@@ -6,12 +6,15 @@ Runs hold text of models, prompt authors and damaged disks, so control character
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+
+_UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 Row = dict[str, str]
 """A row of a Markdown table, by column."""
@@ -106,3 +109,12 @@ def _escaped(text: str) -> str:
 def local_time(t: float) -> str:
     """Unix seconds as a date and time in this machine's time zone."""
     return datetime.fromtimestamp(t).astimezone().strftime("%m-%d %H:%M:%S")
+
+
+def duration(seconds: float) -> str:
+    """The time in its two largest units, such as `2 h 5 min`."""
+    whole = round(seconds)
+    for (unit, size), (smaller_unit, smaller_size) in pairwise(_UNITS):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // smaller_size} {smaller_unit}"
+    return f"{whole} s"

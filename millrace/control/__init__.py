@@ -1,1 +1,1 @@
-"""How far generators may run ahead, and what follows when training collapses: decided by what a run measures."""
+"""The staleness bound, and the answer to a collapse of training: decisions from a run's measurements."""

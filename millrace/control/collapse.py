@@ -1,19 +1,20 @@
-"""When training has collapsed, and which version was the last good one.
+"""Detects that training has collapsed, and finds the last good version.
 
     reward       mean of 10 steps below half of the best such mean, if that is 0.1 or more
     entropy      mean of 10 steps below 2 % of the first ten steps', and the reward below 0.75 of its best
     divergence   KL(μ‖π) of a step's tokens above 1 nat in three steps in a row, or no finite number in one
 
 With a constant policy the mean reward of a step of 128 trajectories varies by up to 0.04, and that of ten steps by
-0.01, so it does not fall to half by chance. Entropy alone is no sign: a policy that has learned its task is certain.
+0.01, so it does not fall to half by chance. Low entropy alone is not a sign: a policy that has
+learned its task is certain.
 
     version made     57 …   61   62   63   64   65   66   67    the rate is too high from version 61 on,
     sampled by       54 …   58   59   60   61   62   63   64    which the rewards show from step 64 on
     mean of ten    0.58 … 0.62 0.63 0.63 0.63 0.61 0.58 0.53
 
-What a step earned was earned by the versions that sampled, not by the one that it made. The last good steps are the
-last ten that earned 0.9 of the best mean or more; here those up to 66, sampled by versions 54 to 63. The middle one of
-the learning rates that made these versions is the good rate, and the last of them made with no more is the last good
+The reward of a step belongs to the versions that sampled, not to the one that it made. The last good steps are the last
+ten that earned 0.9 of the best mean or more; here those up to 66, sampled by versions 54 to 63. The median of the
+learning rates that made these versions is the good rate, and the last version made with no more is the last good
 version: 60.
 """
 
@@ -34,8 +35,8 @@ _MOST_KL, _KL_STEPS = 1.0, 3
 class CollapseWatch:
     """Watches a run's steps; reports each collapse once, until the reward is back.
 
-    `state` is that of the checkpoint that the trainer starts from, if there is one: what was measured before counts. A
-    collapse that lasts is reported again by each new trainer, so that one which may go back does.
+    `state` is that of the checkpoint that the trainer starts from, if there is one. A collapse that lasts is reported
+    again by each new trainer, so that a trainer that may roll back does.
     """
 
     def __init__(self, state: Mapping[str, Any] | None = None) -> None:
@@ -51,7 +52,7 @@ class CollapseWatch:
         """Whether the last ten steps earned 0.9 of the best mean or more; the best may be long ago, by chance."""
 
     def state(self) -> dict[str, Any]:
-        """JSON for a checkpoint."""
+        """Returns JSON for a checkpoint."""
         return {
             "rewards": list(self._rewards),
             "entropies": list(self._entropies),
@@ -99,9 +100,9 @@ class Collapse:
     """Training has collapsed."""
 
     sentence: str
-    """What happened, with the numbers."""
+    """The sign of the collapse, with the numbers."""
     good_version: int
-    """The last good version: a policy from before the collapse; 0 if none is known."""
+    """The last version that earned well; 0 if none is known."""
     good_rate: float | None
     """The good learning rate; None if none is known."""
     bad_rate: float
@@ -130,7 +131,7 @@ class LastGood:
         self._rates = [(int(version), float(rate)) for version, rate in values.get("rates", [])]
 
     def state(self) -> dict[str, Any]:
-        """JSON for a checkpoint."""
+        """Returns JSON for a checkpoint."""
         return {
             "version": self._version,
             "rate": self._rate,
@@ -139,7 +140,7 @@ class LastGood:
         }
 
     def step(self, version: int, *, earned_by: int, rate: float, is_good: bool) -> None:
-        """Takes the step that made `version` with this learning rate, from what the version `earned_by` sampled.
+        """Takes the step that made `version` with this learning rate, on samples of the version `earned_by`.
 
         `is_good` says whether the last ten steps are good ones.
         """
@@ -154,10 +155,10 @@ class LastGood:
             self._version = max(sampler for sampler in self._earned_by if self._rate_of(sampler) <= good)
 
     def collapse(self, sentence: str, rate: float) -> Collapse:
-        """A collapse at this learning rate, or at a higher one of the steps before."""
+        """Returns a collapse at this learning rate, or at the highest rate of the last steps."""
         highest = max([rate, *(noted for _, noted in self._rates)])
         return Collapse(sentence=sentence, good_version=self._version, good_rate=self._rate, bad_rate=highest)
 
     def _rate_of(self, version: int) -> float:
-        """The rate that made a version; of one before all that are known, the first rate known."""
+        """Returns the rate that made a version; the first known rate for older versions."""
         return next((rate for since, rate in reversed(self._rates) if since <= version), self._rates[0][1])

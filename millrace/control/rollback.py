@@ -1,13 +1,13 @@
-"""Back to a checkpoint from before training collapsed.
+"""Rolls a run back to its last checkpoint that was good.
 
     collapse ─► newest checkpoint up to the last good version ─► decisions/<n>.json ─► this trainer ends
                                                                        │
     a new trainer ─► checkpoints that were given up are skipped ◄──────┘ ─► lineage, ledger, streams as after a kill
                   └► a lower learning rate
 
-A trainer that merely started again would collapse again: in sync mode on the same rollouts. So the rate becomes a third
-of what it was, or less: if it had risen since the good versions, it goes back to theirs. Never more than a third,
-because a warm-up rises on: back at the rate of the good versions it would climb to the bad one again.
+A trainer that merely started again would collapse again: in sync mode on the same rollouts. So the learning rate is cut
+to a third or less: if it had risen since the good versions, to theirs. Never more than a third, because a warm-up would
+climb from the rate of the good versions to the bad one again.
 """
 
 import time
@@ -21,20 +21,20 @@ from storage.checkpoints import stored_checkpoints
 from storage.stores.base import Store
 
 _MOST = 3
-"""Rollbacks of a run; what then still collapses needs a person."""
+"""Rollbacks of a run; after that a person has to look."""
 _MOST_FACTOR = 1 / 3
-"""Of the learning rate at a rollback, beside those of earlier ones."""
+"""Factor of the learning rate at a rollback, in addition to those of earlier rollbacks."""
 
 
 def roll_back(
     store: Store, decisions: Decisions, collapse: Collapse, *, incarnation: int, terms: AdmissionPolicy
 ) -> RolledBack:
-    """Decides to go back, for the trainer `incarnation`; returns what it is to end with, once that is stored.
+    """Stores the decision of the trainer `incarnation` to roll back; returns the error that ends this trainer.
 
-    Results of evaluations of versions that are given up are removed. Raises TrainingDiverged if there is no checkpoint
-    to go back to, or the run has been rolled back too often, and Fenced if another trainer decides for this run.
+    Evaluations of abandoned versions are removed. Raises TrainingDiverged if there is no good
+    checkpoint, or the run has been rolled back too often, and Fenced if another trainer decides for this run.
     """
-    done = sum(one.action == ROLL_BACK for one in decisions.all)
+    done = sum(decision.action == ROLL_BACK for decision in decisions.all)
     if done >= _MOST:
         raise TrainingDiverged(f"training collapsed again after {done} rollbacks: {collapse.sentence}")
     steps = [step for step in stored_checkpoints(store) if step <= collapse.good_version]

@@ -1,9 +1,9 @@
-"""Which staleness bound the next versions get: a pure rule over what the steps measured.
+"""Which staleness bound the next versions get: a pure rule over measurements of the steps.
 
     after each change: the steps that still train what was admitted before it; then windows of bound + 1 steps, and at
     least 3 or 8, of whose means the first line that holds decides
     ESS below its target                               bound down to where the ESS is expected at its target
-    the last change did not gain what it was for       bound back
+    the last change did not gain enough                bound back
     another bound is expected to gain 2 % or more      that bound
     any three steps in a row: ESS below its floor      bound to its minimum
 
@@ -11,11 +11,11 @@ Expected gain: steps per second, each counted by its ESS and by the share of its
 trained. bound + 1 steps are on their way. If trainer and generators both wait, more are needed, by as much as the time
 that both wait is of the time that they work (Little's law). What lies ready all the time, beyond the next step's, is
 too many, as CoDel judges a queue (Nichols and Jacobson, 2012). χ² = 1 / ESS − 1 grows with the square of the distance
-between two policies. And what is lost of long responses falls with the steps that they may take. So one window tells
-how far to go.
+between two policies. And the lost share of long responses falls with the steps that they may take. So one window
+shows how far to go.
 
 Each change is an experiment, because much is not in this picture: stages that share cores gain nothing from waiting
-less. It stays if the gain rises by 5 % or a quarter of what was expected. Otherwise the bound goes back, and is
+less. It stays if the gain rises by 5 % or a quarter of the expectation. Otherwise the bound goes back, and is
 rejected for a number of steps that doubles each time, unless much more is expected by then. So the rule comes to rest,
 and a stage that slows down is answered at once.
 """
@@ -56,7 +56,7 @@ class Reading:
     effective_sample_size: float
     """Of the ratios π/μ, before any clipping, as a share of its value on policy."""
     length_ratio: float
-    """Mean length of what the step trained ÷ of what was taken for it."""
+    """Mean length of the responses trained ÷ of those taken for the step."""
     steps_ready: float
     """Scored groups that lie ready when the step is done, in steps' worth."""
     trainer_waited: float
@@ -107,7 +107,7 @@ class Means:
         return 1 / (1 + chi_square * (other / max(1, bound)) ** 2)
 
     def expected_gain(self, other: int, bound: int) -> float:
-        """As `gain`, in other units."""
+        """Gain under another bound, in other units than `gain`."""
         both_wait = min(self.trainer_waits, self.generators_wait, _MOST_WAITS)
         if both_wait > _NEVER_WAITS:
             needed = (bound + 1) / (1 - both_wait)
@@ -120,7 +120,7 @@ class Means:
 
 @dataclass(kw_only=True)
 class RejectedBound:
-    """A bound that did not serve: neither it nor any above it is tried until some version.
+    """A bound that gained too little: neither it nor any above it is tried until some version.
 
     Bounds that are rejected downwards are noted and looked up as negative numbers.
     """
@@ -132,14 +132,14 @@ class RejectedBound:
     """The gain that it was expected to bring, as a share."""
 
     def note(self, value: int, version: int, *, expected_gain: float = 1.0) -> None:
-        """Rejects a bound. If it was rejected before and tried once more, it is left alone twice as long."""
+        """Rejects a bound. If it was rejected before and tried once more, the time doubles."""
         if version >= self.until:
             again = self.value is not None and value >= self.value
             self.patience = min(_MOST_PATIENCE, 2 * self.patience) if again else _PATIENCE
         self.value, self.until, self.expected_gain = value, version + self.patience, expected_gain
 
     def forbids(self, value: int, version: int, expected_gain: float) -> bool:
-        """Whether `value` is left alone at this version, though it is expected to gain so much."""
+        """Whether `value` may not be tried at this version, with this expected gain."""
         if self.value is None or value < self.value or version >= self.until:
             return False
         return expected_gain <= _MUCH_MORE * self.expected_gain
@@ -147,7 +147,7 @@ class RejectedBound:
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """A change of the bound, until it has shown what it gains."""
+    """A change of the bound whose gain is not known yet."""
 
     before: int
     """The bound before it."""
@@ -181,7 +181,7 @@ class Decision:
     reason: str
     """One sentence, with the numbers."""
     measured: dict[str, float]
-    """What the reason rests on, by name."""
+    """The measurements behind the reason, by name."""
 
 
 def starting_bound(staleness: StalenessConfig, generation: GenerationConfig, groups_per_step: int) -> int:
@@ -209,7 +209,7 @@ class Rule:
         self._below_floor = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what it has chosen and what it rejects, as JSON for a checkpoint."""
+        """Returns its choice and its rejected bounds, as JSON for a checkpoint."""
         return {name: value for name, value in asdict(self).items() if name != "limits"}
 
     @classmethod
@@ -243,7 +243,7 @@ class Rule:
             decision = self._decide(means, version)
         self._before, self._readings = reading, []
         if decision is not None:
-            # What was admitted under the old bound is trained before what is admitted under the new one.
+            # Groups admitted under the old bound are trained before those admitted under the new one.
             self._settling = 1 + (self.bound if decision.action == "raise" else max(self.bound, decision.max_staleness))
             self.bound, self._below_floor = decision.max_staleness, 0
         return decision

@@ -47,7 +47,7 @@ class Bounds:
             self._changes.append((version, bound))
 
     def oldest_trainable(self, trainer_version: int) -> int:
-        """Returns the oldest version whose tokens may carry loss when a trainer at this version takes their group."""
+        """Returns the oldest version whose tokens a trainer at this version may train."""
         version = trainer_version
         while version > 0 and version - 1 + self.in_force(version - 1) >= trainer_version:
             version -= 1
@@ -55,7 +55,7 @@ class Bounds:
 
     def forget(self, trainer_version: int) -> None:
         """Drops the changes that no trainer at this version or a later one needs."""
-        # The version before the oldest is the one that tells where the trainable ones begin.
+        # The version before the oldest shows where the trainable ones begin.
         first = max(0, self.oldest_trainable(trainer_version) - 1)
         self._changes = [(first, self.in_force(first)), *(change for change in self._changes if change[0] > first)]
 
@@ -110,7 +110,7 @@ class StalenessController:
     def decide(
         self, version: int, *, effective_sample_size: float, length_ratio: float, steps_ready: float, waited: float
     ) -> Decision | None:
-        """Takes what the step that made `version` measured, and fixes the terms of the version after it.
+        """Takes the measurements of the step that made `version`, and fixes the terms of the version after it.
 
         `effective_sample_size` is of the ratios π/μ before any clipping, `steps_ready` the scored groups left behind in
         steps' worth, and `waited` the seconds that the trainer has waited for groups so far. Returns what changes, once

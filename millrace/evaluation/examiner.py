@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any
 from configs.prompts import EvaluationConfig, PromptsConfig
 from millrace.evaluation.measures import Answered, accuracy, answer_given, sampled_measures
 from millrace.evaluation.results import HELD_OUT
+from millrace.generation.engines.base import Engine
 from millrace.models.decoder import decoder_of
 from millrace.prompts.dataset import PromptSet, load_source
 from millrace.rewards.scorer import Scorer
 from millrace.types import Prompt, Sampling
 
 if TYPE_CHECKING:
-    # Slow to import, and the checks before a run need only the sets.
-    from millrace.chat.encoder import PromptEncoder
-    from millrace.generation.engines.base import Engine
+    from millrace.chat.encoder import PromptEncoder  # loads transformers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +72,7 @@ class Examiner:
 
     def __init__(
         self,
-        engine: "Engine",
+        engine: Engine,
         encoder: "PromptEncoder",
         scorer: Scorer,
         rules: Rules,

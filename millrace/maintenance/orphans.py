@@ -63,10 +63,9 @@ def is_temporary(path: str) -> bool:
 
 def _needs_no_record(path: str, logs: set[str]) -> bool:
     folder, _, name = path.rpartition("/")
-    if layout.record_seq(path) is not None:
-        return folder.removesuffix("/log") in logs
+    is_record = layout.record_seq(path) is not None and folder.removesuffix("/log") in logs
     is_hint = folder in logs and name in (layout.HEAD, layout.REMOVED)
-    return is_hint or is_temporary(path) or path.partition("/")[0] in _WITHOUT_RECORDS
+    return is_record or is_hint or is_temporary(path) or path.partition("/")[0] in _WITHOUT_RECORDS
 
 
 def _orphan(contents: Contents, entry: Entry, heads: Mapping[str, LogCursor]) -> Orphan | None:
@@ -86,7 +85,7 @@ def _orphan(contents: Contents, entry: Entry, heads: Mapping[str, LogCursor]) ->
 
 
 def _unfinished_writes(contents: Contents) -> list[Orphan]:
-    """Temporary files and folders. Only a local store can leave them, and its listing omits them."""
+    """Temporary files and folders, each with its contents. Only a local store can leave them."""
     root = contents.store.local_path("")
     orphans: list[Orphan] = []
     if root is None:

@@ -33,10 +33,10 @@ class Machine(Protocol):
         """Whether trainer and generators divide its GPUs; not on the machine of a stored run."""
 
     def allows_trainer_tensor(self, size: int) -> bool:
-        """Whether so many tensor ranks can divide the model's layers."""
+        """Whether this number of tensor ranks can divide the model's layers."""
 
     def allows_generator_tensor(self, size: int) -> bool:
-        """Whether an engine can divide the model among so many GPUs."""
+        """Whether an engine can divide the model among this number of GPUs."""
 
     def costs(self, config: RunConfig) -> Costs:
         """Returns durations."""
@@ -45,13 +45,13 @@ class Machine(Protocol):
         """Returns lengths of prompts and responses."""
 
     def memory(self, config: RunConfig) -> MemoryReport | None:
-        """Returns what a GPU of each stage needs; None on the machine of a stored run, where all fitted."""
+        """Returns the memory of a GPU of each stage; None on the machine of a stored run, where all fitted."""
 
     def upkeep(self, config: RunConfig, step_seconds: float) -> Upkeep | None:
-        """Returns what is stored, and what failures cost, with steps of so many seconds; None if unknown."""
+        """Returns stored bytes and the cost of failures for this step time; None if unknown."""
 
     def assumptions(self, config: RunConfig) -> Sequence[Assumption]:
-        """Lists what the figures of a config rest on."""
+        """Lists the assumptions behind the figures of a config."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -105,7 +105,7 @@ class Candidate:
 
     @property
     def bottleneck(self) -> str | None:
-        """What holds the pipeline up, with idle shares; None without an outcome."""
+        """The bottleneck in a sentence, with idle shares; None without an outcome."""
         if self.outcome is None:
             return None
         push = 0.0 if self.costs is None else self.costs.push

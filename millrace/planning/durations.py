@@ -43,8 +43,8 @@ class Costs:
     pads: bool = False
     """Whether a generator computes all requests in flight as if they were as long as the longest of them."""
     cores: float | None = None
-    """CPU cores that all stages share: if the busy ones have more threads, all slow down alike. None: each stage has
-    devices of its own."""
+    """CPU cores that all stages share: if the busy ones have more threads, all slow down alike. None: stages
+    share nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

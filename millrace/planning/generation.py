@@ -19,15 +19,15 @@ from millrace.planning.models import ModelShape
 
 _PACKAGE, _MODULE = "aiconfigurator-core", "aiconfigurator_core"
 _CHUNK = 8192
-"""vLLM computes at most so many tokens of prompts at once."""
+"""Most tokens of prompts that vLLM computes at once."""
 _SEQUENCE = 1024
 """Tokens of a prompt in a prefill; it matters little for the time per token."""
 _BITS = 6
-"""Requests and tokens are rounded to so many binary digits, so that a simulation asks for each figure once."""
+"""Binary digits to which requests and tokens are rounded, so that a simulation asks for each figure once."""
 
 
 class KernelTable:
-    """One engine with `tensor` GPUs. Raises MissingExtra without the package, InputError for what it has no figures of.
+    """One engine with `tensor` GPUs. Raises MissingExtra without the package, InputError for a layout without figures.
 
     `dtype` is the number format of weights and products: float32, bfloat16 or fp8. vLLM was not measured in float32,
     which counts as twice bfloat16.
@@ -54,7 +54,7 @@ class KernelTable:
             engine = _open_engine(
                 shape, hardware, tensor, *(f.replace("float32", "bfloat16") for f in (dtype, kv_dtype))
             )
-            # The first questions read the tables, which may lack this model's kernels.
+            # The first questions read the tables, where this model's kernels may be missing.
             decode(64, 1024)
             prefill(_CHUNK)
         except (ValueError, RuntimeError) as error:
@@ -70,7 +70,7 @@ class KernelTable:
         return self._decode(_rounded(max(1, running)), _rounded(max(1, tokens // max(1, running))))
 
     def prefill(self, tokens: int) -> float:
-        """Seconds to compute so many tokens at once: in chunks, as vLLM does."""
+        """Seconds to compute these tokens at once: in chunks, as vLLM does."""
         chunks, rest = divmod(tokens, _CHUNK)
         return chunks * self._prefill(_CHUNK) + (self._prefill(_rounded(rest)) if rest else 0.0)
 

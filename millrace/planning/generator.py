@@ -91,7 +91,7 @@ class Generator:
         self._is_busy = False
 
     def load(self) -> None:
-        """Loads the newest version that has arrived, and continues what is in flight."""
+        """Loads the newest version that has arrived, and continues the requests in flight."""
         campaign = self._campaign
         if campaign.arrived <= self._policy_version:
             return
@@ -172,7 +172,7 @@ class Generator:
             self._origins += origin
 
     def _plan_end(self) -> None:
-        """Schedules the next end; what was planned before is void."""
+        """Schedules the next end, which replaces the one planned."""
         self._planned += 1
         if not self._running:
             # It may still be making rows.

@@ -1,4 +1,4 @@
-"""GPUs of one kind and a model: what a config costs there, and whether it fits.
+"""GPUs of one kind and a model: costs of a config there, and whether it fits.
 
 Trainer and generators run on GPUs of this kind, and generators as vLLM does, whatever device and engine the config
 names.
@@ -28,7 +28,7 @@ _MEAN_SHARE, _SIGMA, _PROMPT_TOKENS = 0.5, 0.6, 256
 
 
 def num_gpus(config: RunConfig) -> int:
-    """Counts the GPUs of the trainer and of all generators; colocated, those of whoever has more."""
+    """Counts the GPUs of the trainer and of all generators; colocated, the larger number."""
     generators = config.generation.replicas * generator_gpus(config)
     return max(trainer_gpus(config), generators) if config.placement.colocated else trainer_gpus(config) + generators
 
@@ -115,7 +115,7 @@ class GpuMachine:
         )
 
     def memory(self, config: RunConfig) -> MemoryReport:
-        """Returns what trainer and generators need per GPU."""
+        """Returns the memory of trainer and generators per GPU."""
         generation = config.generation
         means = mean_lengths(self.lengths(config))
         # Prefix caching keeps the prompt of a group once. There is always room for one response of the greatest length.
@@ -137,7 +137,7 @@ class GpuMachine:
         )
 
     def upkeep(self, config: RunConfig, step_seconds: float) -> Upkeep:
-        """Returns what is stored, and what failures cost, with steps of so many seconds."""
+        """Returns stored bytes and the cost of failures for this step time."""
         means = mean_lengths(self.lengths(config))
         return find_upkeep(
             self.shape,

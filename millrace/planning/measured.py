@@ -1,4 +1,4 @@
-"""What a fit reads of a stored run: when its steps ended, its rollouts, and how its stages spent their time.
+"""Reads a stored run for a fit: when its steps ended, its rollouts, and how its stages spent their time.
 
 ║ consumed ║ ─► steps: end, rollouts and tokens trained      ┐
 ║ trajectories ║ ─► rollouts: group, lengths, start and end  ├─► a measured run, without its warm-up
@@ -91,7 +91,7 @@ class Steps:
     rollouts: Floats
     """Trained."""
     tokens: Floats
-    """Computed: responses, and each prompt once per group if prefixes are shared, else once per rollout."""
+    """Computed: responses, and a prompt of mean length per group if prefixes are shared, else per rollout."""
     with_gradient: Floats
     """Rollouts that took a backward pass: those without advantage take none, unless another loss term needs it."""
 
@@ -126,7 +126,7 @@ class MeasuredRun:
 
     @property
     def lengths(self) -> StoredLengths:
-        """Lengths of its own groups."""
+        """Lengths of its groups."""
         generation = self.config.generation
         return StoredLengths(
             groups=self.groups(), group_size=generation.group_size, max_tokens=generation.max_new_tokens
@@ -197,33 +197,28 @@ def _read_rollouts(store: Store, generator: int, since: float) -> Rollouts:
 
 
 def _read_steps(store: Store, since: float, rollouts: Sequence[Rollouts], config: RunConfig) -> Steps:
-    columns = ("t", "policy_version", "group_id", "outcome", "tokens", "advantage")
+    columns = ("t", "policy_version", "outcome", "tokens", "advantage")
     parts = []
     for table in _tables(store, layout.CONSUMED, CONSUMED, columns):
-        # A step's drops may have the same version as its rows, so only what was trained says when a step ended.
+        # Dropped rows may have the version of the step too, so only trained rows show when a step ended.
         trained = table.filter((pc.field("outcome") == TRAINED) & (pc.field("t") >= since))
         parts.append([trained[name] for name in columns if name != "outcome"])
-    t, version, group, tokens, advantage = _join(parts, 5)
-    prompt_of: dict[float, float] = {}
-    for each in rollouts:
-        prompt_of |= zip(each.group.tolist(), each.prompt_tokens.tolist(), strict=True)
-    prompts = np.array([prompt_of.get(number, 0.0) for number in group.tolist()])
+    t, version, tokens, advantage = _join(parts, 4)
     versions, step = np.unique(version, return_inverse=True)
-    if config.training.share_prefixes:
-        is_first = np.zeros(len(group), dtype=bool)
-        is_first[np.unique(np.stack([step, group]), axis=1, return_index=True)[1]] = True
-        prompts = prompts * is_first
     ends = np.zeros(len(versions))
     np.maximum.at(ends, step, t)
 
     def summed(values: npt.NDArray[Any]) -> Floats:
         return np.bincount(step, weights=values, minlength=len(versions)).astype(np.float64)
 
+    num_rollouts = summed(np.ones(len(t)))
+    prompt = float(np.concatenate([each.prompt_tokens for each in rollouts]).mean()) if len(t) else 0.0
+    num_prompts = config.training.groups_per_step if config.training.share_prefixes else num_rollouts
     return Steps(
         policy_version=versions,
         t=ends,
-        rollouts=summed(np.ones(len(group))),
-        tokens=summed(tokens + prompts),
+        rollouts=num_rollouts,
+        tokens=summed(tokens) + prompt * num_prompts,
         with_gradient=summed((advantage != 0) | config.training.pulls_without_advantage),
     )
 
@@ -247,7 +242,7 @@ def _read_metrics(
 def _read_times(store: Store, stage: str, replica: int, window: tuple[float, float]) -> StageTimes:
     rows, values = _read_metrics(store, stage, replica, window)
     times = sorted(rows)
-    # A row has the seconds since the one before, so the first row of the window tells nothing.
+    # A row has the seconds since the one before, so the first row of the window does not count.
     spans = [(begin, end, rows[end]) for begin, end in pairwise(times)]
     if len(spans) < _LEAST_SPANS:
         raise InputError(

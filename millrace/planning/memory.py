@@ -1,4 +1,4 @@
-"""What trainer and generators need of a GPU's memory, bytes.
+"""Memory of the trainer's and the generators' GPUs, bytes.
 
     trainer      weights, gradients, two moments: sharded over its ranks, in the weights' format
                + a layer and the one after it, gathered, with its gradient; embeddings and output layer
@@ -29,7 +29,7 @@ _LOGITS_AT_ONCE = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryReport:
-    """What a GPU of the trainer and one of a generator need, bytes, and what it has."""
+    """Memory that a GPU of the trainer and one of a generator need, and its capacity, bytes."""
 
     trainer: float
     generator: float
@@ -46,7 +46,7 @@ class MemoryReport:
 
     @property
     def sentence(self) -> str | None:
-        """What does not fit, and by how much; None if all fits."""
+        """Names the stages that do not fit, and by how much; None if all fits."""
         short = [
             f"{what} needs {needed / GIB:.0f} GiB per GPU, {self.hardware_name} has {self.capacity / GIB:.0f}: "
             f"{max(1, round((needed - self.capacity) / GIB))} GiB too much"
@@ -101,7 +101,7 @@ def generator_memory(
 ) -> float:
     """Returns the bytes per GPU of an engine of `tensor` GPUs that holds `cached_tokens` in its key-value cache.
 
-    `memory_share`: vLLM's `gpu_memory_utilization`; what it leaves counts as reserved.
+    `memory_share`: vLLM's `gpu_memory_utilization`; the rest counts as reserved.
     """
     share = _GENERATOR_SHARE if memory_share is None else memory_share
     weights = shape.parameters * BYTES[dtype] / tensor

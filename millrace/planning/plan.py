@@ -63,12 +63,12 @@ class Plan:
         return RunConfig.model_validate(values)
 
     def changes(self, entry: Candidate) -> dict[str, Any]:
-        """Returns what an entry's config changes in the given one, prediction included, as dotted key → value."""
+        """Returns an entry's changes of the given config, with the prediction, as dotted key → value."""
         overrides = {**entry.overrides, **_predicted_settings(entry)}
         return {key: value for key, value in overrides.items() if _read_key(self.base, key) != value}
 
     def dollars(self, entry: Candidate, seconds: float) -> float | None:
-        """Returns the price of an entry's GPUs for so many seconds."""
+        """Returns the price of an entry's GPUs for this time."""
         if self.dollars_per_gpu_hour is None or entry.gpus is None:
             return None
         return entry.gpus * self.dollars_per_gpu_hour * seconds / 3600
@@ -99,7 +99,7 @@ def _predicted_settings(entry: Candidate) -> dict[str, Any]:
         f"plan.{name}": float(f"{getattr(outcome, name):.{_DIGITS}g}")
         for name in ("step_seconds", "tokens_per_second", "staleness_mean", "dropped_share")
     }
-    # A step without a heartbeat for so long would be taken for a hang.
+    # A stage without a heartbeat for longer would count as hung.
     if hang_seconds < _HANG_FACTOR * outcome.step_seconds:
         settings["supervision.hang_seconds"] = float(round(_HANG_FACTOR * outcome.step_seconds))
     return settings
@@ -125,7 +125,7 @@ def make_plan(
 ) -> Plan:
     """Searches. `coarse`: a quicker simulation to choose among many, if there is one.
 
-    Raises InputError if nothing fits, with what is missing and by how much.
+    Raises InputError if nothing fits, with the missing GiB.
     """
     search = Search(config, machine, gpus=gpus, goal=goal, fine=simulate, coarse=coarse or simulate)
     result = search.run(batches)

@@ -143,7 +143,7 @@ class Search:
             for replicas in range(1, min(batch, self._gpus // tensor) + 1):
                 if batch % replicas == 0:
                     left = self._gpus - replicas * tensor
-                    # A trainer on a half or a quarter of what is left may be cheaper.
+                    # A trainer on a half or a quarter of the other GPUs may be cheaper.
                     for gpus in dict.fromkeys((left, left // 2, left // 4) if left else (self._gpus,)):
                         yield from self._trainer_layouts(replicas, tensor, gpus, turns=not left)
 

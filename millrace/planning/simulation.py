@@ -6,7 +6,7 @@
 
 Events are calls on one agenda, in the order of their time. If stages share too few cores, all that are busy slow down
 by the same factor. So events keep their order: only the clock on the wall runs faster than that of the work. The bound
-is fixed: with adaptive control a plan says what the highest allowed bound does.
+is fixed: with adaptive control it is the highest allowed bound.
 """
 
 import heapq
@@ -65,7 +65,7 @@ class _Totals:
 
 
 def simulate(config: RunConfig, costs: Costs, lengths: Lengths, *, steps: int, warmup: int) -> Outcome:
-    """Simulates `steps` steps of a campaign, the first `warmup` of which do not count. Deterministic."""
+    """Simulates `steps` steps of a campaign without counting the first `warmup`. Deterministic."""
     if not 0 <= warmup < steps:
         raise ValueError(f"{steps} steps with {warmup} of warm-up leave none to count")
     return Campaign(config, costs, lengths).run(steps, warmup)
@@ -143,7 +143,7 @@ class Campaign:
         )
 
     def schedule(self, t: float, action: Callable[..., None], *arguments: object) -> None:
-        """Does something at `t`, after what is scheduled for the same time already."""
+        """Schedules an action at `t`, after earlier ones for the same time."""
         heapq.heappush(self._agenda, (t, next(self._order), action, arguments))
 
     def limit(self, policy_version: int) -> int:

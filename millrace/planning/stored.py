@@ -1,10 +1,10 @@
-"""The machine of stored runs: durations fitted to what they measured, for configs that it has not run.
+"""The machine of stored runs: durations fitted to their measurements, for other configs.
 
 runs ─► responses of engines, spans of the trainer ─► least squares ─► costs ─► simulation ─► step time ─┐
   └─► measured step time ────────────────────────────────────────────────────────────────────────────────┴─►
                                                                                     one factor for all of its costs
 
-A response of n tokens takes n steps of its engine. Each step costs something by itself, something per response in
+A response of n tokens takes n steps of its engine. Each step has a fixed cost, a cost per response in
 flight and something per token in the cache; caches that are computed again after new weights cost something per token.
 Prompts are counted with the steps, as they stay the same. The factor stands for what no cost does: other processes of
 the machine, stages that hold each other up.
@@ -27,14 +27,14 @@ from storage.stores.base import Store
 _STEPS, _WARMUP, _ROUNDS = 100, 10, 2
 """Of the simulations by which costs are calibrated."""
 _ROBUST_ROUNDS, _OUTLIER = 8, 3.0
-"""Residuals beyond so many times the median one count less, the further the less."""
+"""Residuals beyond 3 times the median count less, the further the less."""
 _SAMPLES = 1000
 """Moments at which the requests in flight are counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredMachine:
-    """Every stage on what it ran on. All fits into memory, and GPUs are not divided."""
+    """Every stage on the devices of the runs. All fits into memory, and GPUs are not divided."""
 
     divides_gpus: ClassVar[bool] = False
     runs: Sequence[MeasuredRun]
@@ -44,7 +44,7 @@ class StoredMachine:
     train: Sequence[float]
     """Seconds per optimizer step, per token of it with a forward and a backward pass, and per rollout."""
     cores: float | None
-    """CPU cores that the stages share; None: each has devices of its own."""
+    """CPU cores that the stages share; None: they share nothing."""
     cores_from: str
     """Where that number is from."""
 
@@ -53,11 +53,11 @@ class StoredMachine:
         return f"the machine of {', '.join(run.url for run in self.runs)}"
 
     def allows_trainer_tensor(self, size: int) -> bool:
-        """Only what was measured."""
+        """Only the measured size."""
         return size == 1
 
     def allows_generator_tensor(self, size: int) -> bool:
-        """Only what was measured."""
+        """Only the measured size."""
         return size == 1
 
     def costs(self, config: RunConfig) -> Costs:
@@ -187,7 +187,7 @@ def _fit_engine(runs: Sequence[MeasuredRun]) -> list[float]:
 
 
 def _engine_rows(run: MeasuredRun, generator: int, rollouts: Rollouts) -> tuple[Floats, Floats]:
-    """Returns [N, 4] what the engine's costs are multiplied with for each response, and [N] its seconds."""
+    """Returns the factors of the engine's costs [N, 4], and the seconds [N] of each response."""
     times = run.generators[generator]
     started, finished, tokens = rollouts.started, rollouts.finished, rollouts.response_tokens
     t = np.linspace(times.begin, times.end, _SAMPLES)
@@ -252,7 +252,7 @@ def _pause_seconds(run: MeasuredRun) -> float:
 
 
 def _score_seconds(run: MeasuredRun, workers: int) -> float:
-    """Seconds of a scorer per rollout, with so many workers for the reward."""
+    """Seconds of a scorer per rollout, with this number of workers for the reward."""
     rate = float(run.steps.rollouts[1:].sum()) / float(run.steps.t[-1] - run.steps.t[0])
     rollouts = fmean(times.end - times.begin for times in run.scorers) * rate
     reward = sum(times.seconds("score") for times in run.scorers) * run.config.scoring.workers / workers

@@ -28,7 +28,7 @@ from millrace.planning.models import BYTES, ModelShape
 
 MFU = 0.36
 """Share of the dense FLOP/s that the trainer's kernels reach while they wait for no other GPU. Trainers of dense models
-on H100 reach 0.25 to 0.36 of all their time; what a layout loses to collectives is computed apart."""
+on H100 reach 0.25 to 0.36 of all their time; collectives are computed separately."""
 _MIXTURE_FACTOR = 0.5
 """Share of that which a mixture of experts reaches, whose products are small."""
 _ADAMW_PASSES = 24

@@ -1,4 +1,4 @@
-"""What leaves the GPUs: new versions for generators, checkpoints, streams; and what a failure of the trainer costs.
+"""Data that leaves the GPUs: new versions for generators, checkpoints, streams; and the cost of the trainer's failures.
 
               trainer stands still            generators continue                    a generator stands still
     direct    its shards ─► CPU's memory      sums, the model over gloo, sums        its share ─► GPU
@@ -44,7 +44,7 @@ class SyncSeconds(NamedTuple):
 
 
 class Upkeep(NamedTuple):
-    """What a campaign stores, and what failures of its trainer cost."""
+    """Bytes that a campaign stores, and the cost of its trainer's failures."""
 
     bytes_per_day: float
     """Before older checkpoints are removed."""

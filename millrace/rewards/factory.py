@@ -73,19 +73,18 @@ def make_reward(scoring: ScoringConfig, sources: Sequence[str] = ()) -> Reward:
 
     Raises InputError for a name or an option that can't be used.
     """
-    if scoring.reward != WeightedSum.name and scoring.reward not in _PARTS:
-        names = ", ".join(sorted([*_PARTS, WeightedSum.name]))
-        raise InputError(f'"{scoring.reward}"', key="scoring.reward", expected=f"one of {names}")
+    is_sum = scoring.reward == WeightedSum.name
+    key, names = ("scoring.weights", sorted(scoring.weights)) if is_sum else ("scoring.reward", [scoring.reward])
+    if not names:
+        raise InputError("empty", key=key, expected="a weight for each reward to add")
     available = {**scoring.model_dump(), "sources": list(sources)}
     parts = []
-    for name in sorted(scoring.weights) if scoring.reward == WeightedSum.name else [scoring.reward]:
+    for name in names:
         if name not in _PARTS:
-            read = f'a weight of "{name}", which can\'t be added'
-            raise InputError(read, key="scoring.weights", expected=f"names among {', '.join(sorted(_PARTS))}")
+            choices = sorted(_PARTS if is_sum else [*_PARTS, WeightedSum.name])
+            raise InputError(f'"{name}"', key=key, expected=f"one of {', '.join(choices)}")
         parts.append(make_part(name, {option: available[option] for option in _PARTS[name][1]}))
-    if not parts:
-        raise InputError("empty", key="scoring.weights", expected="a weight for each reward to add")
-    return WeightedSum(parts, scoring.weights) if scoring.reward == WeightedSum.name else parts[0]
+    return WeightedSum(parts, scoring.weights) if is_sum else parts[0]
 
 
 def make_part(name: str, options: Mapping[str, Any]) -> Reward:

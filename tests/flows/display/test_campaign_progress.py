@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from flows.display.progress import Phase, Rates, duration, phase, time_line
+from flows.display.progress import Phase, Rates, phase, time_line
+from flows.display.tables import duration
 
 STATUS: dict[str, Any] = {
     "state": "running",

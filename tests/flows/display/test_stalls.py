@@ -27,15 +27,6 @@ def test_a_stall_is_reported_once_with_the_activity_of_each_stage() -> None:
     assert [detector.look(status(), now) for now in (1060, 1061, 2000)] == [expected, None, None]
 
 
-def test_a_run_whose_stages_have_not_started_yet_is_not_stalled() -> None:
-    detector = StallDetector(60)
-    not_started = status(doing={"generate-0": STOPPED, "train-0": "waiting for scored groups", "bootstrap-0": STOPPED})
-    assert [detector.look(not_started, now) for now in (0, 59, 119)] == [None] * 3
-    started = status(doing={**DOING, "bootstrap-0": STOPPED})
-    assert detector.look(started, 178) is None
-    assert detector.look(started, 179) is not None
-
-
 @pytest.mark.parametrize("moved", [{"generated": 648}, {"trained": 520}, {"steps": 6}, {"steps": 4}])
 def test_any_movement_restarts_the_clock(moved: dict[str, int]) -> None:
     detector = StallDetector(60)
@@ -53,10 +44,11 @@ def test_progress_within_a_long_step_is_not_a_stall() -> None:
     assert detector.look(status(advances=570), 630) is not None
 
 
-@pytest.mark.parametrize("doing", [STARTING, LOADING])
-def test_time_does_not_count_while_a_stage_loads(doing: str) -> None:
+@pytest.mark.parametrize("activity", [STARTING, LOADING, STOPPED])
+def test_time_does_not_count_while_a_stage_loads_or_has_not_started(activity: str) -> None:
     detector = StallDetector(60)
-    loading = status(doing={**DOING, "generate-0": doing})
-    assert [detector.look(loading, now) for now in (0, 100, 500)] == [None] * 3
-    assert detector.look(status(), 559) is None
-    assert detector.look(status(), 560) is not None
+    waiting = status(doing={**DOING, "generate-0": activity, "bootstrap-0": STOPPED})
+    assert [detector.look(waiting, now) for now in (0, 100, 500)] == [None] * 3
+    started = status(doing={**DOING, "bootstrap-0": STOPPED})
+    assert detector.look(started, 559) is None
+    assert detector.look(started, 560) is not None

@@ -68,7 +68,7 @@ def test_a_damaged_decision_is_named(memory_store: MemoryStore, content: bytes) 
         read_decisions(memory_store)
 
 
-def test_people_see_new_decisions_at_each_look_and_a_damaged_one_hides_no_other(memory_store: MemoryStore) -> None:
+def test_a_damaged_decision_hides_no_other(memory_store: MemoryStore) -> None:
     decisions, reader = Decisions(memory_store), FolderReader(memory_store, layout.DECISIONS, parse_decision)
     assert summarize_decisions(reader.read()) == {"count": 0, "latest": []}
     decisions.add(decision(5))
@@ -81,11 +81,11 @@ def test_people_see_new_decisions_at_each_look_and_a_damaged_one_hides_no_other(
 
 
 def test_a_rollback_gives_up_what_came_after_and_nothing_that_is_made_later() -> None:
-    found = [decision(9), decision(20, ROLL_BACK, incarnation=1)]
-    assert rolled_back(found, 1, 21)
-    assert rolled_back(found, 0, 30)
-    assert not rolled_back(found, 1, 20)
-    assert not rolled_back(found, 2, 21), "the trainer after it makes version 21 again"
+    stored = [decision(9), decision(20, ROLL_BACK, incarnation=1)]
+    assert rolled_back(stored, 1, 21)
+    assert rolled_back(stored, 0, 30)
+    assert not rolled_back(stored, 1, 20)
+    assert not rolled_back(stored, 2, 21), "the trainer after it makes version 21 again"
 
 
 def test_the_rate_factor_is_the_product_of_earlier_rollbacks() -> None:
@@ -125,7 +125,7 @@ def test_it_goes_back_to_the_newest_checkpoint_from_before_the_collapse(memory_s
         (0.0, 0.0, 1 / 3),
     ],
 )
-def test_the_rate_goes_back_to_that_of_the_good_versions_and_to_a_third_at_least(
+def test_the_rate_goes_back_to_the_good_one_and_to_at_most_a_third(
     memory_store: MemoryStore, good_rate: float | None, bad_rate: float, factor: float
 ) -> None:
     incarnation, decisions = with_checkpoints(memory_store, 10, 20), Decisions(memory_store)

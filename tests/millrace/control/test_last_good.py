@@ -40,16 +40,16 @@ def test_the_last_good_version_sampled_the_last_good_step() -> None:
 def test_the_rate_before_a_tenfold_rise_is_good_however_late_rewards_show_it() -> None:
     for trainers, lag in ((1, 0), (2, 0), (2, 2), (4, 8), (12, 8)):
         rewards = [0.6] * (60 + 1 + lag) + [0.4, 0.2] + [0.0] * (57 - lag)
-        found = collapse_of(rewards, [RATE] * 60 + [10 * RATE] * 60, lag=lag, trainers=trainers)
-        assert (found.good_version, found.good_rate, found.bad_rate) == (60, RATE, 10 * RATE)
-        assert found.rate_ratio == pytest.approx(0.1)
+        result = collapse_of(rewards, [RATE] * 60 + [10 * RATE] * 60, lag=lag, trainers=trainers)
+        assert (result.good_version, result.good_rate, result.bad_rate) == (60, RATE, 10 * RATE)
+        assert result.rate_ratio == pytest.approx(0.1)
 
 
 def test_rewards_that_rise_under_a_bad_rate_hide_it_after_five_steps() -> None:
     for steps, good_rate, good_version in ((3, RATE, 60), (4, RATE, 60), (5, 10 * RATE, 66)):
         rewards = [0.6] * 60 + [0.7] * (steps + 1) + [0.0] * 20
-        found = collapse_of(rewards, [RATE] * 60 + [10 * RATE] * (steps + 21))
-        assert (found.good_rate, found.good_version) == (good_rate, good_version)
+        result = collapse_of(rewards, [RATE] * 60 + [10 * RATE] * (steps + 21))
+        assert (result.good_rate, result.good_version) == (good_rate, good_version)
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_rewards_that_rise_under_a_bad_rate_hide_it_after_five_steps() -> None:
     ],
 )
 def test_the_ratio_of_the_rates_is_one_unless_the_rate_rose(rates: list[float], ratio: float) -> None:
-    found = collapse_of([0.6] * 20 + [0.0] * 20, rates)
-    assert found.rate_ratio == pytest.approx(ratio)
+    result = collapse_of([0.6] * 20 + [0.0] * 20, rates)
+    assert result.rate_ratio == pytest.approx(ratio)
 
 
 def test_a_plateau_is_good_to_its_end_and_not_where_it_was_best_by_chance() -> None:
@@ -75,14 +75,14 @@ def test_a_plateau_is_good_to_its_end_and_not_where_it_was_best_by_chance() -> N
 
 
 def test_without_good_steps_nothing_is_known() -> None:
-    found = LastGood().collapse("not finite", RATE)
-    assert (found.good_version, found.good_rate, found.rate_ratio) == (0, None, 1.0)
+    result = LastGood().collapse("not finite", RATE)
+    assert (result.good_version, result.good_rate, result.rate_ratio) == (0, None, 1.0)
 
 
 def test_a_step_that_breaks_off_counts_with_its_rate_and_so_do_higher_ones_before_it() -> None:
     good = LastGood()
     for version in range(1, 21):
         good.step(version, earned_by=version - 1, rate=RATE, is_good=version >= 10)
-    found = good.collapse("not finite", 10 * RATE)
-    assert (found.good_version, found.good_rate, found.bad_rate) == (19, RATE, 10 * RATE)
+    result = good.collapse("not finite", 10 * RATE)
+    assert (result.good_version, result.good_rate, result.bad_rate) == (19, RATE, 10 * RATE)
     assert good.collapse("not finite", RATE / 2).bad_rate == RATE

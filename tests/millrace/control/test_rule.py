@@ -22,7 +22,7 @@ class Plant:
     generate: float = 0.5
     """Seconds that one step's groups take a generator."""
     latency: float = 0.0
-    """Seconds that a group is on its way beside these two, such as in a slow reward."""
+    """Seconds that a group is on its way in addition, such as in a slow reward."""
     evenness: float = 50.0
     """How little the seconds of a step vary: with 2 more groups on their way help long after they are enough."""
     shared: bool = False
@@ -37,7 +37,7 @@ class Plant:
     idle: float = 0.0
 
     def step_seconds(self, bound: int) -> float:
-        """The slowest of training, generation and the way round, of which bound + 1 steps share one."""
+        """The slowest of training, generation, and the round trip that bound + 1 steps share."""
         if self.shared:
             return self.train + self.generate
         round_trip = (self.train + self.generate + self.latency) / (bound + 1)
@@ -75,7 +75,7 @@ class Plant:
 
 
 def play(plant: Plant, steps: int, rule: Rule | None = None, first: int = 1) -> tuple[Rule, dict[int, Decision]]:
-    """Returns the rule after so many steps of the plant, and its decisions by version."""
+    """Returns the rule after these steps of the plant, and its decisions by version."""
     rule, decisions = rule or Rule(limits=LIMITS, bound=1), {}
     for version in range(first, first + steps):
         decision = rule.step(plant.step(rule.bound), version)

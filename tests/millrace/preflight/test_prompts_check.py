@@ -115,7 +115,7 @@ def test_bootstrap_makes_its_tokenizer_later(tmp_path: Path) -> None:
         (CHAT, {"model": {"renderer": "llama-3"}}, "llama-3"),
         (CHAT, {"model": {"chat_template": "no.jinja"}}, "no.jinja"),
         (TEXT, {"tools": "no.json", "chat": True}, "no.json"),
-        (CHAT, {"model": {"chat_template": str(TEMPLATES / "no_end.jinja")}}, "no token of its own"),
+        (CHAT, {"model": {"chat_template": str(TEMPLATES / "no_end.jinja")}}, "without a special token"),
         (
             CHAT,
             {

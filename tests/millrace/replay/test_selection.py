@@ -110,13 +110,8 @@ def test_a_condition_can_not_read_files_or_other_tables(run: SourceRun) -> None:
 @pytest.mark.parametrize(
     "where",
     [
-        "rewrad_mean > 1",
-        "reward_mean >",
-        "reward_mean > 0) union select 1 --",
-        "true; drop table groups",
-        "sum(tokens) > 1",
-        "outcome",
-        "",
+        *("rewrad_mean > 1", "reward_mean >", "reward_mean > 0) union select 1 --"),
+        *("true; drop table groups", "sum(tokens) > 1", "outcome", ""),
     ],
 )
 def test_an_invalid_condition_is_refused_in_one_line(run: SourceRun, where: str) -> None:
@@ -126,18 +121,16 @@ def test_an_invalid_condition_is_refused_in_one_line(run: SourceRun, where: str)
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    "selection",
-    [
-        Selection(from_step=13),
-        Selection.model_construct(max_staleness=-1),
-        Selection(where="reward_mean > 7"),
-        Selection(where="generator = 9", dropped=True),
-    ],
-)
-def test_an_empty_selection_is_refused(run: SourceRun, selection: Selection) -> None:
-    with pytest.raises(ReplayError):
-        select(run, selection)
+def test_an_empty_selection_is_refused_with_the_filter_that_emptied_it(run: SourceRun) -> None:
+    for selection, condition in (
+        (Selection(from_step=13), "step >= 13"),
+        (Selection.model_construct(max_staleness=-1), "staleness <= -1"),
+        (Selection(where="reward_mean > 7"), "reward_mean > 7"),
+        (Selection(where="generator = 9", dropped=True), "generator = 9"),
+    ):
+        with pytest.raises(ReplayError) as raised:
+            select(run, selection)
+        assert condition in str(raised.value.expected)
 
 
 def batches_of(

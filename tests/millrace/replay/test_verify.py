@@ -27,11 +27,11 @@ THREADS = torch.get_num_threads()
 
 
 def test_a_run_with_a_rollback_is_reproduced_bit_for_bit(unchanged: TrainedRun) -> None:
+    files = {path: path.read_bytes() for path in unchanged.folder.rglob("*") if path.is_file()}
     passed: list[StepVerdict] = []
     verdict = verify(unchanged.store, each=passed.append)
     assert verdict.sentence == "steps 1 to 12 and 4 checkpoints are the same bit for bit"
-    assert [step.step for step in passed] == list(range(1, LAST_STEP + 1))
-    assert [step.logprobs_difference for step in passed] == [0.0] * LAST_STEP
+    assert [(step.step, step.logprobs_difference) for step in passed] == [(n, 0.0) for n in range(1, LAST_STEP + 1)]
     assert [checkpoint.step for checkpoint in verdict.checkpoints] == [3, 6, 9, 12]
     assert all(stored.hash == stored.stored_hash and stored.identical for stored in verdict.checkpoints)
     assert len({stored.hash for stored in verdict.checkpoints}) == 4, "the weights moved"
@@ -41,12 +41,9 @@ def test_a_run_with_a_rollback_is_reproduced_bit_for_bit(unchanged: TrainedRun) 
     samples = [sample for trained in unchanged.steps.values() for sample in trained.samples]
     assert sum(step.rollouts for step in passed) == len(samples)
     assert sum(step.tokens for step in passed) == sum(len(sample.response_tokens) for sample in samples)
-
-
-def test_a_range_begins_after_a_stored_checkpoint(unchanged: TrainedRun) -> None:
-    verdict = verify(unchanged.store, from_step=6, to_step=10)
-    assert verdict.sentence == "steps 7 to 10 and 1 checkpoint are the same bit for bit"
-    assert [checkpoint.step for checkpoint in verdict.checkpoints] == [9]
+    part = verify(unchanged.store, from_step=6, to_step=10)
+    assert part.sentence == "steps 7 to 10 and 1 checkpoint are the same bit for bit"
+    assert {path: path.read_bytes() for path in unchanged.folder.rglob("*") if path.is_file()} == files
 
 
 def test_steps_are_trained_with_the_threads_of_their_attempt(trained: TrainedRun) -> None:
@@ -63,12 +60,6 @@ def test_steps_are_trained_with_the_threads_of_their_attempt(trained: TrainedRun
     )
     assert threads == [1, 1, 1, 2, 2, 2]
     assert torch.get_num_threads() == THREADS
-
-
-def test_verification_does_not_change_the_run(trained: TrainedRun) -> None:
-    files = {path: path.read_bytes() for path in trained.folder.rglob("*") if path.is_file()}
-    verify(trained.store, from_step=9)
-    assert {path: path.read_bytes() for path in trained.folder.rglob("*") if path.is_file()} == files
 
 
 def test_another_start_model_is_found_at_the_first_step(

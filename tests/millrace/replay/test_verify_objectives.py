@@ -1,11 +1,12 @@
 """Runs with masks, other averages or a learning rate lowered by a rollback are reproduced bit for bit."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.replay.trained_run import train_and_store
+from support.replay.trained_run import TrainedRun, train_and_store
 from support.replay.verdicts import parted
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -25,28 +26,27 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture
+def train(
+    tmp_path: Path, make_model: Callable[..., LlamaForCausalLM], tokenizer: PreTrainedTokenizerFast
+) -> Callable[..., TrainedRun]:
+    """`train(**training)`: a run with these settings."""
+    make_model(0).save_pretrained(tmp_path / "start")
+    return partial(train_and_store, tmp_path / "run", tmp_path / "start", len(tokenizer))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
 def test_a_run_with_this_objective_is_reproduced_bit_for_bit(
-    tmp_path: Path,
-    make_model: Callable[..., LlamaForCausalLM],
-    tokenizer: PreTrainedTokenizerFast,
-    objective: dict[str, Any],
+    train: Callable[..., TrainedRun], objective: dict[str, Any]
 ) -> None:
-    make_model(0).save_pretrained(tmp_path / "start")
-    run = train_and_store(tmp_path / "run", tmp_path / "start", len(tokenizer), **objective)
-    verdict = verify(run.store)
+    verdict = verify(train(**objective).store)
     assert verdict.sentence == "steps 1 to 12 and 4 checkpoints are the same bit for bit"
     assert len({checkpoint.hash for checkpoint in verdict.checkpoints}) == 4, "the weights moved"
 
 
 @pytest.mark.slow
-def test_steps_after_a_rollback_use_its_learning_rate(
-    tmp_path: Path,
-    make_model: Callable[..., LlamaForCausalLM],
-    tokenizer: PreTrainedTokenizerFast,
-) -> None:
-    make_model(0).save_pretrained(tmp_path / "start")
+def test_steps_after_a_rollback_use_its_learning_rate(train: Callable[..., TrainedRun]) -> None:
     decision = StoredDecision(
         t=1.0,
         incarnation=0,
@@ -57,7 +57,7 @@ def test_steps_after_a_rollback_use_its_learning_rate(
         reason="version 8: the mean reward is gone",
         measured={RATE_FACTOR: 0.1},
     )
-    run = train_and_store(tmp_path / "run", tmp_path / "start", len(tokenizer), decision=decision)
+    run = train(decision=decision)
     assert verify(run.store).sentence == "steps 1 to 12 and 4 checkpoints are the same bit for bit"
     # Without the decision, the first step after the checkpoint makes other weights.
     (run.folder / layout.decision(0)).unlink()

@@ -12,9 +12,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from millrace.runtime.exit_codes import FENCED
 from support.streams.numbered import PATH, numbered
 
+from millrace.runtime.messages import FENCED
 from storage.checkpoints import CheckpointWriter
 from storage.errors import Fenced
 from storage.failpoints import arm
