@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from configs.prompts import EvaluationConfig, PromptsConfig
 from millrace.evaluation.measures import Answered, accuracy, answer_given, sampled_measures
 from millrace.evaluation.results import HELD_OUT
-from millrace.generation.engines.base import Engine
 from millrace.models.decoder import decoder_of
 from millrace.prompts.dataset import PromptSet, load_source
 from millrace.rewards.scorer import Scorer
@@ -20,6 +19,7 @@ from millrace.types import Prompt, Sampling
 
 if TYPE_CHECKING:
     from millrace.chat.encoder import PromptEncoder  # loads transformers
+    from millrace.generation.engines.base import Engine  # loads torch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +72,7 @@ class Examiner:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: "Engine",
         encoder: "PromptEncoder",
         scorer: Scorer,
         rules: Rules,
