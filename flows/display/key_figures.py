@@ -103,7 +103,6 @@ def decision_rows(status: dict[str, Any]) -> list[Row]:
             "version": f"{decision['policy_version']:,}",
             "decision": decision["change"],
             "bound": str(decision["max_staleness"]),
-            "places": str(decision["places"]),
             "reason": decision["reason"],
         }
         for decision in status["decisions"]["latest"]

@@ -28,7 +28,7 @@ _STEPS = 100
 _ROLLOUTS, _COARSE_ROLLOUTS = 60_000, 10_000
 """Simulated of a config that is shown, and of each of some dozen others: a second or less."""
 _DAY = 86400.0
-COLUMNS = ("trainer", "generators", "mode", "places", "s/step", "tokens/s", "stale")
+COLUMNS = ("trainer", "generators", "mode", "slots", "s/step", "tokens/s", "stale")
 
 
 def answer(config: RunConfig, request: PlanRequest) -> Plan:
@@ -139,7 +139,7 @@ def line(entry: Candidate) -> tuple[str, ...]:
     if outcome is not None:
         rate = f"{outcome.tokens_per_second:,.0f}"
         measured = (f"{outcome.step_seconds:.4g}", rate, f"{outcome.staleness_mean:.2f}")
-    return (entry.trainer, entry.generators, entry.mode, _places(entry), *measured)
+    return (entry.trainer, entry.generators, entry.mode, _slots(entry), *measured)
 
 
 def _figures(entry: Candidate, plan: Plan) -> dict[str, str]:
@@ -148,7 +148,7 @@ def _figures(entry: Candidate, plan: Plan) -> dict[str, str]:
     figures |= {
         "generator GPUs" if divides_gpus else "generators": entry.generators,
         "mode": entry.mode,
-        "places": f"{_places(entry)}: generators × groups × responses in flight",
+        "slots": f"{_slots(entry)}: generators × groups × responses in flight",
         "batch": f"{config.training.groups_per_step} × {config.generation.group_size} responses per step",
     }
     if outcome is not None:
@@ -190,7 +190,7 @@ def _bill(entry: Candidate, plan: Plan, step_seconds: float, gpus: int) -> dict[
     return bill
 
 
-def _places(entry: Candidate) -> str:
+def _slots(entry: Candidate) -> str:
     generation = entry.config.generation
     return f"{generation.replicas} × {generation.groups_per_batch} × {generation.group_size}"
 

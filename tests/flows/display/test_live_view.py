@@ -156,7 +156,6 @@ def test_the_figures_count_incidents_and_list_the_latest() -> None:
 RAISED: dict[str, Any] = {
     "policy_version": 12,
     "max_staleness": 2,
-    "places": 64,
     "reason": "the trainer waits 31% of its time",
     "change": "bound raised to 2",
 }
@@ -179,14 +178,12 @@ def test_the_figures_hold_the_newest_decision_and_its_reason() -> None:
             "version": "12",
             "decision": "bound raised to 2",
             "bound": "2",
-            "places": "64",
             "reason": RAISED["reason"],
         },
         {
             "version": "1,010",
             "decision": "rolled back to version 10",
             "bound": "2",
-            "places": "64",
             "reason": "version 27: gone",
         },
     ]
