@@ -51,7 +51,6 @@ _SHARED: Settings = {
     "training.learning_rate": 1e-9,
     "training.checkpoint_every": 50,
     "evaluation.every": None,
-    "evaluation.num_prompts": 1,
     "promotion.margin": None,
     "prompts.num_eval": 8,
 }
@@ -67,10 +66,7 @@ FAMILIES: Mapping[str, Settings] = {
     "tail": _TAIL,
     "longer": {**_TAIL, "training.max_steps": 40},
 }
-UNTRAINED: Settings = {
-    "model.bootstrap.max_steps": 1,
-    "model.bootstrap.learning_rate": 1e-9,
-}
+UNTRAINED: Settings = {"model.warm_start_steps": 0}
 """How the start models are made whose lengths are geometric."""
 
 
@@ -165,7 +161,7 @@ def family_settings(root: Path, family: str) -> dict[str, object]:
         write_prompts(prompts, LETTERS[family])
         shared = {"prompts.source": str(prompts)}
     run = root / f"start-{family}"
-    once = {"training.max_steps": 1, "evaluation.num_prompts": 1, "promotion.margin": None}
+    once = {"training.max_steps": 1, "promotion.margin": None}
     untrained = UNTRAINED if family in LETTERS else {}
     run_campaign(run, as_settings({**FAMILIES[family], **shared, **once, **untrained}))
     return {**FAMILIES[family], **shared, "model.path": str(run / layout.START_MODEL)}

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import finish, make_parser, print_table
-from benchmarks.long_tail.campaign import measured, run_campaign
+from benchmarks.long_tail.campaign import measured, run_case
 from benchmarks.long_tail.cases import GROUP_SIZE, MEAN_TOKENS, Case, all_cases
 from benchmarks.long_tail.expected import expected
 
@@ -66,7 +66,7 @@ def main() -> None:
 
 def _row(case: Case, *, root: Path, step_seconds: float, steps: int, warmup: int) -> Row:
     simulated = expected(case, steps=steps, warmup=warmup)
-    run = run_campaign(case, root, step_seconds=step_seconds, steps=steps)
+    run = run_case(case, root, step_seconds=step_seconds, steps=steps)
     tail = case.pace(step_seconds).long_tail
     assert tail is not None
     figures = measured(run, tail, step_seconds=step_seconds, warmup=warmup)
