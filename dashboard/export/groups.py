@@ -21,8 +21,8 @@ def newest_groups(run: RunData) -> View:
     """The last groups that the trainer took: prompt, responses, rewards, versions, and what can't be read."""
     store = open_store(run.info.url)
     reader, texts = GroupReader(store, run.info.config), read_tokens(store, run.info.config)
-    found = find(run.consumed, run.outcomes, Query())
-    rows = found.starts[:MOST_GROUPS].tolist()
+    result = find(run.consumed, run.outcomes, Query())
+    rows = result.starts[:MOST_GROUPS].tolist()
     first_rows = [(int(run.consumed["generator"][i]), int(run.consumed["trajectory_row_id"][i])) for i in rows]
     run_id = run.info.run_id
     return View(

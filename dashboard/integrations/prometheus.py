@@ -139,34 +139,34 @@ _USAGE = {"millrace_cpu_cores": CPU_CORES, "millrace_memory_bytes": MEMORY_BYTES
 def exposition(runs: Runs) -> bytes:
     """The text that Prometheus scrapes, format 0.0.4. Counts the problems in reading a run."""
     rows = runs.overview()
-    found: dict[str, RunData] = {}
+    detailed: dict[str, RunData] = {}
     unread: set[str] = set()
     # The most recently active first.
     for row in sorted(rows, key=lambda row: min(row.ages.values(), default=float("inf")))[:MOST_DETAILED]:
         try:
             if row.problem is None:
-                found[row.run_id] = runs.reader(row.run_id).look()
+                detailed[row.run_id] = runs.reader(row.run_id).look()
         except (MillraceError, StorageError, KeyError):
             # KeyError: the run was removed just now.
             unread.add(row.run_id)
-    return expose(rows, found, unread)
+    return expose(rows, detailed, unread)
 
 
-def expose(rows: Sequence[OverviewRow], found: Mapping[str, RunData], unread: Collection[str] = ()) -> bytes:
+def expose(rows: Sequence[OverviewRow], detailed: Mapping[str, RunData], unread: Collection[str] = ()) -> bytes:
     """The same from data already read, by the names of the runs' folders: a copied run keeps its old id.
 
     `unread` are the runs whose details could not be read at all.
     """
     registry = CollectorRegistry()
-    registry.register(_Families(rows, found, unread))
+    registry.register(_Families(rows, detailed, unread))
     return generate_latest(registry)
 
 
 class _Families(Collector):
-    def __init__(self, rows: Sequence[OverviewRow], found: Mapping[str, RunData], unread: Collection[str]) -> None:
-        problems = {run_id: len(run.problems) for run_id, run in found.items()} | dict.fromkeys(unread, 1)
+    def __init__(self, rows: Sequence[OverviewRow], detailed: Mapping[str, RunData], unread: Collection[str]) -> None:
+        problems = {run_id: len(run.problems) for run_id, run in detailed.items()} | dict.fromkeys(unread, 1)
         self._samples = [(row.run_id, _of_row(row, problems.get(row.run_id, 0))) for row in rows]
-        self._samples += [(run_id, _of_run(run)) for run_id, run in found.items()]
+        self._samples += [(run_id, _of_run(run)) for run_id, run in detailed.items()]
 
     def collect(self) -> Iterator[Metric]:
         """Every family, also those without samples, so that a board can be set up before the first run."""
@@ -201,25 +201,25 @@ def _of_run(run: RunData) -> Iterator[Sample]:
         yield from _of_status(run.status)
     accuracy = run.evaluations["accuracy"]
     yield "millrace_evaluation_accuracy", (), accuracy[-1] if len(accuracy) else None
-    for name, status in run.stage_status.items():
-        stage, _, replica = name.rpartition("-")
+    for family_name, status in run.stage_status.items():
+        stage, _, replica = family_name.rpartition("-")
         if stage in STAGES and status["doing"] != STOPPED:
             yield "millrace_last_status_seconds", (stage, replica), max(0.0, run.t - status["t"])
             for used, usage in _USAGE.items():
-                values = metric(run, name, usage)["value"]
+                values = metric(run, family_name, usage)["value"]
                 yield used, (stage, replica), values[-1] if len(values) else None
     yield "millrace_attempts", (), len(run.info.attempts)
     promoted = [a.promotion.policy_version for a in run.info.attempts if a.promotion and a.promotion.promoted]
     yield "millrace_promoted_version", (), promoted[-1] if promoted else 0
     yield from _restarts(run)
-    for clause, found in zip(VERDICT, judge(read_facts(run)).clauses, strict=True):
-        yield "millrace_verdict", (clause, found.cause), LEVELS.get(found.level)
-    for one in in_flight(run):
-        yield from _of_generator(one)
-    for name, family in FAMILIES.items():
+    for name, clause in zip(VERDICT, judge(read_facts(run)).clauses, strict=True):
+        yield "millrace_verdict", (name, clause.cause), LEVELS.get(clause.level)
+    for work in in_flight(run):
+        yield from _of_generator(work)
+    for family_name, family in FAMILIES.items():
         if family.newest_of is not None:
             values = metric(run, *family.newest_of)["value"]
-            yield name, (), values[-1] if len(values) else None
+            yield family_name, (), values[-1] if len(values) else None
 
 
 def _restarts(run: RunData) -> Iterator[Sample]:
@@ -231,15 +231,15 @@ def _restarts(run: RunData) -> Iterator[Sample]:
             yield "millrace_restarts", (stage, replica), counts.get(name, 0)
 
 
-def _of_generator(one: InFlight) -> Iterator[Sample]:
-    labels = (str(one.generator),)
-    yield "millrace_generating_requests", labels, one.requests
-    yield "millrace_generating_groups", labels, one.groups
-    yield "millrace_generating_tokens", labels, one.tokens
-    yield "millrace_oldest_group_seconds", labels, one.seconds
-    yield "millrace_oldest_group_versions", labels, one.versions
-    yield "millrace_continued_tokens", labels, one.continued
-    yield "millrace_discarded_tokens", labels, one.discarded
+def _of_generator(work: InFlight) -> Iterator[Sample]:
+    labels = (str(work.generator),)
+    yield "millrace_generating_requests", labels, work.requests
+    yield "millrace_generating_groups", labels, work.groups
+    yield "millrace_generating_tokens", labels, work.tokens
+    yield "millrace_oldest_group_seconds", labels, work.seconds
+    yield "millrace_oldest_group_versions", labels, work.versions
+    yield "millrace_continued_tokens", labels, work.continued
+    yield "millrace_discarded_tokens", labels, work.discarded
 
 
 def _of_status(status: Mapping[str, Any]) -> Iterator[Sample]:

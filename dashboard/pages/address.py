@@ -67,8 +67,8 @@ def parse(path: str, search: str, run_ids: Collection[str], views: Sequence[str]
     picked = table_of(search).picked
     match path.strip("/").split("/"):
         case [""]:
-            known = tuple(run_id for run_id in picked if run_id in run_ids)[:MAX_COMPARED]
-            return replace(table_of(search), picked=known)
+            existing = tuple(run_id for run_id in picked if run_id in run_ids)[:MAX_COMPARED]
+            return replace(table_of(search), picked=existing)
         case ["run", run_id, *rest] if len(rest) <= 1:
             return _shown_as(values, _runs((run_id,), rest, run_ids, views, compared=False))
         case ["compare", *rest] if len(rest) <= 1:

@@ -119,9 +119,9 @@ def number_columns(rows: Sequence[Sequence[str | Component]]) -> set[int]:
     }
 
 
-def scrolling(inside: Sequence[Component], name: str, **given: Any) -> Component:
-    """A table that may be scrolled, also by keyboard; `given` are properties of its element."""
-    return html.Div(inside, className="table", role="region", tabIndex=0, **{"aria-label": name}, **given)
+def scrolling(inside: Sequence[Component], name: str, **properties: Any) -> Component:
+    """A table that may be scrolled, also by keyboard; `properties` are properties of its element."""
+    return html.Div(inside, className="table", role="region", tabIndex=0, **{"aria-label": name}, **properties)
 
 
 def problem_box(sentences: Sequence[str]) -> Component:
@@ -130,13 +130,13 @@ def problem_box(sentences: Sequence[str]) -> Component:
     return html.Div(shown, className="problems" if shown else "", role="alert" if shown else "none")
 
 
-def facts(named: Mapping[str, str], before: Sequence[Component] = ()) -> Component:
-    """Names and values in one line, after `before`."""
+def facts(named: Mapping[str, str], leading: Sequence[Component] = ()) -> Component:
+    """Names and values in one line, after `leading`."""
     spans = [
         html.Span([html.Span(name, className="name"), " ", html.Span(value)], className="fact")
         for name, value in named.items()
     ]
-    return html.Div([*before, *spans], className="facts")
+    return html.Div([*leading, *spans], className="facts")
 
 
 def _aligned(column: int, numbers: Collection[int]) -> str:

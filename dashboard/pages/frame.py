@@ -19,9 +19,9 @@ from dashboard.views.home import HOME, HOME_BY_TIME
 
 
 def frame(
-    at: address.Address, found: Sequence[RunData], problems: Sequence[str], views: Sequence[View], url: str
+    at: address.Address, runs: Sequence[RunData], problems: Sequence[str], views: Sequence[View], url: str
 ) -> list[Component]:
-    """The top of the page at `at`; `found` are the runs on it that can be read, `url` is the root of all runs."""
+    """The top of the page at `at`; `runs` are the runs on it that can be read, `url` is the root of all runs."""
     title: list[Component] = [dcc.Link("Millrace", href=address.overview(), className="brand")]
     below: list[Component] = []
     shown = list(problems)
@@ -30,13 +30,13 @@ def frame(
             chips = [dcc.Link(run_id, href=address.run(run_id), className="chip") for run_id in at.run_ids]
             title += [html.H1("Comparison"), html.Div(chips, className="facts")]
         else:
-            title += [html.H1(at.run_ids[0]), *map(run_facts, found)]
-            below += map(strip, found)
-        names = {run.info.run_id: f"{run.info.run_id}: " if at.compared else "" for run in found}
-        shown += [names[run.info.run_id] + sentence for run in found for sentence in run.problems]
+            title += [html.H1(at.run_ids[0]), *map(run_facts, runs)]
+            below += map(strip, runs)
+        names = {run.info.run_id: f"{run.info.run_id}: " if at.compared else "" for run in runs}
+        shown += [names[run.info.run_id] + sentence for run in runs for sentence in run.problems]
         below.append(html.Nav([_to_view(at, view) for view in views], **{"aria-label": "views"}))
         if at.view in (HOME.name, HOME_BY_TIME.name):
-            below += map(picture, found)
+            below += map(picture, runs)
     else:
         title += [html.H1("Runs"), html.Div(url, className="facts url")]
     return [html.Div(title, className="place"), *below, problem_box(shown)]

@@ -161,8 +161,8 @@ def _tokens(response: Response, trajectory: Row, texts: TokenTexts) -> Component
 
 
 def _legend(texts: TokenTexts) -> Component:
-    known = [("≤ 0.5", 0.5), ("0.71", 0.5**0.5), ("1", 1.0), ("1.41", 2**0.5), ("≥ 2", 2.0), ("not trained", np.nan)]
-    swatches = [html.Span(label, style={"backgroundColor": colour(ratio)}) for label, ratio in known]
+    examples = [("≤ 0.5", 0.5), ("0.71", 0.5**0.5), ("1", 1.0), ("1.41", 2**0.5), ("≥ 2", 2.0), ("not trained", np.nan)]
+    swatches = [html.Span(label, style={"backgroundColor": colour(ratio)}) for label, ratio in examples]
     swatches.append(html.Span("the environment's", style=_ENVIRONMENT))
     sentence = (
         "Tokens are coloured by their importance ratio π/μ: the probability that the policy in training gave the token "

@@ -99,10 +99,10 @@ def register(app: Dash) -> None:
     )
     def choose(text: str | None, column: str | None, search: str | None) -> object:
         at = address.table_of(search or "")
-        wanted = replace(at, filter=(text or "").strip(), columns=at.columns)
+        changed = replace(at, filter=(text or "").strip(), columns=at.columns)
         if column and column.strip() not in at.columns:
-            wanted = replace(wanted, columns=(*at.columns, column.strip()))
-        return no_update if wanted == at else address.overview(wanted).removeprefix("/")
+            changed = replace(changed, columns=(*at.columns, column.strip()))
+        return no_update if changed == at else address.overview(changed).removeprefix("/")
 
 
 def table(
@@ -174,11 +174,11 @@ def _head(at: address.OverviewPage, name: str, title: str, is_number: bool) -> C
     """The head of a column: a link that sorts by it, or the other way round."""
     up, down = at.sort == name, at.sort == f"-{name}"
     # Of numbers, the largest are wanted first.
-    wanted = f"-{name}" if up or (is_number and not down) else name
+    next_sort = f"-{name}" if up or (is_number and not down) else name
     return html.Th(
         dcc.Link(
             f"{shortened(title, _KEY_CHARACTERS)}{' ▲' if up else ' ▼' if down else ''}",
-            href=address.overview(replace(at, sort=wanted)),
+            href=address.overview(replace(at, sort=next_sort)),
             title=f"sort by {title}",
             id={"type": "sort", "by": name},
         ),
@@ -212,21 +212,21 @@ def _measured(planned: Sequence[Comparison]) -> list[Component]:
     """The ratio of each figure; both values where it can be pointed at."""
     return [
         html.Span(
-            f"{PLAN_NAMES[one.name]} {ABSENT if one.ratio is None else f'{one.ratio:.2f}'}",
-            title=f"measured {ABSENT if one.measured is None else f'{one.measured:.4g}'}, planned {one.planned:.4g}",
+            f"{PLAN_NAMES[figure.name]} {ABSENT if figure.ratio is None else f'{figure.ratio:.2f}'}",
+            title=f"measured {ABSENT if figure.measured is None else f'{figure.measured:.4g}'}, planned {figure.planned:.4g}",
             className="age",
         )
-        for one in planned
+        for figure in planned
     ]
 
 
 def _tick(at: address.OverviewPage, run_id: str) -> Component:
     chosen = run_id in at.picked
     full = not chosen and len(at.picked) >= address.MAX_COMPARED
-    others = tuple(other for other in at.picked if other != run_id)
+    remaining = tuple(other for other in at.picked if other != run_id)
     return dcc.Link(
         "☑" if chosen else "☐",
-        href=address.overview(replace(at, picked=others if chosen or full else (*at.picked, run_id))),
+        href=address.overview(replace(at, picked=remaining if chosen or full else (*at.picked, run_id))),
         title=f"{'do not compare' if chosen else 'compare'} {run_id}",
         id={"type": "tick", "run": run_id},
         className="tick",

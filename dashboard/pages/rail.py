@@ -63,14 +63,14 @@ def register(app: Dash, runs: Runs, readers: GroupReaders) -> None:
         return rail(run, _prompts(run, readers), _started_before(run, runs))
 
 
-def rail(run: RunData, prompts: Prompts, before: str | None = None) -> list[Component]:
-    """All sections; a group without its prompt in `prompts` says that it can't be read, `before` is the run to compare
+def rail(run: RunData, prompts: Prompts, predecessor: str | None = None) -> list[Component]:
+    """All sections; a group without its prompt in `prompts` says that it can't be read, `predecessor` is the run to compare
     with."""
     return [
         _section("Groups", _groups(run, prompts)),
         _section("Events", _events(latest_events(run, _EVENTS))),
         _section("Ledger", _ledger(run)),
-        _section("Config", [*_config(run), *_comparison(run, before)]),
+        _section("Config", [*_config(run), *_comparison(run, predecessor)]),
         _section("Prefect", _prefect(run)),
     ]
 
@@ -90,8 +90,8 @@ def _section(title: str, lines: Sequence[Component]) -> Component:
 
 
 def _groups(run: RunData, prompts: Prompts) -> list[Component]:
-    found = [_group(run, group, prompts.get((group.generator, group.row_id))) for group in notable_groups(run)]
-    return [html.Ul(found)] if found else [_nothing("None was taken yet.")]
+    items = [_group(run, group, prompts.get((group.generator, group.row_id))) for group in notable_groups(run)]
+    return [html.Ul(items)] if items else [_nothing("None was taken yet.")]
 
 
 def _group(run: RunData, group: NotableGroup, prompt: str | None) -> Component:
@@ -112,13 +112,13 @@ def _events(events: Sequence[Event]) -> list[Component]:
 
 
 def _ledger(run: RunData) -> list[Component]:
-    found = balance(run)
-    if found is None:
+    amounts = balance(run)
+    if amounts is None:
         return [_nothing("It can't be computed: see the top of the page.")]
-    level, word = ("good", "✓ balanced") if found.is_balanced else ("bad", "✕ not balanced")
+    level, word = ("good", "✓ balanced") if amounts.is_balanced else ("bad", "✕ not balanced")
     words = (
-        f"{found.generated:,} generated = {found.trained:,} trained + {found.waiting:,} waiting "
-        f"+ {found.dropped:,} dropped"
+        f"{amounts.generated:,} generated = {amounts.trained:,} trained + {amounts.waiting:,} waiting "
+        f"+ {amounts.dropped:,} dropped"
     )
     return [html.P([html.Span(word, className=f"verdict {level}"), f" {words}"])]
 
@@ -131,7 +131,7 @@ def _config(run: RunData) -> list[Component]:
     if not origin.changes:
         return [html.P(f"As preset {preset}.")]
     lines = [html.Li(_change(key, pair)) for key, pair in list(origin.changes.items())[:_CHANGES]]
-    everything = "\n".join(f"{key}: {before} → {after}" for key, (before, after) in origin.changes.items())
+    everything = "\n".join(f"{key}: {old} → {new}" for key, (old, new) in origin.changes.items())
     more = len(origin.changes) - _CHANGES
     rest = [html.P(f"and {more} more", className="none", title=visible(everything))] if more > 0 else []
     return [html.P(f"Against preset {preset}:"), html.Ul(lines), *rest]
@@ -145,21 +145,25 @@ def _started_before(run: RunData, runs: Runs) -> str | None:
     except (StorageError, MillraceError, OSError):
         # The page of all runs says so.
         return None
-    others = [row for row in earlier if row.run_id != run.info.run_id]
-    return max(others, key=lambda row: row.t_started or 0.0).run_id if others else None
+    candidates = [row for row in earlier if row.run_id != run.info.run_id]
+    return max(candidates, key=lambda row: row.t_started or 0.0).run_id if candidates else None
 
 
-def _comparison(run: RunData, before: str | None) -> list[Component]:
-    if before is None:
+def _comparison(run: RunData, predecessor: str | None) -> list[Component]:
+    if predecessor is None:
         return []
     return [
-        html.P(dcc.Link(f"Compare with {before}, the run before it", href=address.compare([run.info.run_id, before])))
+        html.P(
+            dcc.Link(
+                f"Compare with {predecessor}, the run before it", href=address.compare([run.info.run_id, predecessor])
+            )
+        )
     ]
 
 
 def _change(key: str, pair: Sequence[Any]) -> str:
-    before, after = (_short(json.dumps(value), _VALUE) for value in pair)
-    return f"{_short(key, _PROMPT)}: {before} → {after}"
+    old, new = (_short(json.dumps(value), _VALUE) for value in pair)
+    return f"{_short(key, _PROMPT)}: {old} → {new}"
 
 
 def _prefect(run: RunData) -> list[Component]:

@@ -88,11 +88,11 @@ class Site:
     def at(self, path: str, search: str) -> address.Address:
         """The parsed address. Raises StorageError if the runs can't be listed."""
         views = [view.name for view in self._offered(path.strip("/").split("/")[0] == "compare")]
-        found = address.parse(path, search, self._runs.ids(), views)
-        if isinstance(found, address.NotFound):
+        at = address.parse(path, search, self._runs.ids(), views)
+        if isinstance(at, address.NotFound):
             # It may be of a run that was just created.
-            found = address.parse(path, search, self._runs.ids(within=_JUST_NOW_SECONDS), views)
-        return found
+            at = address.parse(path, search, self._runs.ids(within=_JUST_NOW_SECONDS), views)
+        return at
 
     def read(self, path: str, search: str) -> None:
         """Reads the runs of a page, so that drawing it within the next moments only has to look for what is new."""
@@ -152,15 +152,15 @@ class Site:
                 return _Look(at=at, rows=self._runs.overview())
         except (MillraceError, StorageError) as error:
             return _Look(at=address.NotFound(sentence=str(error)), problems=[str(error)])
-        found, problems = list[RunData](), list[str]()
+        runs, problems = list[RunData](), list[str]()
         for run_id in at.run_ids if isinstance(at, address.RunPage) else ():
             try:
-                found.append(self._runs.reader(run_id).look())
+                runs.append(self._runs.reader(run_id).look())
             except KeyError:
                 problems.append(f"{run_id}: the run is gone")
             except (MillraceError, StorageError) as error:
                 problems.append(f"{run_id}: {error}")
-        return _Look(at=at, found=found, problems=problems)
+        return _Look(at=at, found=runs, problems=problems)
 
     def _offered(self, compared: bool) -> Sequence[View]:
         if compared:
@@ -184,7 +184,8 @@ class Site:
         if view in _AS_THEY_ARE:
             return built
         return {
-            name: displayed(one, display, alone) if isinstance(one, go.Figure) else one for name, one in built.items()
+            name: displayed(content, display, alone) if isinstance(content, go.Figure) else content
+            for name, content in built.items()
         }
 
     def _table(self, at: address.OverviewPage, rows: Sequence[OverviewRow]) -> list[Component]:
@@ -237,16 +238,16 @@ def _sum(components: Sequence[Component]) -> int:
 def _seen(run: RunData) -> int:
     times = run.consumed["t"]
     status = run.status or {}
-    told = [
+    state = [
         len(run.info.attempts),
         [attempt.end is not None for attempt in run.info.attempts],
         len(times),
         float(times[-1]) if len(times) else None,
         {stage: {name: len(rows["t"]) for name, rows in names.items()} for stage, names in run.metrics.items()},
         len(run.evaluations["policy_version"]),
-        [(one.requests, one.groups, one.tokens, one.versions) for one in in_flight(run)],
+        [(work.requests, work.groups, work.tokens, work.versions) for work in in_flight(run)],
         [status.get(name) for name in ("state", "steps", "ledger")],
         [status.get(name, {}).get("latest") for name in ("incidents", "decisions")],
         run.problems,
     ]
-    return zlib.crc32(json.dumps(told, sort_keys=True).encode())
+    return zlib.crc32(json.dumps(state, sort_keys=True).encode())

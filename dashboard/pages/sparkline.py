@@ -18,7 +18,7 @@ def sparkline(line: Line, name: str) -> Component:
         return html.Span()
     x = _stretched(line.x, _WIDTH)
     y = _HEIGHT - _stretched(line.y, _HEIGHT)
-    points = " ".join(f"{one:.0f},{other:.1f}" for one, other in zip(x, y, strict=True))
+    points = " ".join(f"{x_pixel:.0f},{y_pixel:.1f}" for x_pixel, y_pixel in zip(x, y, strict=True))
     # An image knows nothing of the page's style; this blue is legible in light and in dark.
     svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}">'

@@ -119,10 +119,10 @@ def register(app: Dash, runs: Runs, readers: GroupReaders) -> None:
             else:
                 query = parse({name: word or "" for name, word in words.items()})
                 here = address(query)
-            found, group = answer(runs, readers, run_id, query)
+            results, group = answer(runs, readers, run_id, query)
         except (StorageError, MillraceError, OSError) as error:
-            found, group = problem_box([visible(str(error))]), None
-        return {"search": here, "found": found, "group": group, "words": values}
+            results, group = problem_box([visible(str(error))]), None
+        return {"search": here, "found": results, "group": group, "words": values}
 
 
 def answer(runs: Runs, readers: GroupReaders, run_id: str, query: Query) -> tuple[Component, Component | None]:
@@ -132,16 +132,16 @@ def answer(runs: Runs, readers: GroupReaders, run_id: str, query: Query) -> tupl
     except KeyError as error:
         raise InputError(f"there is no run {run_id!r} here") from error
     reader, texts = readers.of(run)
-    found = find(run.consumed, run.outcomes, query)
+    result = find(run.consumed, run.outcomes, query)
     note = ""
     if query.text:
-        prompts = _prompts(run, reader, texts, newest_starts(found))
-        note = f" The prompts of {len(prompts):,} of {len(found.starts):,} groups were searched."
-        found = with_text(found, query.text, prompts)
-    row = query.open or _default_row(run, reader, found, query)
+        prompts = _prompts(run, reader, texts, newest_starts(result))
+        note = f" The prompts of {len(prompts):,} of {len(result.starts):,} groups were searched."
+        result = with_text(result, query.text, prompts)
+    row = query.open or _default_row(run, reader, result, query)
     group = None if row is None else _opened(run, reader, texts, row, query)
-    prompts = _prompts(run, reader, texts, [start for start, _ in found.page(query.page)])
-    return _table(run, prompts, found, query, note, pixels=_LIST_PIXELS[group is not None]), group
+    prompts = _prompts(run, reader, texts, [start for start, _ in result.page(query.page)])
+    return _table(run, prompts, result, query, note, pixels=_LIST_PIXELS[group is not None]), group
 
 
 def _opened(run: RunData, reader: GroupReader, texts: TokenTexts, row: tuple[int, int], query: Query) -> Component:
@@ -158,14 +158,20 @@ def _opened(run: RunData, reader: GroupReader, texts: TokenTexts, row: tuple[int
         times = timeline_of(run, group)
         bars = [timeline.view(times)] if times.rows else []
         return html.Div([*ways, *bars, view(group, texts)], className="column")
-    found = reader.same_prompt(group.prompt["prompt_id"])
+    same_prompt = reader.same_prompt(group.prompt["prompt_id"])
     opened = next(
-        (one for one in found.groups if (one.generator, one.row_id) == (group.generator, group.responses[0].row_id)),
+        (
+            candidate
+            for candidate in same_prompt.groups
+            if (candidate.generator, candidate.row_id) == (group.generator, group.responses[0].row_id)
+        ),
         None,
     )
-    groups = [reader.read(run, one.generator, one.row_id) for one in versions.chosen(found, opened)]
+    groups = [
+        reader.read(run, candidate.generator, candidate.row_id) for candidate in versions.chosen(same_prompt, opened)
+    ]
     back = _way(f"Group {group.group_id} in full", link(group))
-    return html.Div([back, versions.view(groups, group, found, texts, link)], className="column")
+    return html.Div([back, versions.view(groups, group, same_prompt, texts, link)], className="column")
 
 
 def _way(label: str, href: str) -> Component:
@@ -180,11 +186,11 @@ def _prompts(run: RunData, reader: GroupReader, texts: TokenTexts, starts: Seque
     return {start: f"{name}  {texts.text(ids)}" for start, (name, ids) in prompts.items()}
 
 
-def _default_row(run: RunData, reader: GroupReader, found: Found, query: Query) -> tuple[int, int] | None:
+def _default_row(run: RunData, reader: GroupReader, result: Found, query: Query) -> tuple[int, int] | None:
     """A row of the group to open by default: the only one found, or the requested one if it was not taken yet."""
-    if len(found.starts) == 1:
-        return _row(run, int(found.starts[0]))
-    if len(found.starts) == 0 and query == Query(group=query.group) and query.group is not None:
+    if len(result.starts) == 1:
+        return _row(run, int(result.starts[0]))
+    if len(result.starts) == 0 and query == Query(group=query.group) and query.group is not None:
         return reader.locate(query.group)
     return None
 
@@ -195,17 +201,17 @@ def _row(run: RunData, index: int) -> tuple[int, int]:
 
 
 def _table(
-    run: RunData, prompts: Mapping[int, str], found: Found, query: Query, note: str, *, pixels: int
+    run: RunData, prompts: Mapping[int, str], result: Found, query: Query, note: str, *, pixels: int
 ) -> Component:
-    shown = found.page(query.page)
+    shown = result.page(query.page)
     first = query.page * PAGE_SIZE
-    count = "1 group found" if len(found.starts) == 1 else f"{len(found.starts):,} groups found"
+    count = "1 group found" if len(result.starts) == 1 else f"{len(result.starts):,} groups found"
     count += f", {first + 1:,} to {first + len(shown):,} shown." if len(shown) > 1 else "."
     pages = [
         dcc.Link(label, href=address(replace(query, page=query.page + step, open=None)), className="button")
         for label, step, there in (
             ("previous", -1, query.page > 0),
-            ("next", 1, first + PAGE_SIZE < len(found.starts)),
+            ("next", 1, first + PAGE_SIZE < len(result.starts)),
         )
         if there
     ]

@@ -34,14 +34,14 @@ class Event:
 
 def latest_events(run: RunData, most: int) -> Sequence[Event]:
     """The newest first."""
-    found = [*_incidents(run), *_decisions(run), *_attempts(run)]
-    return sorted(found, key=lambda event: event.t, reverse=True)[:most]
+    events = [*_incidents(run), *_decisions(run), *_attempts(run)]
+    return sorted(events, key=lambda event: event.t, reverse=True)[:most]
 
 
 def promotions(run: RunData) -> Mapping[int, str]:
     """Policy version → the promotion in a few words, of each version that was promoted."""
-    found = [attempt.promotion for attempt in run.info.attempts if attempt.promotion is not None]
-    return {decision.policy_version: decision.headline for decision in found if decision.promoted}
+    decisions = [attempt.promotion for attempt in run.info.attempts if attempt.promotion is not None]
+    return {decision.policy_version: decision.headline for decision in decisions if decision.promoted}
 
 
 def config_changes(run: RunData) -> Mapping[int, Sequence[str]]:
@@ -53,12 +53,12 @@ def _incidents(run: RunData) -> list[Event]:
     latest: Sequence[Mapping[str, Any]] = (run.status or {}).get("incidents", {}).get("latest", [])
     return [
         Event(
-            t=one["t"],
-            kind=_KINDS.get(one["kind"], "incident"),
-            policy_version=_version_at(run, one["t"]),
-            words=str(one["sentence"]),
+            t=incident["t"],
+            kind=_KINDS.get(incident["kind"], "incident"),
+            policy_version=_version_at(run, incident["t"]),
+            words=str(incident["sentence"]),
         )
-        for one in latest
+        for incident in latest
     ]
 
 
@@ -66,25 +66,25 @@ def _decisions(run: RunData) -> list[Event]:
     latest: Sequence[Mapping[str, Any]] = (run.status or {}).get("decisions", {}).get("latest", [])
     return [
         Event(
-            t=one["t"],
+            t=decision["t"],
             kind="decision",
-            policy_version=one["policy_version"],
-            words=f"{one['change']}: {one['reason']}",
+            policy_version=decision["policy_version"],
+            words=f"{decision['change']}: {decision['reason']}",
         )
-        for one in latest
+        for decision in latest
     ]
 
 
 def _attempts(run: RunData) -> list[Event]:
-    found = []
+    events = []
     for attempt in run.info.attempts:
         if attempt.number:
             words = "; ".join(attempt.changes) or "with the same config"
             if run.info.attempts[attempt.number - 1].end is None:
                 words = f"after a kill, {words}"
-            found.append(Event(t=attempt.t_started, kind="resumed", policy_version=attempt.first_step, words=words))
+            events.append(Event(t=attempt.t_started, kind="resumed", policy_version=attempt.first_step, words=words))
         if (decision := attempt.promotion) is not None:
-            found.append(
+            events.append(
                 Event(
                     t=_t_decided(run, attempt),
                     kind="promotion" if decision.promoted else "held back",
@@ -92,7 +92,7 @@ def _attempts(run: RunData) -> list[Event]:
                     words=decision.headline,
                 )
             )
-    return found
+    return events
 
 
 def _t_decided(run: RunData, attempt: AttemptInfo) -> float:
@@ -111,5 +111,5 @@ def _version_at(run: RunData, t: float) -> int:
     at = clock(run)
     if not len(at.x):
         return 0
-    before = int(np.searchsorted(at.y, minutes(run, np.array([t]))[0], side="right"))
-    return int(at.x[before - 1]) if before else 0
+    made = int(np.searchsorted(at.y, minutes(run, np.array([t]))[0], side="right"))
+    return int(at.x[made - 1]) if made else 0

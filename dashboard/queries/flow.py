@@ -92,7 +92,7 @@ def time_by_replica(run: RunData) -> list[Track]:
 def idle(run: RunData) -> Mapping[str, Line]:
     """Stage → share of its measured time spent waiting, over minutes; NaN if nothing was measured."""
     edges = _edges(run)
-    found: dict[str, Line] = {}
+    idle_shares: dict[str, Line] = {}
     for stage in STAGES if len(edges) else ():
         shares = [item for name in replicas(run, stage) for item in _shares(run, name, edges).items()]
         if shares:
@@ -100,8 +100,8 @@ def idle(run: RunData) -> Mapping[str, Line]:
             waited = sum((share for kind, share in shares if kind.startswith(WAITING)), zeros)
             whole = sum((share for _, share in shares), zeros)
             with np.errstate(invalid="ignore"):
-                found[stage] = Line(_centers(run, edges), waited / whole)
-    return found
+                idle_shares[stage] = Line(_centers(run, edges), waited / whole)
+    return idle_shares
 
 
 def queue(run: RunData, name: str) -> Line:
@@ -113,27 +113,27 @@ def queue(run: RunData, name: str) -> Line:
 def throughput(run: RunData) -> Mapping[str, Line]:
     """Stage → response tokens per second, over minutes, summed over its replicas."""
     edges = _edges(run)
-    found: dict[str, Line] = {}
+    rates: dict[str, Line] = {}
     for stage in ("generate", "score", "train") if len(edges) else ():
         totals = [metric(run, name, "total/tokens") for name in replicas(run, stage)]
         totals = [rows for rows in totals if len(rows["t"])]
         if totals:
             sums = sum((_total_at(edges, rows["t"], rows["value"]) for rows in totals), np.zeros(len(edges)))
-            found[stage] = Line(_centers(run, edges), np.diff(sums) / np.diff(edges))
-    return found
+            rates[stage] = Line(_centers(run, edges), np.diff(sums) / np.diff(edges))
+    return rates
 
 
 def stage_times(run: RunData) -> list[StageTime]:
     """From the status records, for the whole run including earlier attempts."""
-    found = []
+    stages = []
     for stage in STAGES:
         records = [record for name, record in run.stage_status.items() if name.rpartition("-")[0] == stage]
         times = [record["seconds"] for record in records if "seconds" in record]
         if times:
             idle = sum(seconds.get("idle", 0.0) for seconds in times)
             busy = sum(sum(seconds.values()) for seconds in times) - idle
-            found.append(StageTime(stage=stage, replicas=len(times), busy=busy / len(times), idle=idle / len(times)))
-    return found
+            stages.append(StageTime(stage=stage, replicas=len(times), busy=busy / len(times), idle=idle / len(times)))
+    return stages
 
 
 def overlap(run: RunData) -> Overlap | None:
@@ -220,29 +220,29 @@ def _shares(run: RunData, replica: str, edges: Floats) -> dict[str, Floats]:
     # Ends and durations come from two clocks: an interval may seem to overlap the previous one a little.
     begins = np.maximum(ends - seconds, np.append(-np.inf, ends[:-1]))
     widths = np.diff(edges)
-    found = {}
+    shares = {}
     stage = replica.rpartition("-")[0]
     for name, rows in sorted(named.items(), key=lambda item: _rank(item[0], stage)):
         by_interval = np.bincount(np.searchsorted(ends, rows["t"]), rows["value"], len(ends))
         after = np.cumsum(by_interval)
         times, sums = np.stack([begins, ends], 1).ravel(), np.stack([after - by_interval, after], 1).ravel()
         kind = name.removeprefix(TIME).removesuffix(_SECONDS)
-        found[_LABELS.get(kind, kind)] = np.diff(np.interp(edges, times, sums)) / widths
-    return found
+        shares[_LABELS.get(kind, kind)] = np.diff(np.interp(edges, times, sums)) / widths
+    return shares
 
 
 def _rank(name: str, stage: str) -> tuple[bool, bool, str]:
     """The stage's main work first, then its other work, then waiting."""
-    own = f"{TIME}{_OWN.get(stage, stage)}{_SECONDS}"
-    return name.startswith(TIME + WAITING), name != own, name
+    main_work = f"{TIME}{_OWN.get(stage, stage)}{_SECONDS}"
+    return name.startswith(TIME + WAITING), name != main_work, name
 
 
 def _total_at(edges: Floats, t: Floats, totals: Floats) -> Floats:
     """A running total at each edge; NaN after its last measurement."""
     # The first row covers the interval before it.
     times, values = np.append(t[0] - _SHORTEST_BIN, t), np.append(0.0, totals)
-    found: Floats = np.interp(edges, times, values, right=np.nan)
-    return found
+    totals_at_edges: Floats = np.interp(edges, times, values, right=np.nan)
+    return totals_at_edges
 
 
 def _centers(run: RunData, edges: Floats) -> Floats:

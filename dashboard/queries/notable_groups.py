@@ -32,16 +32,16 @@ def notable_groups(run: RunData) -> Sequence[NotableGroup]:
     versions = run.consumed["policy_version"]
     first = int(np.searchsorted(versions, versions[-1] - STEPS, side="right")) if len(versions) else 0
     rows = {name: column[first:] for name, column in run.consumed.items()}
-    known = np.isfinite(rows["reward"])
+    has_reward = np.isfinite(rows["reward"])
     starts = np.flatnonzero(rows["sample_index"] == 0)
     if not len(starts):
         return []
-    rewards = np.where(known, rows["reward"], 0.0).astype(np.float64)
-    counts = np.add.reduceat(known, starts, dtype=np.int64)
+    rewards = np.where(has_reward, rows["reward"], 0.0).astype(np.float64)
+    counts = np.add.reduceat(has_reward, starts, dtype=np.int64)
     means = np.add.reduceat(rewards, starts) / np.maximum(counts, 1)
-    highest = np.maximum.reduceat(np.where(known, rows["reward"], -np.inf), starts)
-    lowest = np.minimum.reduceat(np.where(known, rows["reward"], np.inf), starts)
-    found = {
+    highest = np.maximum.reduceat(np.where(has_reward, rows["reward"], -np.inf), starts)
+    lowest = np.minimum.reduceat(np.where(has_reward, rows["reward"], np.inf), starts)
+    notable = {
         "best": _last(np.where(counts > 0, means, -np.inf)),
         "worst": _last(np.where(counts > 0, -means, -np.inf)),
         "no spread": _last(np.where((counts > 1) & (highest == lowest), 0.0, -np.inf)),
@@ -55,7 +55,7 @@ def notable_groups(run: RunData) -> Sequence[NotableGroup]:
             policy_version=int(rows["policy_version"][starts[index]]),
             reward=float(means[index]),
         )
-        for why, index in found.items()
+        for why, index in notable.items()
         if index is not None
     ]
 

@@ -14,8 +14,8 @@ BOOTSTRAP, EVALUATE = "bootstrap", "evaluate"
 
 def occasional_tracks(run: RunData) -> list[Track]:
     """A track for each of the two that has run, over minutes since the run's first start."""
-    found = {BOOTSTRAP: _bootstrap(run), EVALUATE: _evaluations(run)}
-    return [_track(run, name, spans) for name, spans in found.items() if len(spans)]
+    named_spans = {BOOTSTRAP: _bootstrap(run), EVALUATE: _evaluations(run)}
+    return [_track(run, name, spans) for name, spans in named_spans.items() if len(spans)]
 
 
 def _bootstrap(run: RunData) -> Floats:
@@ -28,8 +28,8 @@ def _bootstrap(run: RunData) -> Floats:
 def _evaluations(run: RunData) -> Floats:
     """[evaluations, 2] begin and end of each whose duration is known, unix seconds; those that overlap are one."""
     t, seconds = run.evaluations["t"], run.evaluations["seconds"]
-    known = seconds > 0
-    spans = np.stack([t - seconds, t], 1)[known]
+    has_duration = seconds > 0
+    spans = np.stack([t - seconds, t], 1)[has_duration]
     spans = spans[np.argsort(spans[:, 0])]
     merged: list[list[float]] = []
     for begin, end in spans.tolist():

@@ -37,12 +37,12 @@ def step_phases(run: RunData) -> Mapping[str, Line]:
     edges = versions[:: -(-len(versions) // _MOST_BINS)]
     if len(edges) < 2:
         return {}
-    found = {}
+    phases = {}
     for kind, rows in named.items():
         cumulative = np.append(0.0, np.cumsum(rows["value"]))
         at = cumulative[np.searchsorted(rows["policy_version"], edges, side="right")]
-        found[kind] = Line(edges[1:], np.diff(at) / np.diff(edges))
-    return found
+        phases[kind] = Line(edges[1:], np.diff(at) / np.diff(edges))
+    return phases
 
 
 def clock(run: RunData) -> Line:
@@ -61,19 +61,19 @@ def restarts(run: RunData) -> Floats:
     """Policy versions at which a stage was started again, or the run was resumed with the same config."""
     at = clock(run)
     latest: Sequence[Mapping[str, Any]] = (run.status or {}).get("incidents", {}).get("latest", [])
-    times = [one["t"] for one in latest if one["kind"] == "stage.restarted"]
+    times = [incident["t"] for incident in latest if incident["kind"] == "stage.restarted"]
     times += [attempt.t_started for attempt in run.info.attempts[1:] if not attempt.changes]
     if not len(at.x) or not times:
         return np.empty(0)
-    found: Floats = np.unique(np.interp(minutes(run, np.array(times)), at.y, at.x).round())
-    return found
+    versions: Floats = np.unique(np.interp(minutes(run, np.array(times)), at.y, at.x).round())
+    return versions
 
 
 def checkpoints(run: RunData) -> Floats:
     """Policy versions at which the trainer spent time on a checkpoint."""
     rows = metric(run, TRAINER, f"{TIME}checkpoint{_SECONDS}")
-    found: Floats = np.unique(rows["policy_version"][rows["value"] > 0]).astype(np.float64)
-    return found
+    versions: Floats = np.unique(rows["policy_version"][rows["value"] > 0]).astype(np.float64)
+    return versions
 
 
 def tail_ratio(run: RunData) -> Line:

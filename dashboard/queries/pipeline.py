@@ -113,8 +113,10 @@ def _bootstrap(run: RunData) -> BootstrapNow | None:
     if (run.status or {}).get("state", "running") != "running":
         return None
     step, most = record.get("step"), record.get("most_steps")
-    known = isinstance(step, int) and isinstance(most, int)
-    return BootstrapNow(doing=str(record["doing"]), step=step if known else None, most_steps=most if known else None)
+    has_steps = isinstance(step, int) and isinstance(most, int)
+    return BootstrapNow(
+        doing=str(record["doing"]), step=step if has_steps else None, most_steps=most if has_steps else None
+    )
 
 
 def _queue(run: RunData, in_ledger: str, name: str) -> QueueNow:
@@ -122,17 +124,17 @@ def _queue(run: RunData, in_ledger: str, name: str) -> QueueNow:
     values = metric(run, TRAINER, name)["value"][-2 * STEPS :]
     trend = 0
     if len(values) == 2 * STEPS:
-        before, now = float(values[:STEPS].mean()), float(values[STEPS:].mean())
-        trend = int(np.sign(now - before)) if abs(now - before) > _TREND * max(before, 1.0) else 0
+        earlier, newest = float(values[:STEPS].mean()), float(values[STEPS:].mean())
+        trend = int(np.sign(newest - earlier)) if abs(newest - earlier) > _TREND * max(earlier, 1.0) else 0
     return QueueNow(rollouts=ledger.get(in_ledger, {}).get("rollouts"), trend=trend)
 
 
 def _tokens_per_second(run: RunData, stage: str) -> float | None:
-    found = []
+    rates = []
     for name in replicas(run, stage):
         rows = metric(run, name, "total/tokens")
         now = rows["t"] > (rows["t"][-1] - IDLE_SECONDS if len(rows["t"]) else 0.0)
         t, totals = rows["t"][now], rows["value"][now]
         if len(t) > 1 and t[-1] > t[0]:
-            found.append(max(0.0, float((totals[-1] - totals[0]) / (t[-1] - t[0]))))
-    return sum(found) if found else None
+            rates.append(max(0.0, float((totals[-1] - totals[0]) / (t[-1] - t[0]))))
+    return sum(rates) if rates else None

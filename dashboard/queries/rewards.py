@@ -29,9 +29,9 @@ def reward_spread(run: RunData) -> dict[str, Line]:
         return {}
     starts = np.flatnonzero(consumed["sample_index"] == 0)
     rewards = consumed["reward"].astype(np.float64)
-    known = np.isfinite(rewards)
-    rewards = np.where(known, rewards, 0.0)
-    counts = np.add.reduceat(known, starts, dtype=np.int64)
+    has_reward = np.isfinite(rewards)
+    rewards = np.where(has_reward, rewards, 0.0)
+    counts = np.add.reduceat(has_reward, starts, dtype=np.int64)
     sums, squares = np.add.reduceat(rewards, starts), np.add.reduceat(rewards**2, starts)
     some = counts >= 2
     variance = squares[some] / counts[some] - (sums[some] / counts[some]) ** 2
@@ -58,8 +58,8 @@ def components(run: RunData) -> dict[str, Line]:
 
 
 def _means(versions: npt.NDArray[np.int64], values: Floats) -> Line:
-    found, at = np.unique(versions, return_inverse=True)
-    return thin(Line(found.astype(np.float64), np.bincount(at, values, len(found)) / np.bincount(at)))
+    distinct, at = np.unique(versions, return_inverse=True)
+    return thin(Line(distinct.astype(np.float64), np.bincount(at, values, len(distinct)) / np.bincount(at)))
 
 
 def _quantiles(versions: npt.NDArray[np.int64], values: Floats, shares: dict[str, float]) -> dict[str, Line]:
@@ -67,7 +67,7 @@ def _quantiles(versions: npt.NDArray[np.int64], values: Floats, shares: dict[str
     if len(versions) == 0:
         return {}
     order = np.lexsort((values, versions))
-    found, starts, counts = np.unique(versions[order], return_index=True, return_counts=True)
-    x, ascending = found.astype(np.float64), values[order]
+    distinct, starts, counts = np.unique(versions[order], return_index=True, return_counts=True)
+    x, ascending = distinct.astype(np.float64), values[order]
     at = {name: starts + np.maximum(np.ceil(share * counts).astype(np.int64) - 1, 0) for name, share in shares.items()}
     return {name: thin(Line(x, ascending[at[name]]), largest=name == "max") for name in shares}

@@ -59,8 +59,8 @@ NO_LINE = Line(_NO_FLOATS, _NO_FLOATS)
 
 def replicas(run: RunData, stage: str) -> list[str]:
     """Names of the stage's replicas that have metrics, `<stage>-<replica>`, by number."""
-    found = [name for name in run.metrics if name.rpartition("-")[0] == stage]
-    return sorted(found, key=lambda name: int(name.rpartition("-")[2]))
+    names = [name for name in run.metrics if name.rpartition("-")[0] == stage]
+    return sorted(names, key=lambda name: int(name.rpartition("-")[2]))
 
 
 def metric(run: RunData, replica: str, name: str) -> Columns:
@@ -76,8 +76,8 @@ def over_versions(run: RunData, replica: str, name: str) -> Line:
 
 def minutes(run: RunData, t: npt.NDArray[np.float64]) -> Floats:
     """Unix seconds as minutes since the run was first started."""
-    found: Floats = (t - run.info.attempts[0].t_started) / 60
-    return found
+    elapsed: Floats = (t - run.info.attempts[0].t_started) / 60
+    return elapsed
 
 
 def ascending(x: npt.ArrayLike, y: npt.ArrayLike) -> Line:

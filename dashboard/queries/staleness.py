@@ -96,8 +96,8 @@ def bound(run: RunData) -> Line:
 
 def decisions(run: RunData) -> Sequence[Mapping[str, Any]]:
     """The latest decisions about staleness and rollbacks, oldest first, as a status has them."""
-    found: Sequence[Mapping[str, Any]] = (run.status or {}).get("decisions", {}).get("latest", ())
-    return found
+    latest: Sequence[Mapping[str, Any]] = (run.status or {}).get("decisions", {}).get("latest", ())
+    return latest
 
 
 def split(run: RunData) -> tuple[Line, Line]:
@@ -212,8 +212,11 @@ def outcomes(run: RunData) -> list[Outcome]:
     codes, tokens, rewards = (run.consumed[name] for name in ("outcome", "tokens", "reward"))
     size = len(run.outcomes)
     rollouts, lengths = np.bincount(codes, minlength=size), np.bincount(codes, tokens, size)
-    known = ~np.isnan(rewards)
-    num_known, reward_sums = np.bincount(codes[known], minlength=size), np.bincount(codes[known], rewards[known], size)
+    has_reward = ~np.isnan(rewards)
+    num_known, reward_sums = (
+        np.bincount(codes[has_reward], minlength=size),
+        np.bincount(codes[has_reward], rewards[has_reward], size),
+    )
     with np.errstate(invalid="ignore", divide="ignore"):
         mean_lengths, mean_rewards = lengths / rollouts, reward_sums / num_known
         ratios = mean_lengths / mean_lengths[0]

@@ -64,7 +64,7 @@ class Bias:
 
 def in_flight(run: RunData) -> list[InFlight]:
     """By generator; without those whose status record does not say."""
-    found = []
+    generators = []
     for name, status in run.stage_status.items():
         stage, _, replica = name.rpartition("-")
         if stage != "generate" or "requests_in_flight" not in status:
@@ -73,7 +73,7 @@ def in_flight(run: RunData) -> list[InFlight]:
         at_work = state == "running" and status["doing"] not in (STARTING, LOADING, STOPPED)
         oldest, t_oldest = status.get("oldest_version_in_flight"), status.get("t_oldest_in_flight")
         version = run.stage_status.get(TRAINER, {}).get("policy_version")
-        found.append(
+        generators.append(
             InFlight(
                 generator=int(replica),
                 requests=status["requests_in_flight"] if at_work else None,
@@ -86,28 +86,28 @@ def in_flight(run: RunData) -> list[InFlight]:
                 discarded=status.get("tokens_discarded", 0),
             )
         )
-    return sorted(found, key=lambda one: one.generator)
+    return sorted(generators, key=lambda work: work.generator)
 
 
 def biases(run: RunData) -> list[Bias]:
     """Of the length and of the reward, as far as the trainer measures them."""
-    found = []
+    result = []
     for name in ("length", "reward"):
         ratios = metric(run, TRAINER, f"{name}_ratio")["value"]
-        known = ratios[np.isfinite(ratios)]
-        if len(known):
-            found.append(
+        finite = ratios[np.isfinite(ratios)]
+        if len(finite):
+            result.append(
                 Bias(
                     name=name,
                     last=float(ratios[-1]),
-                    mean=float(known.mean()),
-                    lowest=float(known.min()),
-                    highest=float(known.max()),
-                    outside=int(np.count_nonzero((known < BAND[0]) | (known > BAND[1]))),
-                    steps=len(known),
+                    mean=float(finite.mean()),
+                    lowest=float(finite.min()),
+                    highest=float(finite.max()),
+                    outside=int(np.count_nonzero((finite < BAND[0]) | (finite > BAND[1]))),
+                    steps=len(finite),
                 )
             )
-    return found
+    return result
 
 
 def biased_length(run: RunData) -> float | None:

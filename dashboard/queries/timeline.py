@@ -45,24 +45,24 @@ class Timeline:
 
 def timeline(run: RunData, group: Group) -> Timeline:
     """Of all responses of the group."""
-    read = [one for one in group.responses if one.trajectory is not None]
-    if not read:
+    readable = [response for response in group.responses if response.trajectory is not None]
+    if not readable:
         return Timeline(rows={}, notes=())
-    begun = min(float(one.trajectory["t_admitted"]) for one in read if one.trajectory is not None)
+    begun = min(float(response.trajectory["t_admitted"]) for response in readable if response.trajectory is not None)
     notes = dict.fromkeys(["When a response was scored is not recorded, only for how long."])
     rows = {}
-    for one in read:
-        assert one.trajectory is not None
-        row = one.trajectory
+    for response in readable:
+        assert response.trajectory is not None
+        row = response.trajectory
         segments = [
             Segment(kind="queued", label="queued", start=row["t_admitted"], end=row["t_started"]),
             *_sampled(run, group.generator, row, notes),
-            *_afterwards(run, one, row, notes),
+            *_afterwards(run, response, row, notes),
         ]
-        rows[one.row_id] = [
-            Segment(kind=each.kind, label=each.label, start=each.start - begun, end=each.end - begun)
-            for each in segments
-            if each.end > each.start
+        rows[response.row_id] = [
+            Segment(kind=segment.kind, label=segment.label, start=segment.start - begun, end=segment.end - begun)
+            for segment in segments
+            if segment.end > segment.start
         ]
         if 0 in row["loss_mask"]:
             notes["Time in tools and other turns of the environment is part of sampling: not recorded on its own."] = (

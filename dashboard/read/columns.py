@@ -51,8 +51,8 @@ class GrowingColumns:
 class Codes:
     """Strings as int8 codes, in the order of their first occurrence; `known` come first."""
 
-    def __init__(self, *known: str) -> None:
-        self._codes = {value: code for code, value in enumerate(known)}
+    def __init__(self, *first: str) -> None:
+        self._codes = {value: code for code, value in enumerate(first)}
 
     @property
     def values(self) -> tuple[str, ...]:

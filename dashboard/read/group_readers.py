@@ -23,13 +23,13 @@ class GroupReaders:
         # The start time too: another run may replace a deleted one at its URL.
         key = run.info.url, run.info.attempts[0].t_started
         with self._lock:
-            found = self._readers.pop(key, None)
+            readers = self._readers.pop(key, None)
             # The tokenizer of a run that makes its own start model is stored after the warm start.
-            if found is None or found[1].note:
+            if readers is None or readers[1].note:
                 store, config = open_store(run.info.url), run.info.config
-                groups = GroupReader(store, config) if found is None else found[0]
-                found = groups, read_tokens(store, config)
-            self._readers[key] = found
+                groups = GroupReader(store, config) if readers is None else readers[0]
+                readers = groups, read_tokens(store, config)
+            self._readers[key] = readers
             while len(self._readers) > _KEPT:
                 self._readers.pop(next(iter(self._readers)))
-            return found
+            return readers

@@ -138,13 +138,15 @@ class GroupReader:
             generator = group_id % self._num_generators
             stream = self._parts.index(layout.trajectories(generator), TRAJECTORY, [])
             for record in reversed(stream.records):
-                before = stream.records[record.part - 1].last_group_id if record.part else -1
+                previous_last = stream.records[record.part - 1].last_group_id if record.part else -1
                 # Before schema version 3 groups were in order, except where the generator was rolled back.
-                in_order = record.last_group_id >= group_id and (before < group_id or before > record.last_group_id)
+                in_order = record.last_group_id >= group_id and (
+                    previous_last < group_id or previous_last > record.last_group_id
+                )
                 if group_id in record.group_ids or (in_order and not record.group_ids):
-                    found = np.flatnonzero(self._parts.read(stream, record)["group_id"].to_numpy() == group_id)
-                    if len(found):
-                        return generator, record.first_row_id + int(found[0])
+                    matches = np.flatnonzero(self._parts.read(stream, record)["group_id"].to_numpy() == group_id)
+                    if len(matches):
+                        return generator, record.first_row_id + int(matches[0])
         return None
 
     def prompts(
@@ -155,7 +157,7 @@ class GroupReader:
         Of a conversation, the ids are those of its last message: what is before it may be the same for all. Leaves out
         those in parts that can't be read or exceed `max_parts`.
         """
-        found: dict[tuple[int, int], tuple[str, list[int]]] = {}
+        prompts: dict[tuple[int, int], tuple[str, list[int]]] = {}
         tables: dict[tuple[int, int], pa.Table | None] = {}
         with self._lock:
             generators = {generator for generator, _ in rows}
@@ -168,8 +170,8 @@ class GroupReader:
                     tables[key] = self._parts.try_read(streams[generator], record, [])
                 if (table := tables.get(key)) is not None:
                     i = row - record.first_row_id
-                    found[generator, row] = table["prompt_id"][i].as_py(), asked_tokens(table, i)
-        return found
+                    prompts[generator, row] = table["prompt_id"][i].as_py(), asked_tokens(table, i)
+        return prompts
 
     def same_prompt(self, prompt_id: str) -> SamePrompt:
         """The groups of a prompt, as far as they are found within the limits of `dashboard.read.same_prompt`."""
@@ -179,10 +181,10 @@ class GroupReader:
 
     def _span(self, generator: int, row: int, problems: list[str]) -> range | None:
         """The rows of the group that contains `row`, by its part."""
-        found = self._parts.part_of(layout.trajectories(generator), TRAJECTORY, row, problems)
-        if found is None:
+        part = self._parts.part_of(layout.trajectories(generator), TRAJECTORY, row, problems)
+        if part is None:
             return None
-        record, table = found
+        record, table = part
         group_ids = table["group_id"].to_numpy()
         starts = np.flatnonzero(np.diff(group_ids, prepend=group_ids[0] - 1))
         i = bisect_right(starts, row - record.first_row_id) - 1
@@ -191,10 +193,10 @@ class GroupReader:
 
     def _rows(self, path: str, schema: pa.Schema, span: range, problems: list[str]) -> dict[int, Row]:
         """By row_id; all of `span` are in one part."""
-        found = self._parts.part_of(path, schema, span[0], problems)
-        if found is None:
+        part = self._parts.part_of(path, schema, span[0], problems)
+        if part is None:
             return {}
-        record, table = found
+        record, table = part
         rows = table.slice(span[0] - record.first_row_id, len(span)).to_pylist()
         return {row["row_id"]: row for row in rows}
 
@@ -215,7 +217,7 @@ class GroupReader:
         incarnation, version = (consumed[trained[0]][name] for name in ("incarnation", "policy_version"))
         stream = self._parts.index(layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS, problems)
         tables = [self._parts.try_read(stream, record, problems) for record in stream.of_step(incarnation, version)]
-        found: dict[int, npt.NDArray[np.float32]] = {}
+        logprobs: dict[int, npt.NDArray[np.float32]] = {}
         for table in tables:
             if table is None:
                 continue
@@ -223,13 +225,13 @@ class GroupReader:
             mine &= np.isin(table["trajectory_row_id"].to_numpy(), trained)
             for i in np.flatnonzero(mine).tolist():
                 values = table["trainer_logprobs"][i].values
-                found[table["trajectory_row_id"][i].as_py()] = values.to_numpy(zero_copy_only=False)
-        if len(found) < len(trained) and None not in tables:
+                logprobs[table["trajectory_row_id"][i].as_py()] = values.to_numpy(zero_copy_only=False)
+        if len(logprobs) < len(trained) and None not in tables:
             problems.append(
-                f"{layout.TRAINER_LOGPROBS} has no rows of {len(trained) - len(found)} responses that were trained: "
+                f"{layout.TRAINER_LOGPROBS} has no rows of {len(trained) - len(logprobs)} responses that were trained: "
                 "not committed yet, or trained before this stream existed"
             )
-        return found
+        return logprobs
 
 
 def _consumed_rows(run: RunData, generator: int, row: int) -> dict[int, Row]:

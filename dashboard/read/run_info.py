@@ -13,17 +13,17 @@ from storage.errors import NotInStore, StreamCorrupt
 from storage.stores.base import Store
 
 
-def read_run_info(store: Store, known: RunInfo | None = None) -> RunInfo:
-    """A run's info now. With `known`, the info read before, reads only what may have changed.
+def read_run_info(store: Store, previous: RunInfo | None = None) -> RunInfo:
+    """A run's info now. With `previous`, the info read before, reads only what may have changed.
 
     Raises RunMissing if there is no run, and StreamCorrupt for a record that Millrace did not write.
     """
-    run_id = _run_id(store) if known is None else known.run_id
-    config: Any = None if known is None else known.config
-    attempts = [] if known is None else list(known.attempts)
-    while (found := _attempt(store, len(attempts))) is not None:
-        config = found[1]
-        attempts.append(found[0])
+    run_id = _run_id(store) if previous is None else previous.run_id
+    config: Any = None if previous is None else previous.config
+    attempts = [] if previous is None else list(previous.attempts)
+    while (next_attempt := _attempt(store, len(attempts))) is not None:
+        config = next_attempt[1]
+        attempts.append(next_attempt[0])
     attempts = [attempt if attempt.end else _with_end(store, attempt) for attempt in attempts]
     return RunInfo(run_id=run_id, url=store.url, attempts=tuple(attempts), config=config)
 

@@ -106,12 +106,12 @@ class RunReader:
 
 def _by_set(results: Sequence[Result]) -> dict[str, Columns]:
     """The columns of each evaluation set that was scored, by its name; `results` are by ascending version."""
-    found: dict[str, list[tuple[Result, Result]]] = {}
+    by_set: dict[str, list[tuple[Result, Result]]] = {}
     for result in results:
         for name, measures in measures_by_set(result).items():
             if measures["accuracy"] is not None:
-                found.setdefault(name, []).append((result, measures))
-    return {name: _columns(some) for name, some in found.items()}
+                by_set.setdefault(name, []).append((result, measures))
+    return {name: _columns(some) for name, some in by_set.items()}
 
 
 def _columns(some: Sequence[tuple[Result, Result]]) -> Columns:

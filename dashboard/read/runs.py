@@ -201,22 +201,22 @@ class _Watched:
             return OverviewRow(run_id=self.run_id, problem=f"{MALFORMED_STATUS}: {error!r}")
 
     def _read_row(self) -> OverviewRow:
-        info, before = read_run_info(self.store, self._info), self._info
+        info, previous = read_run_info(self.store, self._info), self._info
         newest = info.attempts[-1]
         # The status records of a run that has ended do not change, and most runs below a root have ended.
-        if not newest.end or info != before:
+        if not newest.end or info != previous:
             self._stage_status = read_progress(self.store)
             self._evaluated = self._results.read()
-        if before is None or info.config is not before.config:
+        if previous is None or info.config is not previous.config:
             self._settings = settings(info.config)
         self._info = info
         trainer = self._stage_status.get("train-0", {})
         account = Account.from_json(trainer["account"]) if "account" in trainer else Account()
         staleness = staleness_trained(account)
         evaluated = self._evaluated[-1] if self._evaluated else None
-        own = of_attempt(newest.number, self._stage_status)
-        state, _ = run_state(newest.end, newest.t_started, own)
-        last = max([newest.t_started, *(status["t"] for status in own.values())])
+        attempt_status = of_attempt(newest.number, self._stage_status)
+        state, _ = run_state(newest.end, newest.t_started, attempt_status)
+        last = max([newest.t_started, *(status["t"] for status in attempt_status.values())])
         return OverviewRow(
             run_id=self.run_id,
             state=state,
@@ -249,10 +249,10 @@ class _Watched:
         return self._note
 
     def _missing(self, state: State, trainer: Mapping[str, Any]) -> list[str]:
-        found = [str(error) for error in self._results.damaged]
+        sentences = [str(error) for error in self._results.damaged]
         if state != "running" and "policy_version" not in trainer:
-            found.insert(0, f"{layout.progress('train', 0)} is missing or damaged, which names the version")
-        return found
+            sentences.insert(0, f"{layout.progress('train', 0)} is missing or damaged, which names the version")
+        return sentences
 
 
 def _own_id(store: Store) -> str:

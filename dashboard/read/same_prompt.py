@@ -67,7 +67,7 @@ class PromptIndex:
         """The groups of a prompt in the parts known so far and the newest others; `streams` are by generator."""
         records = [(generator, record) for generator, stream in enumerate(streams) for record in stream.records]
         new = [(g, record) for g, record in records if (g, record.part) not in self._known]
-        new.sort(key=lambda one: one[1].max_policy_version, reverse=True)
+        new.sort(key=lambda group: group[1].max_policy_version, reverse=True)
         read = 0
         for number, (generator, record) in enumerate(new[:MAX_PARTS]):
             if number and read + record.bytes > MAX_BYTES:
@@ -75,14 +75,14 @@ class PromptIndex:
             read += record.bytes
             table = self._parts.try_read(streams[generator], record, [])
             self._known[generator, record.part] = _groups(record, table)
-        wanted = _hashed(prompt_id)
-        found = [
+        prompt_hash = _hashed(prompt_id)
+        matches = [
             Asked(generator=generator, row_id=int(groups.row_ids[i]), policy_version=int(groups.versions[i]))
             for (generator, _), groups in self._known.items()
-            for i in np.flatnonzero(groups.prompts == wanted)
+            for i in np.flatnonzero(groups.prompts == prompt_hash)
         ]
-        found.sort(key=lambda one: (one.policy_version, one.generator, one.row_id))
-        return SamePrompt(groups=tuple(found), searched=len(self._known), parts=len(records))
+        matches.sort(key=lambda group: (group.policy_version, group.generator, group.row_id))
+        return SamePrompt(groups=tuple(matches), searched=len(self._known), parts=len(records))
 
 
 def _groups(record: Record, table: pa.Table | None) -> _Groups:

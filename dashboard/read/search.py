@@ -123,18 +123,18 @@ def find(consumed: Columns, outcomes: Sequence[str], query: Query) -> Found:
     return Found(starts=starts_chosen[order], ends=ends_chosen[order])
 
 
-def newest_starts(found: Found) -> list[int]:
+def newest_starts(result: Found) -> list[int]:
     """Starts of the newest MAX_TEXT_GROUPS groups found, newest first: those whose prompts a text is searched in."""
-    starts: list[int] = np.sort(found.starts)[::-1][:MAX_TEXT_GROUPS].tolist()
+    starts: list[int] = np.sort(result.starts)[::-1][:MAX_TEXT_GROUPS].tolist()
     return starts
 
 
-def with_text(found: Found, text: str, prompts: Mapping[int, str]) -> Found:
+def with_text(result: Found, text: str, prompts: Mapping[int, str]) -> Found:
     """The groups whose prompt contains `text`; case does not matter. `prompts` are by start; some may be missing."""
-    wanted = text.casefold()
-    matches = [start for start, prompt in prompts.items() if wanted in prompt.casefold()]
-    kept = np.isin(found.starts, matches)
-    return Found(starts=found.starts[kept], ends=found.ends[kept])
+    folded = text.casefold()
+    matches = [start for start, prompt in prompts.items() if folded in prompt.casefold()]
+    kept = np.isin(result.starts, matches)
+    return Found(starts=result.starts[kept], ends=result.ends[kept])
 
 
 def _groups(consumed: Columns) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -166,9 +166,9 @@ def _matching(consumed: Columns, outcomes: Sequence[str], query: Query) -> npt.N
 
 def _mean_rewards(rewards: npt.NDArray[Any], starts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Of each group, over the rewards that are known; NaN if none is."""
-    known = np.isfinite(rewards)
-    sums = np.add.reduceat(np.where(known, rewards, 0.0), starts, dtype=np.float64)
-    counts = np.add.reduceat(known, starts, dtype=np.int64)
+    finite = np.isfinite(rewards)
+    sums = np.add.reduceat(np.where(finite, rewards, 0.0), starts, dtype=np.float64)
+    counts = np.add.reduceat(finite, starts, dtype=np.int64)
     means: npt.NDArray[np.float64] = np.divide(sums, counts, out=np.full(len(starts), np.nan), where=counts > 0)
     return means
 
@@ -220,10 +220,10 @@ def _page(name: str, text: str) -> int:
 
 def _open(name: str, text: str) -> tuple[int, int]:
     generator, _, row = text.partition(".")
-    found = _whole("open", generator), _whole("open", row)
-    if min(found) < 0:
+    position = _whole("open", generator), _whole("open", row)
+    if min(position) < 0:
         raise InputError(f"open is {text!r}: expected a generator and a row of it, such as 0.128")
-    return found
+    return position
 
 
 def _versions(name: str, text: str) -> bool:

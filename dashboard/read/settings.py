@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 def settings(config: Mapping[str, object], prefix: str = "") -> dict[str, str]:
     """The config as text, by dotted key. Strings stand as they are, anything else as JSON."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for name, value in config.items():
         if isinstance(value, Mapping) and value:
-            found |= settings(value, f"{prefix}{name}.")
+            texts |= settings(value, f"{prefix}{name}.")
         else:
-            found[prefix + name] = _text(value)
-    return found
+            texts[prefix + name] = _text(value)
+    return texts
 
 
 def _text(value: object) -> str:

@@ -44,13 +44,13 @@ class Tail:
     @property
     def problems(self) -> list[str]:
         """One sentence for each part that was skipped."""
-        found = self._damaged[:_MAX_DAMAGED_SHOWN]
+        sentences = self._damaged[:_MAX_DAMAGED_SHOWN]
         if len(self._damaged) > _MAX_DAMAGED_SHOWN:
             more = len(self._damaged) - _MAX_DAMAGED_SHOWN
-            found.append(f"{self._path}: {more} more parts can't be read; millrace fsck names them")
+            sentences.append(f"{self._path}: {more} more parts can't be read; millrace fsck names them")
         if self._removed:
-            found.append(f"{self._path}: the rows of {self._removed} parts were removed by millrace gc")
-        return found
+            sentences.append(f"{self._path}: the rows of {self._removed} parts were removed by millrace gc")
+        return sentences
 
     def batches(self) -> Iterator[tuple[Sequence[Record], pa.Table]]:
         """What is new: the records of some parts, and the rows of those parts that can be read.

@@ -53,12 +53,12 @@ class TokenTexts:
         # Not `tokenizers.decoders.DecodeStream`: it raises a bare Exception at some sequences that models do sample.
         context, done = 0, 0
         for i in range(len(ids)):
-            before, now = self.text(ids[context:done]), self.text(ids[context : i + 1])
+            previous, current = self.text(ids[context:done]), self.text(ids[context : i + 1])
             at_limit = i + 1 - done >= _MOST_UNFINISHED or i + 1 == len(ids)
-            if len(now) <= len(before) or (now.endswith(_UNFINISHED) and not at_limit):
+            if len(current) <= len(previous) or (current.endswith(_UNFINISHED) and not at_limit):
                 pieces.append("")
                 continue
-            pieces.append(now[len(before) :])
+            pieces.append(current[len(previous) :])
             context, done = done, i + 1
         return pieces
 

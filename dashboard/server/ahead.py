@@ -16,18 +16,18 @@ from dashboard.pages.site import Site
 def read_ahead(server: Flask, site: Site) -> None:
     """Begins to read the runs of each page that is served; of one page at a time, so that many requests cost little."""
     _warm_up()
-    one = threading.Lock()
+    reading = threading.Lock()
 
     def read(path: str, search: str) -> None:
         try:
             site.read(path, search)
         finally:
-            one.release()
+            reading.release()
 
     @server.after_request
     def begin(response: Response) -> Response:
         is_page = request.method == "GET" and response.status_code == 200 and response.mimetype == "text/html"
-        if is_page and one.acquire(blocking=False):
+        if is_page and reading.acquire(blocking=False):
             search = request.query_string.decode("utf-8", "replace")
             threading.Thread(target=read, args=(request.path, search), daemon=True).start()
         return response

@@ -47,9 +47,9 @@ def answer_senseless(app: Dash) -> None:
         return Response("this page can't be updated as it is; load it again\n", status=400, mimetype="text/plain")
 
 
-def is_callback(body: object, known: Collection[str]) -> bool:
-    """Whether `body` has the form that Dash's own script sends, for one of the `known` outputs."""
-    if not isinstance(body, dict) or not isinstance(body.get("output"), str) or body["output"] not in known:
+def is_callback(body: object, outputs: Collection[str]) -> bool:
+    """Whether `body` has the form that Dash's own script sends, for one of the `outputs` outputs."""
+    if not isinstance(body, dict) or not isinstance(body.get("output"), str) or body["output"] not in outputs:
         return False
     changed = body.get("changedPropIds", [])
     return (
@@ -57,7 +57,7 @@ def is_callback(body: object, known: Collection[str]) -> bool:
         and _all_named(body.get("inputs"))
         and _all_named(body.get("state", []))
         and isinstance(changed, list)
-        and all(isinstance(one, str) for one in changed)
+        and all(isinstance(name, str) for name in changed)
     )
 
 
@@ -66,14 +66,15 @@ def _all_named(values: object) -> bool:
     if isinstance(values, dict):
         return _is_property(values)
     return isinstance(values, list) and all(
-        _all_named(one) if isinstance(one, list) else isinstance(one, dict) and _is_property(one) for one in values
+        _all_named(entry) if isinstance(entry, list) else isinstance(entry, dict) and _is_property(entry)
+        for entry in values
     )
 
 
-def _is_property(one: Mapping[str, Any]) -> bool:
-    name, value = one.get("property"), one.get("value")
-    if not isinstance(one.get("id"), str | dict) or not isinstance(name, str):
+def _is_property(entry: Mapping[str, Any]) -> bool:
+    name, value = entry.get("property"), entry.get("value")
+    if not isinstance(entry.get("id"), str | dict) or not isinstance(name, str):
         return False
-    if one["id"] == "shown":
+    if entry["id"] == "shown":
         return value is None or (isinstance(value, dict) and isinstance(value.get("path"), str))
     return name not in _TEXTS or value is None or isinstance(value, str)

@@ -47,9 +47,9 @@ def _export(url: str, path: Path) -> int:
         raise InputError(
             f"{runs.url}: {len(run_ids)} runs; expected a run to export, or 1 to {MAX_COMPARED} in a folder"
         )
-    found = [runs.reader(run_id).look() for run_id in run_ids]
-    beside = [COMPARISON, COMPARISON_BY_TIME] if len(found) > 1 else []
-    export(found, [*beside, *VIEWS, *map(newest_groups, found)], path)
+    data = [runs.reader(run_id).look() for run_id in run_ids]
+    comparison = [COMPARISON, COMPARISON_BY_TIME] if len(data) > 1 else []
+    export(data, [*comparison, *VIEWS, *map(newest_groups, data)], path)
     print(f"wrote {path}")
     return 0
 

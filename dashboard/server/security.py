@@ -111,16 +111,18 @@ def _check_token(token: str) -> Response | None:
         )
         response.set_cookie(name, value, httponly=True, samesite="Strict", path="/")
         return response
-    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-    if _same(request.cookies.get(name, ""), value) or (scheme.lower() == "bearer" and _same(given.strip(), token)):
+    scheme, _, credentials = request.headers.get("Authorization", "").partition(" ")
+    if _same(request.cookies.get(name, ""), value) or (
+        scheme.lower() == "bearer" and _same(credentials.strip(), token)
+    ):
         return None
     response = _refusal(401, "the dashboard needs its token: open it with ?token=…, or send Authorization: Bearer …")
     response.headers["WWW-Authenticate"] = "Bearer"
     return response
 
 
-def _same(given: str, expected: str) -> bool:
-    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), expected.encode())
+def _same(received: str, expected: str) -> bool:
+    return hmac.compare_digest(received.encode("utf-8", "surrogateescape"), expected.encode())
 
 
 def _refusal(status: int, sentence: str) -> Response:

@@ -31,10 +31,10 @@ def serve(url: str, *, host: str, port: int, token: str | None) -> None:
     runs = Runs(url)
     app = make_app(runs, VIEWS, host=host, token=token)
     listener = _listen(host, port)
-    asked = "" if token is None else " (asks for its token)"
+    note = "" if token is None else " (asks for its token)"
     # It warns whenever there are more requests than threads, which needs no action.
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)
-    print(f"The dashboard of {runs.url} is at {_address(host, listener)}{asked}; Ctrl-C ends it.", flush=True)
+    print(f"The dashboard of {runs.url} is at {_address(host, listener)}{note}; Ctrl-C ends it.", flush=True)
     waitress.serve(
         app.server,
         sockets=[listener],

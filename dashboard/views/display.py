@@ -45,9 +45,9 @@ def displayed(figure: go.Figure, display: Display, run: RunData | None) -> go.Fi
 
 def mean_of_last(line: Line, width: float) -> Line:
     """At each x the mean of the known values in (x - width, x]; NaN where there is none."""
-    known = np.isfinite(line.y)
-    sums = np.cumsum(np.append(0.0, np.where(known, line.y, 0.0)))
-    counts = np.cumsum(np.append(0, known))
+    finite = np.isfinite(line.y)
+    sums = np.cumsum(np.append(0.0, np.where(finite, line.y, 0.0)))
+    counts = np.cumsum(np.append(0, finite))
     starts = np.searchsorted(line.x, line.x - width, side="right")
     ends = np.arange(1, len(line.x) + 1)
     number = counts[ends] - counts[starts]

@@ -42,23 +42,23 @@ def _queues(run: RunData) -> list[Series]:
     ]
 
 
-def _by_stage(found: Callable[[RunData], Mapping[str, Line]], y: str) -> Build:
+def _by_stage(query: Callable[[RunData], Mapping[str, Line]], y: str) -> Build:
     """A line per stage over time; for several runs, the trainer's."""
 
     def single(run: RunData) -> list[Series]:
-        return [Series(name=stage, line=line, colour=colour_of(stage)) for stage, line in found(run).items()]
+        return [Series(name=stage, line=line, colour=colour_of(stage)) for stage, line in query(run).items()]
 
-    return lines(single, lambda run: found(run).get("train", NO_LINE), x=MINUTES, y=y, empty=_NO_TIME)
+    return lines(single, lambda run: query(run).get("train", NO_LINE), x=MINUTES, y=y, empty=_NO_TIME)
 
 
-def _by_generator(found: Callable[[RunData], Mapping[str, Line]]) -> Build:
+def _by_generator(query: Callable[[RunData], Mapping[str, Line]]) -> Build:
     """A line per generator over versions, in seconds; for several runs, the mean."""
 
     def single(run: RunData) -> list[Series]:
-        named = enumerate(found(run).items())
+        named = enumerate(query(run).items())
         return [Series(name=name, line=thin(line), colour=colour_number(i)) for i, (name, line) in named]
 
-    return lines(single, lambda run: thin(averaged([*found(run).values()])), x=VERSIONS, y="seconds", empty=_NO_PAUSE)
+    return lines(single, lambda run: thin(averaged([*query(run).values()])), x=VERSIONS, y="seconds", empty=_NO_PAUSE)
 
 
 def _pushes(run: RunData) -> list[Series]:
@@ -84,17 +84,17 @@ def _times(run: RunData) -> list[tuple[str, ...]]:
 
 
 def _overlap(run: RunData) -> list[tuple[str, ...]]:
-    found = queries.overlap(run)
-    if found is None:
+    overlap = queries.overlap(run)
+    if overlap is None:
         return []
     return [
         (
-            number(found.busy, 1),
-            found.slowest,
-            number(found.bound),
-            number(found.wall, 1),
-            number(found.overlap),
-            number(found.share),
+            number(overlap.busy, 1),
+            overlap.slowest,
+            number(overlap.bound),
+            number(overlap.wall, 1),
+            number(overlap.overlap),
+            number(overlap.share),
         )
     ]
 
@@ -107,12 +107,12 @@ def _overtaken(run: RunData) -> list[Series]:
     ]
 
 
-def _usage(found: Callable[[RunData], Mapping[str, Line]], y: str) -> Build:
+def _usage(query: Callable[[RunData], Mapping[str, Line]], y: str) -> Build:
     """A line per stage replica over time; for several runs, the trainer's."""
 
     def build(runs: Sequence[RunData]) -> go.Figure:
         if len(runs) > 1:
-            series = line_per_run(runs, lambda run: found(run).get(TRAINER, NO_LINE))
+            series = line_per_run(runs, lambda run: query(run).get(TRAINER, NO_LINE))
         else:
             series = [
                 Series(
@@ -121,7 +121,7 @@ def _usage(found: Callable[[RunData], Mapping[str, Line]], y: str) -> Build:
                     colour=colour_of(name.rpartition("-")[0]),
                     dash=_DASHES[int(name.rpartition("-")[2]) % len(_DASHES)],
                 )
-                for name, line in found(runs[0]).items()
+                for name, line in query(runs[0]).items()
             ]
         return line_chart(series, x=MINUTES, y=y, empty=missing(runs), from_zero=True)
 

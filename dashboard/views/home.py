@@ -38,10 +38,10 @@ def _home(run: RunData, x: str, move: Move) -> go.Figure:
 
 def _marks(run: RunData, move: Move) -> list[Mark]:
     changed = events.config_changes(run)
-    found = [Mark(x=at) for at in _at(phases.restarts(run).tolist(), move)]
+    marks = [Mark(x=at) for at in _at(phases.restarts(run).tolist(), move)]
     for at, sentences in zip(_at([*changed], move), changed.values(), strict=True):
-        found.append(Mark(x=at, dash="dash", label="config", details="; ".join(sentences)))
-    return found
+        marks.append(Mark(x=at, dash="dash", label="config", details="; ".join(sentences)))
+    return marks
 
 
 def _at(versions: Sequence[float], move: Move) -> list[float]:
@@ -70,14 +70,14 @@ def _reward(run: RunData, x: str, move: Move) -> go.Figure:
 def _add_promotions(figure: go.Figure, run: RunData, move: Move) -> None:
     """A star on the accuracy of each version that was promoted."""
     accuracy, promoted = learning.accuracy(run), events.promotions(run)
-    found = np.isin(accuracy.x, [*promoted])
-    if not found.any():
+    is_promoted = np.isin(accuracy.x, [*promoted])
+    if not is_promoted.any():
         return
-    at = move(Line(accuracy.x[found], accuracy.y[found]))
-    said = [plain(promoted[int(version)]) for version in accuracy.x[found]]
+    at = move(Line(accuracy.x[is_promoted], accuracy.y[is_promoted]))
+    texts = [plain(promoted[int(version)]) for version in accuracy.x[is_promoted]]
     figure.add_scatter(
         x=at.x, y=at.y, mode="markers", name="promoted", marker={"symbol": "star", "size": 13, "color": ORANGE},
-        text=said, hovertemplate="%{text}<extra></extra>",
+        text=texts, hovertemplate="%{text}<extra></extra>",
     )  # fmt: skip
 
 
@@ -102,8 +102,8 @@ def _off_policy(run: RunData, x: str, move: Move) -> go.Figure:
 
 
 def _phases(run: RunData, x: str, move: Move) -> go.Figure:
-    found = phases.step_phases(run)
-    series = [Series(name=kind, line=move(line), colour=colour_of(kind)) for kind, line in found.items()]
+    seconds = phases.step_phases(run)
+    series = [Series(name=kind, line=move(line), colour=colour_of(kind)) for kind, line in seconds.items()]
     figure = area_chart(series, x=x, y="", empty=missing([run]))
     at = phases.checkpoints(run)
     if series and len(at):

@@ -20,31 +20,31 @@ _HEADER = (
 
 
 def _table(runs: Sequence[RunData]) -> Rows:
-    found = {run.info.run_id: in_flight(run) for run in runs}
-    notes = [_note(run, one) for run in runs for one in found[run.info.run_id] if one.beyond_bound]
-    rows = rows_per_run(runs, _HEADER, lambda run: [_row(one) for one in found[run.info.run_id]])
+    by_run = {run.info.run_id: in_flight(run) for run in runs}
+    notes = [_note(run, work) for run in runs for work in by_run[run.info.run_id] if work.beyond_bound]
+    rows = rows_per_run(runs, _HEADER, lambda run: [_row(work) for work in by_run[run.info.run_id]])
     return Rows(header=rows.header, rows=rows.rows, verdict="bad" if notes else None, note=" ".join(notes))
 
 
-def _note(run: RunData, one: InFlight) -> str:
+def _note(run: RunData, work: InFlight) -> str:
     masked = run.info.config.get("staleness", {}).get("too_old") == "mask"
     consequence = "tokens that are older carry no loss" if masked else "the trainer drops a group that is older"
     return (
-        f"{run.info.run_id}: the oldest group of generate-{one.generator} is {one.versions} policy versions old, "
-        f"beyond the bound of {one.bound}: {consequence}."
+        f"{run.info.run_id}: the oldest group of generate-{work.generator} is {work.versions} policy versions old, "
+        f"beyond the bound of {work.bound}: {consequence}."
     )
 
 
-def _row(one: InFlight) -> tuple[str, ...]:
+def _row(work: InFlight) -> tuple[str, ...]:
     return (
-        f"generate-{one.generator}",
-        _count(one.requests),
-        _count(one.groups),
-        _count(one.tokens),
-        "–" if one.seconds is None else f"{one.seconds:,.1f}",
-        "–" if one.versions is None else f"{one.versions} of {one.bound}",
-        _count(one.continued),
-        _count(one.discarded),
+        f"generate-{work.generator}",
+        _count(work.requests),
+        _count(work.groups),
+        _count(work.tokens),
+        "–" if work.seconds is None else f"{work.seconds:,.1f}",
+        "–" if work.versions is None else f"{work.versions} of {work.bound}",
+        _count(work.continued),
+        _count(work.discarded),
     )
 
 

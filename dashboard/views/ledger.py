@@ -45,10 +45,12 @@ def _parts(ledger: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _recount(runs: Sequence[RunData]) -> Rows:
-    found = {run.info.run_id: queries.recount(run) for run in runs}
-    table = rows_per_run(runs, _RECOUNT, lambda run: _entries(found[run.info.run_id]))
-    notes = [_as_of(one) if len(runs) == 1 else f"{run_id}: {_as_of(one)}" for run_id, one in found.items()]
-    agree = all(one is None or one.agrees for one in found.values())
+    recounts = {run.info.run_id: queries.recount(run) for run in runs}
+    table = rows_per_run(runs, _RECOUNT, lambda run: _entries(recounts[run.info.run_id]))
+    notes = [
+        _as_of(recount) if len(runs) == 1 else f"{run_id}: {_as_of(recount)}" for run_id, recount in recounts.items()
+    ]
+    agree = all(recount is None or recount.agrees for recount in recounts.values())
     return replace(table, verdict="good" if agree else "bad", note=" ".join(notes))
 
 

@@ -21,8 +21,8 @@ def _spread(runs: Sequence[RunData]) -> go.Figure:
     if len(runs) > 1:
         series = line_per_run(runs, lambda run: queries.reward_spread(run).get("mean", NO_LINE))
     else:
-        found = queries.reward_spread(runs[0])
-        series = [Series(name=name, line=line, colour=SPREAD[name]) for name, line in found.items()]
+        spread = queries.reward_spread(runs[0])
+        series = [Series(name=name, line=line, colour=SPREAD[name]) for name, line in spread.items()]
     return line_chart(series, x=VERSIONS, y="standard deviation of the reward", empty=missing(runs), from_zero=True)
 
 
@@ -30,14 +30,14 @@ def _lengths(runs: Sequence[RunData]) -> go.Figure:
     if len(runs) > 1:
         series = line_per_run(runs, lambda run: queries.lengths(run).get("p90", NO_LINE))
     else:
-        found = queries.lengths(runs[0])
-        series = [Series(name=name, line=line, colour=LENGTHS[name]) for name, line in found.items()]
+        lengths = queries.lengths(runs[0])
+        series = [Series(name=name, line=line, colour=LENGTHS[name]) for name, line in lengths.items()]
     return line_chart(series, x=VERSIONS, y="response tokens", empty=missing(runs), from_zero=True)
 
 
 def _components(runs: Sequence[RunData]) -> go.Figure:
-    found = [queries.components(run) for run in runs]
-    names = sorted({name for lines in found for name in lines})
+    by_run = [queries.components(run) for run in runs]
+    names = sorted({name for lines in by_run for name in lines})
     if len(runs) > 1:
         series = [
             Series(
@@ -46,7 +46,7 @@ def _components(runs: Sequence[RunData]) -> go.Figure:
                 colour=colour_number(number),
                 dash=_DASHES[names.index(name) % len(_DASHES)],
             )
-            for number, (run, lines) in enumerate(zip(runs, found, strict=True))
+            for number, (run, lines) in enumerate(zip(runs, by_run, strict=True))
             for name in lines
         ]
     else:
@@ -57,7 +57,7 @@ def _components(runs: Sequence[RunData]) -> go.Figure:
                 colour=colour_number(number),
                 dash=_DASHES[number // len(SEQUENCE) % len(_DASHES)],
             )
-            for number, (name, line) in enumerate(found[0].items())
+            for number, (name, line) in enumerate(by_run[0].items())
         ]
     return line_chart(series, x=VERSIONS, y="mean of the component", empty=missing(runs), from_zero=True)
 

@@ -52,8 +52,8 @@ def stacked(charts: Sequence[tuple[str, go.Figure]], *, x: str, height: int, mar
         figure.add_annotation(
             text=title, showarrow=False, xref="paper", yref="paper", x=0, y=top, xanchor="left", yanchor="bottom"
         )
-        for one in chart.layout.annotations:
-            figure.add_annotation(one.to_plotly_json() | {"yref": "paper", "y": top - (share - _GAP) / 2})
+        for annotation in chart.layout.annotations:
+            figure.add_annotation(annotation.to_plotly_json() | {"yref": "paper", "y": top - (share - _GAP) / 2})
     for mark in marks:
         line = {"color": GREY, "width": 1, "dash": mark.dash}
         figure.add_shape(type="line", x0=mark.x, x1=mark.x, y0=0, y1=1, yref="paper", line=line)

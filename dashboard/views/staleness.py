@@ -49,9 +49,9 @@ def _distribution(of: Callable[[RunData], tuple[Line, Line] | None], y: str) -> 
     def build(runs: Sequence[RunData]) -> go.Figure:
         series = []
         for index, run in enumerate(runs):
-            if (found := of(run)) is None:
+            if (distribution := of(run)) is None:
                 continue
-            recent, whole = found
+            recent, whole = distribution
             name = "newest tenth" if len(runs) == 1 else run.info.run_id
             series.append(Series(name=name, line=recent, colour=colour_number(index)))
             if len(runs) == 1:
@@ -94,27 +94,27 @@ def _versions(number: int) -> str:
 def _outcomes(run: RunData) -> list[tuple[str, ...]]:
     return [
         (
-            one.name,
-            f"{one.rollouts:,}",
-            f"{one.tokens:,}",
-            number(one.mean_length),
-            number(one.length_ratio),
-            number(one.mean_reward, 3),
+            outcome.name,
+            f"{outcome.rollouts:,}",
+            f"{outcome.tokens:,}",
+            number(outcome.mean_length),
+            number(outcome.length_ratio),
+            number(outcome.mean_reward, 3),
         )
-        for one in queries.outcomes(run)
+        for outcome in queries.outcomes(run)
     ]
 
 
 def _decisions(run: RunData) -> list[tuple[str, ...]]:
     return [
         (
-            f"{one['policy_version']:,}",
-            one["change"],
-            str(one["max_staleness"]),
-            str(one["places"]),
-            one["reason"],
+            f"{decision['policy_version']:,}",
+            decision["change"],
+            str(decision["max_staleness"]),
+            str(decision["places"]),
+            decision["reason"],
         )
-        for one in reversed(queries.decisions(run))
+        for decision in reversed(queries.decisions(run))
     ]
 
 

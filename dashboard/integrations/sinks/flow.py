@@ -69,12 +69,12 @@ class Flow:
 
         A part that can't be read is left out. Raises StreamCorrupt for a damaged record.
         """
-        found = {
+        points = {
             (point.policy_version, name): point
             for name, reader in self._readers.items()
             for point in _points(name, reader, self._states[name])
         }
-        return [found[key] for key in sorted(found)]
+        return [points[key] for key in sorted(points)]
 
     def to_json(self) -> dict[str, dict[str, Any]]:
         """What `states` of the constructor was."""

@@ -26,7 +26,7 @@ _CHARACTERS = 4000
 
 def config_texts(store: Store, first: int) -> Sequence[Text]:
     """The config of each attempt from number `first` on, as indented JSON."""
-    found = [read_attempt(store, number) for number in range(first, latest_attempt(store).number + 1)]
+    attempts = [read_attempt(store, number) for number in range(first, latest_attempt(store).number + 1)]
     return [
         Text(
             policy_version=attempt.first_step,
@@ -34,7 +34,7 @@ def config_texts(store: Store, first: int) -> Sequence[Text]:
             name="config",
             markdown=_verbatim(json.dumps(attempt.config, indent=2, sort_keys=True)),
         )
-        for attempt in found
+        for attempt in attempts
     ]
 
 
@@ -54,8 +54,8 @@ class Samples:
     def of_versions(self, versions: Sequence[int]) -> Sequence[Text]:
         """A text for each version that any trajectory with a reward was trained for."""
         run = self._reader.look()
-        found = [self._of_version(run, version) for version in versions]
-        return [text for text in found if text is not None]
+        texts = [self._of_version(run, version) for version in versions]
+        return [text for text in texts if text is not None]
 
     def _of_version(self, run: RunData, version: int) -> Text | None:
         rewards = np.where(run.trained, run.consumed["reward"], np.nan)
@@ -78,12 +78,12 @@ class Samples:
             group = self._groups.read(run, generator, row_id)
         except InputError as error:
             return f"{heading}\n\n{_verbatim(str(error))}"
-        found = next((one for one in group.responses if one.row_id == row_id), None)
-        if found is None or found.trajectory is None or group.prompt is None:
+        response = next((response for response in group.responses if response.row_id == row_id), None)
+        if response is None or response.trajectory is None or group.prompt is None:
             return f"{heading}\n\n{_verbatim('; '.join(group.problems) or 'not stored any more')}"
         prompt = self._texts.text(group.prompt["prompt_tokens"])
-        response = self._texts.text(found.trajectory["response_tokens"])
-        return f"{heading}, group {group.group_id}\n\n{_verbatim(prompt)}\n\n→\n\n{_verbatim(response)}"
+        response_text = self._texts.text(response.trajectory["response_tokens"])
+        return f"{heading}, group {group.group_id}\n\n{_verbatim(prompt)}\n\n→\n\n{_verbatim(response_text)}"
 
 
 def _verbatim(text: str) -> str:

@@ -90,11 +90,11 @@ class WeightsAndBiases:
 
     def write(self, points: Sequence[Point], state: MirrorState) -> None:
         for point in points:
-            own = {"policy_version": point.policy_version, "unix_seconds": point.t}
+            columns = {"policy_version": point.policy_version, "unix_seconds": point.t}
             if point.incarnation >= 0:
-                own["incarnation"] = point.incarnation
+                columns["incarnation"] = point.incarnation
             # Without commit, W&B keeps the row open until the next one begins.
-            self._run.log({**own, **point.values}, step=state.rows, commit=True)
+            self._run.log({**columns, **point.values}, step=state.rows, commit=True)
             state.rows += 1
 
     def write_texts(self, texts: Sequence[Text]) -> None:
@@ -105,12 +105,12 @@ class WeightsAndBiases:
 
     def flush(self) -> None:
         """Wait until the rows are in W&B's log. Raises InputError if it does not grow; call only after `write`."""
-        before, deadline = -1, time.monotonic() + _LOG_DEADLINE
+        previous, deadline = -1, time.monotonic() + _LOG_DEADLINE
         # Unchanged over two write intervals: nothing more is pending.
-        while (length := self._log.stat().st_size) != before or length <= self._logged:
+        while (length := self._log.stat().st_size) != previous or length <= self._logged:
             if time.monotonic() > deadline:
                 raise InputError(f"--wandb: W&B has not written to {self._log} for {_LOG_DEADLINE:.0f} s")
-            before = length
+            previous = length
             time.sleep(2 * _LOG_SECONDS)
         self._logged = length
 

@@ -22,8 +22,8 @@ _MOST_POINTS = 150
 
 def differences(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
     """The keys in which the configs differ, each with its value in every run."""
-    told = [settings(run.info.config) for run in runs]
-    return [(key, [one.get(key, ABSENT) for one in told]) for key in differing(told)]
+    configs = [settings(run.info.config) for run in runs]
+    return [(key, [config.get(key, ABSENT) for config in configs]) for key in differing(configs)]
 
 
 def window(runs: Sequence[RunData]) -> int:

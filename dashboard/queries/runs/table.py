@@ -60,16 +60,16 @@ def chosen(rows: Sequence[OverviewRow], text: str, columns: Sequence[str]) -> li
 def ordered(rows: Sequence[OverviewRow], sort: str) -> list[OverviewRow]:
     """The rows by the field or key `sort`, downwards after a `-`. Numbers come before text, what is unknown is last."""
     name = sort.removeprefix("-")
-    known = [(value, row) for row in rows if (value := value_of(row, name)) is not None and value != ""]
-    numbers = [(value, row) for value, row in known if not isinstance(value, str)]
-    words = [(value.casefold(), row) for value, row in known if isinstance(value, str)]
+    with_value = [(value, row) for row in rows if (value := value_of(row, name)) is not None and value != ""]
+    numbers = [(value, row) for value, row in with_value if not isinstance(value, str)]
+    words = [(value.casefold(), row) for value, row in with_value if isinstance(value, str)]
     down = sort.startswith("-")
     by_value = operator.itemgetter(0)
-    found = [
+    sorted_rows = [
         row for _, row in [*sorted(numbers, key=by_value, reverse=down), *sorted(words, key=by_value, reverse=down)]
     ]
-    ids = {row.run_id for row in found}
-    return [*found, *(row for row in rows if row.run_id not in ids)]
+    ids = {row.run_id for row in sorted_rows}
+    return [*sorted_rows, *(row for row in rows if row.run_id not in ids)]
 
 
 def value_of(row: OverviewRow, name: str) -> Value:

@@ -149,8 +149,8 @@ def read_facts(run: RunData) -> Facts:
 
 
 def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = config.get(name)
-    return found if isinstance(found, Mapping) else {}
+    section = config.get(name)
+    return section if isinstance(section, Mapping) else {}
 
 
 def _doing(run: RunData) -> dict[str, str]:
@@ -206,15 +206,15 @@ def _stalled(run: RunData) -> str | None:
 def _alarm(run: RunData) -> str | None:
     steps = metric(run, TRAINER, "staleness_mean")["t"]
     since = steps[-STEPS] if len(steps) >= STEPS else 0.0
-    found = [one for one in _incidents(run) if one["kind"] in _ALARMS and one["t"] >= since]
-    return str(found[-1]["sentence"]) if found else None
+    alarms = [incident for incident in _incidents(run) if incident["kind"] in _ALARMS and incident["t"] >= since]
+    return str(alarms[-1]["sentence"]) if alarms else None
 
 
 def _collapse(run: RunData) -> str | None:
     """By the trainer's own rules, from what it logged."""
     rewards, entropies, kls = (metric(run, TRAINER, name) for name in ("reward_mean", "entropy", "mismatch_kl"))
     rows = min(len(rewards["value"]), len(entropies["value"]), len(kls["value"]), _COLLAPSE_STEPS)
-    watch, found = CollapseWatch(), None
+    watch, sentence = CollapseWatch(), None
     for version, reward, entropy, kl in zip(
         rewards["policy_version"][len(rewards["value"]) - rows :],
         rewards["value"][len(rewards["value"]) - rows :],
@@ -222,25 +222,25 @@ def _collapse(run: RunData) -> str | None:
         kls["value"][len(kls["value"]) - rows :],
         strict=True,
     ):
-        told = watch.step(int(version), reward=float(reward), entropy=float(entropy), mismatch_kl=float(kl))
-        found = told or (found if watch.is_collapsed else None)
-    return found
+        signal = watch.step(int(version), reward=float(reward), entropy=float(entropy), mismatch_kl=float(kl))
+        sentence = signal or (sentence if watch.is_collapsed else None)
+    return sentence
 
 
 def _idle(run: RunData) -> Mapping[str, float]:
     """From the newest rows of time; before there are any, and of a run that has ended, from the status records."""
-    found = _idle_now(run) if (run.status or {}).get("state", "running") == "running" else {}
+    newest = _idle_now(run) if (run.status or {}).get("state", "running") == "running" else {}
     whole = {time.stage: time.idle / (time.busy + time.idle) for time in stage_times(run) if time.busy + time.idle}
-    return {**whole, **found}
+    return {**whole, **newest}
 
 
 def _idle_now(run: RunData) -> dict[str, float]:
-    found: dict[str, float] = {}
+    idle_shares: dict[str, float] = {}
     for stage in STAGES:
         shares = [share for name in replicas(run, stage) if (share := _idle_share(run, name)) is not None]
         if shares:
-            found[stage] = sum(shares) / len(shares)
-    return found
+            idle_shares[stage] = sum(shares) / len(shares)
+    return idle_shares
 
 
 def _idle_share(run: RunData, replica: str) -> float | None:

@@ -41,11 +41,11 @@ def _smoothed(metric: str, unit: str, x: str, move: Move) -> Callable[[Sequence[
         for number, run in enumerate(runs):
             parts = queries.smoothed(run, metric, window)
             mean, low, high = (move(run, line) for line in parts)
-            own = _series(run, number, mean)
+            line_series = _series(run, number, mean)
             band: dict[str, Any] = (
                 {"interval": (low, high), "interval_opacity": _BANDS_OPACITY / len(runs)} if window > 1 else {}
             )
-            series.append(replace(own, **band))
+            series.append(replace(line_series, **band))
         smoothing = f"; lines: mean of {window} versions, bands: the middle half of them" if window > 1 else ""
         return line_chart(series, x=x + smoothing, y=unit, empty=NO_STEP)
 
@@ -75,7 +75,7 @@ def _series(run: RunData, number: int, line: Line) -> Series:
 
 def charts(prefix: str, x: str, move: Move) -> list[Chart]:
     """A chart of each metric, and of the accuracy; `prefix` begins their ids, `move` brings a line to the x axis."""
-    found = [
+    metric_charts = [
         Chart(
             id=f"{prefix}-{metric.replace('_', '-')}",
             title=title,
@@ -91,4 +91,4 @@ def charts(prefix: str, x: str, move: Move) -> list[Chart]:
         sentence="Mean reward of one greedy answer per held-out prompt, of each version evaluated.",
         build=_accuracy(x, move),
     )
-    return [found[0], accuracy, *found[1:]]
+    return [metric_charts[0], accuracy, *metric_charts[1:]]

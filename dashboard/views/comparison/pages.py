@@ -23,8 +23,8 @@ def _differences(runs: Sequence[RunData]) -> Rows:
 
 
 def _figures(runs: Sequence[RunData]) -> Rows:
-    told = [queries.figures(run) for run in runs]
-    rows = [[name, *(visible(one[name]) for one in told)] for name in told[0]]
+    figures = [queries.figures(run) for run in runs]
+    rows = [[name, *(visible(values[name]) for values in figures)] for name in figures[0]]
     return Rows(header=["", *_names(runs)], rows=rows, values=True)
 
 
