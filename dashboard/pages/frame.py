@@ -1,4 +1,4 @@
-"""The top of every page: title, the run's state, navigation, and what could not be read."""
+"""The top of every page: title, the run's state, navigation and read errors."""
 
 import time
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from dashboard.views.home import HOME, HOME_BY_TIME
 def frame(
     at: address.Address, runs: Sequence[RunData], problems: Sequence[str], views: Sequence[View], url: str
 ) -> list[Component]:
-    """The top of the page at `at`; `runs` are the runs on it that can be read, `url` is the root of all runs."""
+    """Draws the top of the page at `at`; `runs` are its readable runs, `url` is the root of all runs."""
     title: list[Component] = [dcc.Link("Millrace", href=address.overview(), className="brand")]
     below: list[Component] = []
     shown = list(problems)
@@ -43,7 +43,7 @@ def frame(
 
 
 def run_facts(run: RunData) -> Component:
-    """The run's state in one line."""
+    """Draws the run's state in one line."""
     status = run.status or {}
     named: dict[str, str] = {}
     state: list[Component] = []
@@ -67,7 +67,7 @@ def run_facts(run: RunData) -> Component:
 
 
 def number(value: float | None) -> str:
-    """`value` with three decimals; a dash if unknown."""
+    """Formats `value` with three decimals; a dash if unknown."""
     return "–" if value is None else f"{value:.3f}"
 
 

@@ -1,7 +1,7 @@
-"""The table of all runs: filtered, sorted, with columns of the reader's choice, and ticks for a comparison.
+"""The table of all runs: filtered, sorted, with optional config columns and checkboxes for a comparison.
 
-What the reader has chosen is only in the address. A tick, a column's head and a suggested column are links to the page
-with one thing changed; what is typed into a field goes into the address too.
+The address holds all choices. Checkboxes, column heads and suggested columns are links to the page with one choice
+changed; text typed into a field is added to the address too.
 """
 
 import time
@@ -24,7 +24,7 @@ from millrace.runs.figures import PLAN_NAMES, Comparison
 from millrace.runs.status import STAGES
 
 TABLE = "overview"
-"""The id of the block whose text is the table."""
+"""Id of the block with the table."""
 _HEADS = {
     "run": "run",
     "state": "state",
@@ -35,7 +35,7 @@ _HEADS = {
     "started": "started",
     "hours": "took",
 }
-"""Field → what its column is called."""
+"""Field → title of its column."""
 _NUMBERS = ("step", "reward", "accuracy", "staleness", "hours")
 _STATUS, _PLANNED, _NOTE = "last status", "measured ÷ planned", "note"
 _SUGGESTED = 8
@@ -45,7 +45,7 @@ _CELL_CHARACTERS, _KEY_CHARACTERS = 80, 60
 def page(
     at: address.OverviewPage, differing: Sequence[str], keys: Sequence[str], table: Sequence[Component]
 ) -> Component:
-    """The whole page. `keys` are all keys of the runs' configs, `differing` those that tell the runs apart."""
+    """Draws the page. `keys`: all config keys of the runs; `differing`: keys whose values differ between runs."""
     hint = "word, state=running, training.learning_rate>1e-5"
     fields = [
         _field("filter", "filter, then Enter", at.filter, hint, 44),
@@ -71,16 +71,16 @@ def page(
         for key in offered
         if len(at.columns) < address.MAX_COLUMNS
     ]
-    tell = [html.Span("The runs differ in:", className="name"), *suggested] if suggested else []
+    suggestions = [html.Span("The runs differ in:", className="name"), *suggested] if suggested else []
     sentence = (
-        "Tick runs to compare them; click a column's head to sort. The line is the smoothed reward of the whole run. "
-        "The address holds all choices: copy it to share this view."
+        "Tick runs to compare them; click a column head to sort. The line is the smoothed reward of the whole run. "
+        "The address contains all choices: copy it to share this view."
     )
     return html.Section(
         [
             html.P(sentence, className="sentence"),
             html.Div(fields, className="row trajectories"),
-            html.Div([*chips, *tell], className="row choices"),
+            html.Div([*chips, *suggestions], className="row choices"),
             html.Div(table, id={"type": TEXT, "block": TABLE}),
         ],
         className="block wide column",
@@ -88,7 +88,7 @@ def page(
 
 
 def register(app: Dash) -> None:
-    """Adds the callback that puts what is typed into the address."""
+    """Adds the callback that copies typed text into the address."""
 
     @app.callback(
         Output("address", "search"),
@@ -108,9 +108,9 @@ def register(app: Dash) -> None:
 def table(
     at: address.OverviewPage, rows: Sequence[OverviewRow], curves: Mapping[str, Columns], num_runs: int, url: str
 ) -> list[Component]:
-    """The table of `rows`, which are filtered and sorted; `num_runs` is how many there are at all."""
+    """Draws the table of the filtered and sorted `rows`; `num_runs` is the number of all runs."""
     if not num_runs:
-        return [html.P(f"There is no run in {url} yet; this page keeps looking.", className="nowhere")]
+        return [html.P(f"{url} has no runs yet; this page keeps looking.", className="nowhere")]
     count = f"{num_runs} runs" if len(rows) == num_runs else f"{len(rows)} of {num_runs} runs"
     top = html.Div([_comparison(at.picked), html.Span("1 run" if count == "1 runs" else count)], className="row note")
     if not rows:
@@ -171,9 +171,9 @@ def _line(
 
 
 def _head(at: address.OverviewPage, name: str, title: str, is_number: bool) -> Component:
-    """The head of a column: a link that sorts by it, or the other way round."""
+    """Draws the head of a column: a link that sorts by it or reverses the order."""
     up, down = at.sort == name, at.sort == f"-{name}"
-    # Of numbers, the largest are wanted first.
+    # Numbers are first sorted in descending order.
     next_sort = f"-{name}" if up or (is_number and not down) else name
     return html.Th(
         dcc.Link(
@@ -200,7 +200,7 @@ def _staleness(row: OverviewRow) -> str | Component:
 
 
 def _status(row: OverviewRow) -> str | Component:
-    """Of a run that goes on, the stage whose status is oldest; all of them where it can be pointed at."""
+    """Draws the stage with the oldest status of a running run; all stages are in the tooltip."""
     if row.state != "running" or not row.ages:
         return ABSENT
     slowest = max(row.ages, key=lambda stage: row.ages[stage])
@@ -209,11 +209,12 @@ def _status(row: OverviewRow) -> str | Component:
 
 
 def _measured(planned: Sequence[Comparison]) -> list[Component]:
-    """The ratio of each figure; both values where it can be pointed at."""
+    """Draws the ratio of each figure; both values are in the tooltip."""
     return [
         html.Span(
             f"{PLAN_NAMES[figure.name]} {ABSENT if figure.ratio is None else f'{figure.ratio:.2f}'}",
-            title=f"measured {ABSENT if figure.measured is None else f'{figure.measured:.4g}'}, planned {figure.planned:.4g}",
+            title=f"measured {ABSENT if figure.measured is None else f'{figure.measured:.4g}'}, "
+            f"planned {figure.planned:.4g}",
             className="age",
         )
         for figure in planned

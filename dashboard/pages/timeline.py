@@ -1,4 +1,4 @@
-"""The timeline of a group's responses: a bar each, on one axis of seconds."""
+"""The timeline of a group: one bar per response, on a common axis of seconds."""
 
 from dash import html
 from dash.development.base_component import Component
@@ -8,14 +8,13 @@ from dashboard.queries.timeline import Segment, Timeline
 MAX_ROWS = 64
 _LEGEND = {
     "queued": "queued",
-    "sampled": "sampled; a mark where a version took over",
-    "waited": "waited, to be scored and then to be trained",
+    "sampled": "sampled; a mark where a new version took over",
+    "waited": "waited to be scored and trained",
     "trained": "trained",
 }
 
 
 def view(timeline: Timeline) -> Component:
-    """The section of the page."""
     whole = timeline.seconds
     legend = [
         html.Span([html.Span(className=f"segment {kind}"), label], className="key") for kind, label in _LEGEND.items()

@@ -1,4 +1,4 @@
-"""One prompt at several policy versions: a column for each group that answers it, with its responses and rewards.
+"""One prompt at several policy versions: a column for each of its groups, with responses and rewards.
 
 All text from models and runs is shown as children of elements, never as markup.
 """
@@ -12,18 +12,18 @@ from dash.development.base_component import Component
 from dashboard.pages.draw import facts, problem_box
 from dashboard.pages.messages import prompt_messages
 from dashboard.read.groups import Group, Response
-from dashboard.read.same_prompt import MAX_BYTES, MAX_PARTS, Asked, SamePrompt
+from dashboard.read.same_prompt import MAX_BYTES, MAX_PARTS, PromptGroup, SamePrompt
 from dashboard.read.tokens import TokenTexts, shortened, visible
 
 MAX_COLUMNS = 8
 MAX_RESPONSES = 8
-"""Shown per group."""
+"""Responses shown per group."""
 _MAX_CHARACTERS = 1500
-"""Shown per response and per message of the prompt."""
+"""Characters shown per response and per message of the prompt."""
 
 
-def chosen(same_prompt: SamePrompt, opened: Asked | None) -> list[Asked]:
-    """At most eight of the groups, evenly over them by version, the first, the last and the `opened` one included."""
+def chosen(same_prompt: SamePrompt, opened: PromptGroup | None) -> list[PromptGroup]:
+    """Chooses at most eight groups, evenly by version, including the first, the last and the `opened` group."""
     groups = same_prompt.groups
     if len(groups) <= MAX_COLUMNS:
         return list(groups)
@@ -37,7 +37,7 @@ def chosen(same_prompt: SamePrompt, opened: Asked | None) -> list[Asked]:
 def view(
     groups: Sequence[Group], opened: Group, same_prompt: SamePrompt, texts: TokenTexts, link: Callable[[Group], str]
 ) -> Component:
-    """The section of the page; `groups` are the chosen ones, `link` is the address that opens one."""
+    """Draws the chosen `groups`; `link` returns the address that opens a group."""
     if opened.prompt is None:
         prompt: Component = html.P("Its prompt can't be read.", className="note")
     else:
@@ -47,7 +47,7 @@ def view(
         [
             html.H2("The same prompt at other versions"),
             html.P(_sentence(groups, same_prompt), className="sentence"),
-            *_further(same_prompt, link(opened)),
+            *_search_further(same_prompt, link(opened)),
             problem_box([visible(problem) for group in groups for problem in group.problems]),
             prompt,
             html.Div(columns, className="columns", tabIndex=0, role="region", **{"aria-label": "groups by version"}),
@@ -70,20 +70,20 @@ def _sentence(groups: Sequence[Group], same_prompt: SamePrompt) -> str:
         if same_prompt.searched == same_prompt.parts
         else f"the newest {same_prompt.searched:,} of {same_prompt.parts:,}"
     )
-    return f"{summary}, in {where} parts of the generators' streams. A prompt is asked once per epoch."
+    return f"{summary}, in {where} parts of the generators' streams. A prompt is used once per epoch."
 
 
-def _further(same_prompt: SamePrompt, href: str) -> list[Component]:
+def _search_further(same_prompt: SamePrompt, href: str) -> list[Component]:
     if same_prompt.searched == same_prompt.parts:
         return []
-    limit = f"A search reads up to {MAX_PARTS} parts and {MAX_BYTES >> 20} MiB, the newest first. "
-    # A whole load: to the page, a link to its own address is none.
+    limit = f"A search reads at most {MAX_PARTS} parts and {MAX_BYTES >> 20} MiB, newest first. "
+    # Loads the whole page: Dash ignores a link to the current address.
     again = html.A("Search further back", href=f"{href}&versions=all", className="button")
     return [html.P([limit, again], className="note")]
 
 
 def _column(group: Group, texts: TokenTexts, href: str, *, here: bool) -> Component:
-    versions = sorted({version for response in group.responses for version in _versions(response)})
+    versions = sorted({version for response in group.responses for version in _span_versions(response)})
     title = "version unknown" if not versions else f"version {versions[0]}"
     title += f" to {versions[-1]}" if len(versions) > 1 else ""
     rewards = [
@@ -112,10 +112,10 @@ def _response(response: Response, texts: TokenTexts) -> Component:
     if trajectory is None:
         return html.Div([facts(named), html.P("It can't be read.", className="note")])
     tokens = trajectory["response_tokens"]
-    named |= {"tokens": f"{len(tokens):,}", "ended by": visible(trajectory["finish_reason"])}
+    named |= {"tokens": f"{len(tokens):,}", "finish reason": visible(trajectory["finish_reason"])}
     text = shortened(visible(texts.text(tokens)), _MAX_CHARACTERS)
     return html.Div([facts(named), html.Div(text, className="tokens")])
 
 
-def _versions(response: Response) -> list[int]:
+def _span_versions(response: Response) -> list[int]:
     return [] if response.trajectory is None else list(response.trajectory["span_versions"])

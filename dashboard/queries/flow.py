@@ -1,10 +1,10 @@
-"""How each stage spends its time, how fast tokens move, and what waits between two stages.
+"""Time, throughput and queues of the stages.
 
     time/<kind>/seconds, each since the previous row ─► cumulative seconds by kind ─┐
     total/tokens, cumulative                         ───────────────────────────────┴─► read at the edges of bins
 
-Bins have equal width, counted from the run's first start: 2 s, 4 s, 8 s …, so that there are at most 150 of them and
-finished bins do not change while the run continues.
+Bins start at the run's first start. Their width is 2 s, 4 s, 8 s …, for at most 150 bins, so that finished bins rarely
+change while the run continues.
 """
 
 from collections.abc import Mapping
@@ -22,18 +22,18 @@ from millrace.runtime.metrics import TIME
 MOST_INTERVALS = 150
 SYNC = "sync_weights-0"
 WAITING = "waiting for "
-"""Prefix of the kinds of time that are not work."""
+"""Prefix of the kinds of idle time."""
 _SHORTEST_BIN = 2.0
-"""Seconds; stages record their time this often."""
+"""Seconds; interval at which stages record their time."""
 _SECONDS = "/seconds"
-_OWN = {"sync_weights": "sync"}
-"""The name of a stage's main work, if it is not the stage's name."""
+_MAIN_WORK = {"sync_weights": "sync"}
+"""Stage → kind of its main work, if that differs from the stage's name."""
 _LABELS = {"update_weights": "paused for weights", "store_unfinished": "store unfinished responses"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageTime:
-    """How a stage spent its time over the whole run, as the mean of its replicas."""
+    """A stage's time in the whole run, mean over its replicas."""
 
     stage: str
     replicas: int
@@ -45,16 +45,16 @@ class StageTime:
 
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """How much work happened at the same time; computed as in `benchmarks.async_vs_sync`, but within one run."""
+    """Overlap of the stages' work, computed as in `benchmarks.async_vs_sync`, but within one run."""
 
     busy: float
-    """Σ of the stages' busy times, seconds: the time the work would take one stage at a time."""
+    """Σ of the stages' busy times, seconds: the duration of running one stage at a time."""
     slowest: str
     """The stage with the longest busy time."""
     bound: float
     """Σ ÷ the longest: the speed-up of perfect overlap."""
     wall: float
-    """How long the trainer ran, seconds."""
+    """Time that the trainer ran, seconds."""
     overlap: float
     """Σ ÷ wall: the actual speed-up."""
 
@@ -66,18 +66,18 @@ class Overlap:
 
 @dataclass(frozen=True, kw_only=True)
 class TransportPeriod:
-    """Consecutive attempts with one transport."""
+    """Consecutive attempts with the same transport."""
 
     transport: str
     first: int
     """Number of its first attempt."""
     last: int
     seconds: Line
-    """From the handover of each policy version until all generators had it."""
+    """Seconds from the handover of each policy version until all generators had it."""
 
 
 def time_by_replica(run: RunData) -> list[Track]:
-    """Of every replica that records its time, stage by stage, over minutes since the run's first start."""
+    """Returns the time shares of each replica, by stage, over minutes since the run's first start."""
     edges = _edges(run)
     if not len(edges):
         return []
@@ -90,7 +90,7 @@ def time_by_replica(run: RunData) -> list[Track]:
 
 
 def idle(run: RunData) -> Mapping[str, Line]:
-    """Stage → share of its measured time spent waiting, over minutes; NaN if nothing was measured."""
+    """Stage → share of measured time spent waiting, over minutes; NaN without measurements."""
     edges = _edges(run)
     idle_shares: dict[str, Line] = {}
     for stage in STAGES if len(edges) else ():
@@ -105,13 +105,13 @@ def idle(run: RunData) -> Mapping[str, Line]:
 
 
 def queue(run: RunData, name: str) -> Line:
-    """`buffered_rollouts` or `in_flight_rollouts` as of each step, over minutes."""
+    """Returns `buffered_rollouts` or `in_flight_rollouts` at each step, over minutes."""
     rows = metric(run, TRAINER, name)
     return thin(ascending(minutes(run, rows["t"]), rows["value"]))
 
 
 def throughput(run: RunData) -> Mapping[str, Line]:
-    """Stage → response tokens per second, over minutes, summed over its replicas."""
+    """Stage → response tokens per second, summed over replicas, over minutes."""
     edges = _edges(run)
     rates: dict[str, Line] = {}
     for stage in ("generate", "score", "train") if len(edges) else ():
@@ -124,7 +124,7 @@ def throughput(run: RunData) -> Mapping[str, Line]:
 
 
 def stage_times(run: RunData) -> list[StageTime]:
-    """From the status records, for the whole run including earlier attempts."""
+    """Reads the stages' times in all attempts from the status records."""
     stages = []
     for stage in STAGES:
         records = [record for name, record in run.stage_status.items() if name.rpartition("-")[0] == stage]
@@ -137,7 +137,7 @@ def stage_times(run: RunData) -> list[StageTime]:
 
 
 def overlap(run: RunData) -> Overlap | None:
-    """Replicas of a stage work in parallel, so a stage's time is their mean. None before the trainer's first work."""
+    """Computes the overlap from the stages' mean times, as replicas run in parallel; None before the trainer works."""
     times = stage_times(run)
     wall = sum(time.busy + time.idle for time in times if time.stage == "train")
     longest = max(times, key=lambda time: time.busy, default=None)
@@ -148,7 +148,7 @@ def overlap(run: RunData) -> Overlap | None:
 
 
 def pushes(run: RunData) -> list[TransportPeriod]:
-    """How long weights took to reach all generators, by the transport in use."""
+    """Returns the time until weights reached all generators, by transport."""
     rows = metric(run, SYNC, "push_seconds")
     periods = [list(period) for _, period in groupby(run.info.attempts, lambda attempt: attempt.transport)]
     index = np.searchsorted([attempts[0].t_started for attempts in periods], rows["t"], side="right") - 1
@@ -164,7 +164,7 @@ def pushes(run: RunData) -> list[TransportPeriod]:
 
 
 def push_seconds(run: RunData) -> Line:
-    """Seconds from the handover of each policy version until all generators had it, with any transport."""
+    """Seconds from the handover of each policy version until all generators had it, for all transports."""
     return thin(over_versions(run, SYNC, "push_seconds"))
 
 
@@ -189,7 +189,7 @@ def pauses(run: RunData) -> Mapping[str, Line]:
 
 
 def _edges(run: RunData) -> Floats:
-    """[bins + 1] unix seconds; empty if no stage has recorded its time."""
+    """Edges of the bins, [bins + 1] unix seconds; empty if no stage has recorded its time."""
     start = run.info.attempts[0].t_started
     ends = [
         rows["t"][-1]
@@ -204,13 +204,13 @@ def _edges(run: RunData) -> Floats:
     while seconds > width * MOST_INTERVALS:
         width *= 2
     edges: Floats = start + width * np.arange(np.ceil(seconds / width) + 1)
-    # The last bin is not complete yet.
+    # The last bin is incomplete.
     edges[-1] = start + seconds
     return edges
 
 
 def _shares(run: RunData, replica: str, edges: Floats) -> dict[str, Floats]:
-    """Kind → [bins] share of each bin."""
+    """Kind of time → [bins] share of each bin."""
     named = {name: rows for name, rows in run.metrics[replica].items() if name.startswith(TIME) and len(rows["t"])}
     if not named:
         return {}
@@ -232,14 +232,14 @@ def _shares(run: RunData, replica: str, edges: Floats) -> dict[str, Floats]:
 
 
 def _rank(name: str, stage: str) -> tuple[bool, bool, str]:
-    """The stage's main work first, then its other work, then waiting."""
-    main_work = f"{TIME}{_OWN.get(stage, stage)}{_SECONDS}"
+    """Sorts the stage's main work first, then other work, then waiting."""
+    main_work = f"{TIME}{_MAIN_WORK.get(stage, stage)}{_SECONDS}"
     return name.startswith(TIME + WAITING), name != main_work, name
 
 
 def _total_at(edges: Floats, t: Floats, totals: Floats) -> Floats:
-    """A running total at each edge; NaN after its last measurement."""
-    # The first row covers the interval before it.
+    """Interpolates a running total at each edge; NaN after its last measurement."""
+    # The first row covers the preceding interval.
     times, values = np.append(t[0] - _SHORTEST_BIN, t), np.append(0.0, totals)
     totals_at_edges: Floats = np.interp(edges, times, values, right=np.nan)
     return totals_at_edges

@@ -1,4 +1,4 @@
-"""The groups of the newest steps that a person wants to read first: the best, the worst, and one without spread."""
+"""Groups of the newest steps worth reading first: the best, the worst, and one without reward spread."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,24 +11,24 @@ from dashboard.read.model import RunData
 
 @dataclass(frozen=True, kw_only=True)
 class NotableGroup:
-    """One of them."""
+    """A notable group."""
 
     why: str
     """best, worst or no spread."""
     generator: int
     row_id: int
-    """Of its first trajectory."""
+    """Row of its first trajectory."""
     group_id: int
     """-1 if its part can't be read."""
     policy_version: int
-    """Made by the step that took it."""
+    """Version made by the step that took the group."""
     reward: float
     """Mean of the known rewards."""
 
 
 def notable_groups(run: RunData) -> Sequence[NotableGroup]:
-    """Of the newest 20 versions, the newest group each with the highest and the lowest mean reward, and the newest in
-    which all rewards are equal. Leaves out what there is not."""
+    """Returns the groups of the newest 20 versions with the highest and the lowest mean reward, and one in which all
+    rewards are equal, if they exist; of several, the newest."""
     versions = run.consumed["policy_version"]
     first = int(np.searchsorted(versions, versions[-1] - STEPS, side="right")) if len(versions) else 0
     rows = {name: column[first:] for name, column in run.consumed.items()}
@@ -61,6 +61,6 @@ def notable_groups(run: RunData) -> Sequence[NotableGroup]:
 
 
 def _last(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> int | None:
-    """Index of the last of the largest; None if that is −∞."""
+    """Returns the last index of the maximum; None if the maximum is −∞."""
     largest = values.max()
     return int(np.flatnonzero(values == largest)[-1]) if np.isfinite(largest) else None

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 
 def settings(config: Mapping[str, object], prefix: str = "") -> dict[str, str]:
-    """The config as text, by dotted key. Strings stand as they are, anything else as JSON."""
+    """Returns dotted key → value; strings are unchanged, other values are JSON."""
     texts: dict[str, str] = {}
     for name, value in config.items():
         if isinstance(value, Mapping) and value:
@@ -18,5 +18,5 @@ def settings(config: Mapping[str, object], prefix: str = "") -> dict[str, str]:
 def _text(value: object) -> str:
     if isinstance(value, str):
         return value
-    # Not 3.0000000000000004e-05; but what differs in the tenth digit still differs.
+    # Avoids 3.0000000000000004e-05, but keeps differences in the tenth digit.
     return f"{value:.10g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)

@@ -1,7 +1,7 @@
-"""What a page will wait for is done before it asks.
+"""Work that a page will need is done in advance.
 
-start ─────────► imports that the first page would pay for
-GET of a page ─► its runs are read, while the browser loads its scripts ─► `show` finds them in their readers
+start ─────────► slow imports
+GET of a page ─► its runs are read while the browser loads scripts ─► `show` finds them in their readers
 """
 
 import threading
@@ -14,7 +14,7 @@ from dashboard.pages.site import Site
 
 
 def read_ahead(server: Flask, site: Site) -> None:
-    """Begins to read the runs of each page that is served; of one page at a time, so that many requests cost little."""
+    """Starts reading the runs of each served page, one page at a time, so that many requests cost little."""
     _warm_up()
     reading = threading.Lock()
 
@@ -34,7 +34,7 @@ def read_ahead(server: Flask, site: Site) -> None:
 
 
 def _warm_up() -> None:
-    # Arrow imports pandas at the first such call. While one thread does, Plotly can't write JSON in another.
+    # Arrow imports pandas at the first such call; meanwhile, Plotly can't write JSON in another thread.
     pa.chunked_array([[0.0]]).to_numpy()
     # Plotly imports its classes with the first figure.
     figure = go.Figure(data=[{"type": "scatter", "x": [0], "y": [0], "line": {"width": 1}}])

@@ -1,6 +1,6 @@
-"""Plotly figures from arrays: lines, areas, bars, heat maps, tracks. This module knows nothing of runs.
+"""Plotly figures from arrays: lines, areas, bars, heat maps, tracks. This module is independent of runs.
 
-Backgrounds are transparent and only data has a colour, so that the page's style can make figures light or dark.
+Backgrounds are transparent and only data has colours, so that the page's style can make figures light or dark.
 `uirevision` never changes, so a zoom survives new data. Names may come from a store, and Plotly interprets markup in
 them, so they are escaped.
 """
@@ -17,10 +17,10 @@ from dashboard.queries.series import Heat, Line, Track
 from dashboard.views.colours import GREEN, SCALE, colour_of
 
 _DOTS = 30
-"""Lines of at most this many points get markers: a line alone hides how few they are, and one point makes no line."""
+"""Lines with at most this many points get markers, which also show single points."""
 _TRACK_PIXELS, _TRACKS_MARGIN = 42, 120
 _TRACK_GAP = 0.18
-"""Between two tracks, as a share of a track's height."""
+"""Gap between two tracks, as a share of a track's height."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Series:
     """One line, area or set of bars of a chart."""
 
     name: str
-    """In the legend; plain text."""
+    """Name in the legend; plain text."""
     line: Line
     """NaN leaves a gap."""
     colour: str
@@ -40,11 +40,11 @@ class Series:
     interval: tuple[Line, Line] | None = None
     """The lower and upper ends of the uncertainty around the line, drawn as a band."""
     interval_opacity: float = 0.18
-    """Of many bands over each other, little each."""
+    """Opacity of the band; small for many overlapping bands."""
 
 
 def nothing(sentence: str) -> go.Figure:
-    """A figure with one sentence that says why there is nothing to see."""
+    """Draws one sentence that explains why the chart is empty."""
     figure = _figure([])
     figure.add_annotation(text=plain(sentence), showarrow=False, xref="paper", yref="paper", x=0.5, y=0.5)
     figure.update_xaxes(visible=False)
@@ -63,9 +63,9 @@ def line_chart(
     legend: bool = True,
     band: tuple[float, float] | None = None,
 ) -> go.Figure:
-    """Lines; `x` and `y` are axis titles with units, `empty` is shown if no series has a point.
+    """Draws lines; `x` and `y` are axis titles with units, `empty` is shown if no series has points.
 
-    `band` are the lowest and the highest y that are as they should be.
+    `band`: lowest and highest desired y.
     """
     drawn = [entry for entry in series if len(entry.line.x)]
     if not drawn:
@@ -83,7 +83,7 @@ def line_chart(
 
 
 def area_chart(series: Sequence[Series], *, x: str, y: str, empty: str, whole: float | None = None) -> go.Figure:
-    """Areas stacked in the order of `series`, which share their x; `whole` is the top of the axis if it is known."""
+    """Draws stacked areas in the order of `series`, which share their x; `whole` is the top of the axis, if known."""
     drawn = [entry for entry in series if len(entry.line.x)]
     if not drawn:
         return nothing(empty)
@@ -97,7 +97,7 @@ def area_chart(series: Sequence[Series], *, x: str, y: str, empty: str, whole: f
 
 
 def bar_chart(series: Sequence[Series], *, x: str, y: str, empty: str) -> go.Figure:
-    """Bars side by side at whole numbers x."""
+    """Draws bars side by side at integer x."""
     drawn = [entry for entry in series if len(entry.line.x)]
     if not drawn:
         return nothing(empty)
@@ -112,7 +112,7 @@ def bar_chart(series: Sequence[Series], *, x: str, y: str, empty: str) -> go.Fig
 
 
 def heat_maps(heats: Sequence[Heat], *, x: str, y: str, unit: str, empty: str) -> go.Figure:
-    """Heat maps side by side with one logarithmic colour scale; `unit` is the unit of the counts."""
+    """Draws heat maps side by side with one logarithmic colour scale; `unit` is the unit of the counts."""
     drawn = [heat for heat in heats if heat.counts.size]
     if not drawn:
         return nothing(empty)
@@ -138,7 +138,7 @@ def heat_maps(heats: Sequence[Heat], *, x: str, y: str, unit: str, empty: str) -
 
 
 def tracks_chart(tracks: Sequence[Track], *, x: str, y: str, empty: str) -> go.Figure:
-    """One row per track over a common x axis, with each interval divided into the shares of its kinds."""
+    """Draws one row per track over a common x axis, with each interval divided by kind."""
     drawn = [track for track in tracks if track.shares]
     if not drawn:
         return nothing(empty)
@@ -159,7 +159,7 @@ def tracks_chart(tracks: Sequence[Track], *, x: str, y: str, empty: str) -> go.F
             "showgrid": False,
             "zeroline": False,
             "automargin": True,
-            # Beside the longest name, so that it overlaps none of the others.
+            # Next to the longest name, so that the title overlaps no name.
             "title": {"text": y if track is longest else "", "standoff": 8},
         }
         figure.update_layout({f"yaxis{suffix}": axis})
@@ -189,7 +189,7 @@ def _scatter(series: Series) -> dict[str, Any]:
     return {
         "type": "scatter",
         "name": plain(series.name),
-        # So that a click in the legend hides the line with its band.
+        # A click in the legend hides the line with its band.
         "legendgroup": plain(series.name),
         **series.line._asdict(),
         "mode": "markers" if series.dots_only else "lines+markers" if dotted else "lines",
@@ -257,7 +257,7 @@ def _heat_map(heat: Heat, suffix: str, x: str, y: str, unit: str) -> dict[str, A
 
 
 def _counted_colours(heats: Sequence[Heat], unit: str) -> dict[str, Any]:
-    """A colour axis of logarithms whose ticks are counts."""
+    """Returns a logarithmic colour axis with counts as ticks."""
     most = max(int(heat.counts.max()) for heat in heats)
     powers = range(len(str(most)))
     bar = {"title": {"text": unit}, "tickvals": list(powers), "ticktext": [f"{10**power:,}" for power in powers]}
@@ -272,5 +272,5 @@ def _decades(series: Sequence[Series]) -> float:
 
 
 def plain(text: str) -> str:
-    """Text that may come from a store, without what Plotly takes for markup."""
+    """Escapes text that may come from a store, because Plotly interprets markup."""
     return escape(text, quote=False)

@@ -1,4 +1,4 @@
-"""A run's home page: whether it learns, how stale it is, how far off policy, and where a step's time goes."""
+"""A run's home page: reward, staleness, off-policy measures and the time of a step."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,14 +16,6 @@ from dashboard.views.stacked import Mark, stacked
 
 _PIXELS = 400
 Move = Callable[[Line], Line]
-
-
-def _by_version(runs: Sequence[RunData]) -> go.Figure:
-    return _home(runs[0], VERSIONS, lambda line: line)
-
-
-def _by_time(runs: Sequence[RunData]) -> go.Figure:
-    return _home(runs[0], MINUTES, lambda line: phases.by_clock(runs[0], line))
 
 
 def _home(run: RunData, x: str, move: Move) -> go.Figure:
@@ -45,7 +37,7 @@ def _marks(run: RunData, move: Move) -> list[Mark]:
 
 
 def _at(versions: Sequence[float], move: Move) -> list[float]:
-    """Where these policy versions are on the x axis."""
+    """Converts policy versions to positions on the x axis."""
     at = np.array(versions, np.float64)
     return [float(x) for x in move(Line(at, at)).x]
 
@@ -68,7 +60,7 @@ def _reward(run: RunData, x: str, move: Move) -> go.Figure:
 
 
 def _add_promotions(figure: go.Figure, run: RunData, move: Move) -> None:
-    """A star on the accuracy of each version that was promoted."""
+    """Adds a star at the accuracy of each promoted version."""
     accuracy, promoted = learning.accuracy(run), events.promotions(run)
     is_promoted = np.isin(accuracy.x, [*promoted])
     if not is_promoted.any():
@@ -95,7 +87,7 @@ def _staleness(run: RunData, x: str, move: Move) -> go.Figure:
 
 def _off_policy(run: RunData, x: str, move: Move) -> go.Figure:
     series = [
-        Series(name="π/μ, p95", line=move(phases.tail_ratio(run)), colour=ORANGE),
+        Series(name="π/μ, p95", line=move(learning.measured(run, "importance_ratio_p95")), colour=ORANGE),
         Series(name="effective sample size", line=move(learning.measured(run, "effective_sample_size")), colour=BLUE),
     ]
     return line_chart(series, x=x, y="", empty=missing([run]))
@@ -115,17 +107,22 @@ def _phases(run: RunData, x: str, move: Move) -> go.Figure:
     return figure
 
 
-_SENTENCE = "Dotted lines across: a stage was started again, or the run was resumed; dashed: with changes."
+_SENTENCE = "Dotted vertical lines: a stage was restarted, or the run was resumed; dashed: resumed with changes."
 
-HOME = View(
-    name="home",
-    title="Home",
-    sentence="",
-    blocks=(Chart(id="home-charts", title="By version", sentence=_SENTENCE, build=_by_version, wide=True),),
+_BY_VERSION = Chart(
+    id="home-charts",
+    title="By version",
+    sentence=_SENTENCE,
+    build=lambda runs: _home(runs[0], VERSIONS, lambda line: line),
+    wide=True,
 )
-HOME_BY_TIME = View(
-    name="home-time",
-    title="By time",
-    sentence="",
-    blocks=(Chart(id="home-time-charts", title="By wall time", sentence=_SENTENCE, build=_by_time, wide=True),),
+_BY_TIME = Chart(
+    id="home-time-charts",
+    title="By wall time",
+    sentence=_SENTENCE,
+    build=lambda runs: _home(runs[0], MINUTES, lambda line: phases.by_clock(runs[0], line)),
+    wide=True,
 )
+
+HOME = View(name="home", title="Home", sentence="", blocks=(_BY_VERSION,))
+HOME_BY_TIME = View(name="home-time", title="By time", sentence="", blocks=(_BY_TIME,))

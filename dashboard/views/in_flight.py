@@ -1,4 +1,4 @@
-"""What the generators are working on, and whether it will be too old when it is done."""
+"""The generators' work in flight, with a warning if it exceeds the staleness bound."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,7 @@ def _table(runs: Sequence[RunData]) -> Rows:
 
 def _note(run: RunData, work: InFlight) -> str:
     masked = run.info.config.get("staleness", {}).get("too_old") == "mask"
-    consequence = "tokens that are older carry no loss" if masked else "the trainer drops a group that is older"
+    consequence = "older tokens are masked" if masked else "the trainer drops older groups"
     return (
         f"{run.info.run_id}: the oldest group of generate-{work.generator} is {work.versions} policy versions old, "
         f"beyond the bound of {work.bound}: {consequence}."
@@ -55,9 +55,9 @@ def _count(number: int | None) -> str:
 IN_FLIGHT = Table(
     id="flow-in-flight",
     title="In flight",
-    sentence="What each generator is working on, and its oldest group: the time since it was admitted, and how far the "
-    "trainer is ahead of its oldest weights. Continued are tokens taken over from an earlier process; discarded are "
-    "tokens that were lost with one and had to be generated again.",
+    sentence="The work of each generator, and the age of its oldest group: the time since its admission, and the "
+    "policy versions since its oldest weights. Continued tokens were taken over from an earlier process; discarded "
+    "tokens were lost with one and generated again.",
     build=_table,
     wide=True,
     requires=lambda run: bool(in_flight(run)),

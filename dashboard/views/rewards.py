@@ -1,10 +1,11 @@
-"""Charts of the learning page about single responses: what they earn, how rewards differ, and how long they are."""
+"""Charts of the learning page about responses: reward spread, reward components, length and truncation."""
 
 from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
 from dashboard.queries import rewards as queries
+from dashboard.queries.learning import measured
 from dashboard.queries.series import NO_LINE
 from dashboard.read.model import RunData
 from dashboard.views.blocks import Chart
@@ -63,7 +64,7 @@ def _components(runs: Sequence[RunData]) -> go.Figure:
 
 
 def _truncated(runs: Sequence[RunData]) -> go.Figure:
-    series = line_per_run(runs, queries.truncated_share)
+    series = line_per_run(runs, lambda run: measured(run, "truncated_share"))
     empty, legend = missing(runs), len(runs) > 1
     return line_chart(series, x=VERSIONS, y="share of responses", empty=empty, from_zero=True, legend=legend)
 
@@ -73,26 +74,26 @@ BLOCKS = (
         id="learning-reward-spread",
         title="Reward spread",
         sentence="Standard deviation of the rewards within a group: mean and quantiles over the groups taken for each "
-        "step, dropped ones included. A group at 0 teaches nothing. For several runs: the mean.",
+        "step, including dropped ones. A group at 0 teaches nothing. For several runs: the mean.",
         build=_spread,
     ),
     Chart(
         id="learning-reward-components",
         title="Components of the reward",
-        sentence="Mean of each number that the reward reports beside its total, over the responses of each step.",
+        sentence="Mean over the responses of each step of each component that the reward reports with its total.",
         build=_components,
     ),
     Chart(
         id="learning-lengths",
         title="Response length, quantiles",
-        sentence="A tenth of the responses taken for each step, dropped ones included, are no longer than p10, half no "
+        sentence="10 % of the responses taken for each step, including dropped ones, are no longer than p10, half no "
         "longer than p50, and so on. For several runs: p90.",
         build=_lengths,
     ),
     Chart(
         id="learning-truncated",
         title="Truncated responses",
-        sentence="Share of each step's responses that were cut off, by max_new_tokens or by the limit of turns.",
+        sentence="Share of each step's responses that were cut off by max_new_tokens or by the limit on turns.",
         build=_truncated,
     ),
 )

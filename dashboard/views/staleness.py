@@ -1,4 +1,4 @@
-"""How stale the trained trajectories are, where that comes from, and what the bound costs."""
+"""The staleness page: staleness of the trained trajectories, its sources, and the cost of the bound."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,7 +14,7 @@ from dashboard.views.figures import Series, area_chart, bar_chart, heat_maps, li
 from dashboard.views.per_run import VERSIONS, Build, line_per_run, lines, missing, number, rows_per_run
 
 _STALENESS = "staleness, policy versions"
-_DECISIONS = ("version", "decision", "bound", "places", "reason")
+_DECISIONS = ("version", "decision", "bound", "slots", "reason")
 _OUTCOMES = ("outcome", "rollouts", "response tokens", "mean length, tokens", "÷ trained", "mean reward")
 
 
@@ -134,17 +134,17 @@ VIEW = View(
         Table(
             id="staleness-decisions",
             title="Decisions",
-            sentence="What the trainer decided about the bound, the places of each generator and rollbacks, and why; "
-            "the newest first. Decisions of versions that were rolled back stay in the list.",
+            sentence="The trainer's decisions about the bound, the slots of each generator and rollbacks, with "
+            "reasons; newest first. Decisions of rolled-back versions stay in the list.",
             build=lambda runs: rows_per_run(runs, _DECISIONS, _decisions),
             wide=True,
             requires=lambda run: bool(queries.decisions(run)),
         ),
         Chart(
             id="staleness-split",
-            title="Where it comes from",
-            sentence="Staleness gained while trajectories were being sampled, and while they waited in queues; the sum "
-            "is the mean. For several runs: the part from queues.",
+            title="Sources of staleness",
+            sentence="Mean staleness gained while trajectories were sampled, and while they waited in queues; the sum "
+            "is the mean staleness. For several runs: the part from queues.",
             build=_split,
         ),
         Chart(
@@ -187,8 +187,8 @@ VIEW = View(
         Table(
             id="staleness-outcomes",
             title="Trained and dropped",
-            sentence="The trajectories that the trainer took, by outcome. If a mean length differs from that of the "
-            "trained ones, dropping favours long or short responses.",
+            sentence="The trajectories that the trainer took, by outcome. If a mean length differs from that of "
+            "trained trajectories, dropping favours long or short responses.",
             build=lambda runs: rows_per_run(runs, _OUTCOMES, _outcomes),
         ),
         *bias.BLOCKS,

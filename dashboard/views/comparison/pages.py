@@ -1,4 +1,4 @@
-"""The first pages of a comparison: in which settings the runs differ, what they came to, and how they got there."""
+"""The first pages of a comparison: different settings, final figures, and metrics over versions and time."""
 
 from collections.abc import Sequence
 
@@ -39,7 +39,7 @@ COMPARISON = View(
     blocks=(
         Table(
             id="compare-config",
-            title="What the configs differ in",
+            title="Different settings",
             sentence="Only the settings that are not the same in all of these runs.",
             build=_differences,
             wide=True,
@@ -63,7 +63,7 @@ COMPARISON_BY_TIME = View(
         Chart(
             id="compare-time-progress",
             title="Progress",
-            sentence="The policy version that each run had made: the steeper, the faster.",
+            sentence="The policy version that each run had reached: the steeper, the faster.",
             build=progress,
         ),
     ),

@@ -10,8 +10,8 @@ import pytest
 from dashboard.read.search import (
     MAX_TEXT_GROUPS,
     PAGE_SIZE,
-    Found,
     Query,
+    SearchResult,
     address,
     find,
     from_address,
@@ -45,8 +45,8 @@ def taken(num_groups: int, group_size: int = 4, seed: int = SEED) -> dict[str, n
     }
 
 
-def groups_of(found: Found, columns: Mapping[str, npt.NDArray[Any]]) -> list[int]:
-    return [int(columns["group_id"][start]) for start in found.starts]
+def groups_of(result: SearchResult, columns: Mapping[str, npt.NDArray[Any]]) -> list[int]:
+    return [int(columns["group_id"][start]) for start in result.starts]
 
 
 def inside(value: float, limits: tuple[float | None, float | None]) -> bool:
@@ -78,8 +78,8 @@ def found_slowly(columns: Mapping[str, npt.NDArray[Any]], query: Query) -> list[
     sign = -1 if query.order == "highest" else 1
 
     def place(group: int) -> float:
-        known = rewards[group]
-        return sign * sum(known) / len(known) if known else float("inf")
+        finite = rewards[group]
+        return sign * sum(finite) / len(finite) if finite else float("inf")
 
     return sorted(newest, key=place)
 
