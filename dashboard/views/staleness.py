@@ -14,7 +14,7 @@ from dashboard.views.figures import Series, area_chart, bar_chart, heat_maps, li
 from dashboard.views.per_run import VERSIONS, Build, line_per_run, lines, missing, number, rows_per_run
 
 _STALENESS = "staleness, policy versions"
-_DECISIONS = ("version", "decision", "bound", "slots", "reason")
+_DECISIONS = ("version", "decision", "bound", "reason")
 _OUTCOMES = ("outcome", "rollouts", "response tokens", "mean length, tokens", "÷ trained", "mean reward")
 
 
@@ -111,7 +111,6 @@ def _decisions(run: RunData) -> list[tuple[str, ...]]:
             f"{decision['policy_version']:,}",
             decision["change"],
             str(decision["max_staleness"]),
-            str(decision["places"]),
             decision["reason"],
         )
         for decision in reversed(queries.decisions(run))
@@ -134,8 +133,8 @@ VIEW = View(
         Table(
             id="staleness-decisions",
             title="Decisions",
-            sentence="The trainer's decisions about the bound, the slots of each generator and rollbacks, with "
-            "reasons; newest first. Decisions of rolled-back versions stay in the list.",
+            sentence="The trainer's decisions about the bound and rollbacks, with reasons; newest first. Decisions of "
+            "rolled-back versions stay in the list.",
             build=lambda runs: rows_per_run(runs, _DECISIONS, _decisions),
             wide=True,
             requires=lambda run: bool(queries.decisions(run)),
