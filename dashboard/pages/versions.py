@@ -27,11 +27,11 @@ def chosen(same_prompt: SamePrompt, opened: PromptGroup | None) -> list[PromptGr
     groups = same_prompt.groups
     if len(groups) <= MAX_COLUMNS:
         return list(groups)
-    places = np.unique(np.linspace(0, len(groups) - 1, MAX_COLUMNS).round().astype(int)).tolist()
-    if opened in groups and (at := groups.index(opened)) not in places:
-        nearest = min(range(1, len(places) - 1), key=lambda i: abs(places[i] - at))
-        places = sorted({*places[:nearest], *places[nearest + 1 :], at})
-    return [groups[i] for i in places]
+    positions = np.unique(np.linspace(0, len(groups) - 1, MAX_COLUMNS).round().astype(int)).tolist()
+    if opened in groups and (at := groups.index(opened)) not in positions:
+        nearest = min(range(1, len(positions) - 1), key=lambda i: abs(positions[i] - at))
+        positions = sorted({*positions[:nearest], *positions[nearest + 1 :], at})
+    return [groups[i] for i in positions]
 
 
 def view(

@@ -85,7 +85,7 @@ def found_slowly(columns: Mapping[str, npt.NDArray[Any]], query: Query) -> list[
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "fields",
     [
         {},
         {"group": "7"},
@@ -97,9 +97,9 @@ def found_slowly(columns: Mapping[str, npt.NDArray[Any]], query: Query) -> list[
         {"order": "highest", "outcome": "error", "version": "2.."},
     ],
 )
-def test_a_query_finds_what_a_loop_over_all_rows_finds_in_the_same_order(asked: dict[str, str]) -> None:
+def test_a_query_finds_what_a_loop_over_all_rows_finds_in_the_same_order(fields: dict[str, str]) -> None:
     columns = taken(60)
-    query = parse(asked)
+    query = parse(fields)
     result = find(columns, OUTCOMES, query)
     expected = found_slowly(columns, query)
     assert groups_of(result, columns) == expected, f"seed {SEED}"
