@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import finish, make_parser, print_table
-from benchmarks.long_tail.campaign import measured, run_case
-from benchmarks.long_tail.cases import GROUP_SIZE, MEAN_TOKENS, Case, all_cases
+from benchmarks.long_tail.campaign import GROUP_SIZE, MEAN_TOKENS, Case, all_cases, measured, run_case
 from benchmarks.long_tail.expected import expected
 
 SHARES = {0.6: 0.95, 1.0: 0.90}

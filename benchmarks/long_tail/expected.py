@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.long_tail.campaign import settings
-from benchmarks.long_tail.cases import GROUP_SIZE, MAX_TOKENS, Case
+from benchmarks.long_tail.campaign import GROUP_SIZE, MAX_TOKENS, Case, settings
 from benchmarks.sleeping.pace import LongTail
 from configs.schema import RunConfig
 from millrace.planning.durations import Costs

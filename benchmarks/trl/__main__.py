@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import add_settings, finish, make_parser, print_table, write_json
-from benchmarks.trl.figures import Figures, of_pair, of_pairs, targets_met
-from benchmarks.trl.runs import TRL, environment, run_millrace, run_trl
+from benchmarks.trl.runs import TRL, Figures, environment, of_pair, of_pairs, run_millrace, run_trl, targets_met
 from benchmarks.trl.shapes import SHAPES, Shape, make_model, write_prompts
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.long_tail.__main__ import targets_met
-from benchmarks.long_tail.cases import Case, Mode
+from benchmarks.long_tail.campaign import Case, Mode
 from benchmarks.long_tail.expected import expected
 
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.trl.figures import of_pair, of_pairs, targets_met
-from benchmarks.trl.runs import Step
+from benchmarks.trl.runs import Step, of_pair, of_pairs, targets_met
 from benchmarks.trl.shapes import SHAPES, write_prompts
 
 SHORT = SHAPES["short"]
