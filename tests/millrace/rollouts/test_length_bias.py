@@ -20,7 +20,7 @@ def group(of_members: list[tuple[int, float | None]]) -> ScoredGroup:
 
 @given(steps)
 def test_ratios_are_of_the_means_over_the_last_steps(
-    story: list[tuple[list[tuple[int, float | None]], list[list[tuple[int, float | None]]]]]
+    story: list[tuple[list[tuple[int, float | None]], list[list[tuple[int, float | None]]]]],
 ) -> None:
     story = [([(7, 0.5), *trained], dropped) for trained, dropped in story]
     bias = LengthBias()

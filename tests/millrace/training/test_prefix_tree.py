@@ -1,4 +1,4 @@
-"""Prefix trees: every sequence can be read back, sees exactly what is before each token, and nothing stands twice."""
+"""Prefix trees: each sequence can be read back, attends to its earlier tokens, and shares common prefixes."""
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +15,10 @@ def forests(draw: st.DrawFn) -> list[Tokens]:
     """Sequences that grow from each other: each begins with some of an earlier one, or with all of it."""
     made: list[list[int]] = []
     for _ in range(draw(st.integers(1, 12))):
-        before = draw(st.sampled_from(made)) if made and draw(st.integers(0, 4)) else []
-        kept = draw(st.integers(0, len(before)))
-        own = draw(st.lists(st.integers(0, 3), max_size=6)) * draw(st.sampled_from([1, 8]))
-        made.append([*before[:kept], *own] or [0])
+        parent = draw(st.sampled_from(made)) if made and draw(st.integers(0, 4)) else []
+        kept = draw(st.integers(0, len(parent)))
+        suffix = draw(st.lists(st.integers(0, 3), max_size=6)) * draw(st.sampled_from([1, 8]))
+        made.append([*parent[:kept], *suffix] or [0])
     return [np.array(one, dtype=np.int32) for one in made]
 
 

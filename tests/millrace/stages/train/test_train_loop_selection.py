@@ -11,7 +11,7 @@ from support.stages.trainer_bench import HurriedStage, TrainerBench
 from support.stores.memory import unused_name
 from transformers import LlamaForCausalLM
 
-from configs.replay import ReplayRequest, Selection
+from configs.requests import ReplayRequest, Selection
 from configs.training import SelectionConfig
 from millrace.errors import ReplayError
 from millrace.models.start_folder import store_start_model
@@ -133,7 +133,7 @@ def test_truncated_responses_are_counted_separately(make_bench: MakeBench) -> No
     account = bench.account
     assert account.dropped == {"truncated": Amount(rollouts=3, tokens=6), "error": Amount(rollouts=1, tokens=1)}
     assert account.groups_dropped == 1
-    # The error is taken and not trained; what was cut off is left out of both.
+    # The error is taken and not trained; truncated responses count as neither.
     assert bench.metric("length_ratio") == [1.0]
 
 
@@ -160,7 +160,7 @@ def test_runs_with_a_selection_are_replayed_bit_for_bit(
     assert outcomes == {"trained", "zero_advantage", "truncated"}, "witness"
     assert bench.account.masked.tokens > 0, "witness: some tokens were too old"
     rows = select(SourceRun(bench.store), Selection(dropped=True))
-    assert len(rows) == len(bench.outcomes()), "a replay may train what was dropped, all of which could be read"
+    assert len(rows) == len(bench.outcomes()), "a replay may train dropped groups, as all can be read"
     verdict = verify(bench.store)
     assert (verdict.difference, len(verdict.passed)) == (None, version)
 
@@ -218,7 +218,7 @@ def test_every_trajectory_is_counted_once_with_any_selection(
     bench.train()
     account, rows = bench.account, bench.consumed()
     trained_groups = {row["group_id"] for row in rows if row["outcome"] == "trained"}
-    # What was taken since the last step is not counted yet, and will be taken again.
+    # Groups taken since the last step are not counted yet, and will be taken again.
     assert set(Counter((row["group_id"], row["sample_index"]) for row in rows).values()) <= {1}
     by_outcome = Counter(row["outcome"] for row in rows)
     assert by_outcome.pop("trained") == account.trained.rollouts
@@ -232,7 +232,7 @@ def test_every_trajectory_is_counted_once_with_any_selection(
 def test_in_sync_mode_outcomes_are_stored_before_the_next_step(
     memory_store: MemoryStore, make_model: Callable[..., LlamaForCausalLM]
 ) -> None:
-    config = {"pipeline": {"mode": "sync"}, "prompts": {"curriculum": {"window": 2}}}
+    config = {"pipeline": {"mode": "sync"}, "prompts": {"curriculum_window": 2}}
     bench = TrainerBench(memory_store, make_model, **config)
     bench.commit(0, [[0], [0]])
     bench.commit(1, [[0], [0]])

@@ -31,13 +31,13 @@ def samples(draw: st.DrawFn) -> Sample:
     )
 
 
-def same(one: object, other: object) -> bool:
+def same(first: object, second: object) -> bool:
     """Equal in type and to the last bit."""
-    if isinstance(one, np.ndarray):
-        assert isinstance(other, np.ndarray)
-        return one.dtype == other.dtype and one.tobytes() == other.tobytes()
-    both_nan = isinstance(one, float) and isinstance(other, float) and math.isnan(one) and math.isnan(other)
-    return type(one) is type(other) and (one == other or both_nan)
+    if isinstance(first, np.ndarray):
+        assert isinstance(second, np.ndarray)
+        return first.dtype == second.dtype and first.tobytes() == second.tobytes()
+    both_nan = isinstance(first, float) and isinstance(second, float) and math.isnan(first) and math.isnan(second)
+    return type(first) is type(second) and (first == second or both_nan)
 
 
 @given(st.lists(samples(), min_size=1, max_size=6))
