@@ -130,11 +130,11 @@ def test_a_checkpoint_becomes_a_folder_with_the_same_policy(
         AutoModelForCausalLM.from_pretrained(tmp_path / name, attn_implementation="eager")
         for name in ("exported", "start")
     )
-    one = samples()[3]
+    sample = samples()[3]
     with torch.no_grad():
-        found, before = (response_logprobs(model, one) for model in (exported, start))
-        torch.testing.assert_close(found, trainer.logprobs_of(pack(one)), rtol=0, atol=TOLERANCE)
-        assert (found - before).abs().max() > 0.01, "it has learnt something"
+        exported_logprobs, start_logprobs = (response_logprobs(model, sample) for model in (exported, start))
+        torch.testing.assert_close(exported_logprobs, trainer.logprobs_of(pack(sample)), rtol=0, atol=TOLERANCE)
+        assert (exported_logprobs - start_logprobs).abs().max() > 0.01, "it has learnt something"
 
 
 ON_VLLM = [name for name, case in CASES.items() if case.vllm == "yes"]
@@ -145,7 +145,7 @@ IN_EACH_RUN = ("gemma2", "qwen3_moe")
 @pytest.mark.extended
 @pytest.mark.vllm
 @pytest.mark.parametrize(
-    "family", [pytest.param(one, marks=[] if one in IN_EACH_RUN else pytest.mark.extended) for one in ON_VLLM]
+    "family", [pytest.param(name, marks=[] if name in IN_EACH_RUN else pytest.mark.extended) for name in ON_VLLM]
 )
 def test_vllm_samples_from_the_trainers_policy(family: str, offer: Offer, tmp_path: Path) -> None:
     models = {version: CASES[family].model(seed=version) for version in range(2)}

@@ -33,7 +33,7 @@ def naive(
     temperatures_N: torch.Tensor,
     sets: Sequence[Sequence[int]] = (),
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """log π and entropy from the whole matrix; each token was drawn from its set of the N `sets`, if that isn't empty."""
+    """log π and entropy from the whole matrix; each token is drawn from its set in `sets`, unless that is empty."""
     logits_NV = hidden_NH @ weight_VH.t() + (bias_V if len(bias_V) else 0)
     keep_NV = torch.ones_like(logits_NV, dtype=torch.bool)
     for n, ids in enumerate(sets):

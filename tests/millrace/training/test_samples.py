@@ -145,10 +145,10 @@ def test_a_batch_may_be_empty_and_so_may_a_group(estimator: Estimator) -> None:
 def test_advantages_are_finite_one_a_reward_and_in_the_order_of_the_rewards(
     estimator: Estimator, groups: list[list[float]]
 ) -> None:
-    found = estimator(groups)
-    assert [len(group) for group in found] == [len(group) for group in groups]
-    assert all(math.isfinite(advantage) for group in found for advantage in group)
-    for rewards, advantages in zip(groups, found, strict=True):
+    batch = estimator(groups)
+    assert [len(group) for group in batch] == [len(group) for group in groups]
+    assert all(math.isfinite(advantage) for group in batch for advantage in group)
+    for rewards, advantages in zip(groups, batch, strict=True):
         ranked = [advantage for _, advantage in sorted(zip(rewards, advantages, strict=True))]
         assert ranked == sorted(ranked)
 

@@ -35,8 +35,8 @@ def by_hand(
         optimizer.step()
 
 
-def assert_same_weights(found: LlamaForCausalLM, expected: LlamaForCausalLM) -> None:
-    for (name, parameter), other in zip(expected.named_parameters(), found.parameters(), strict=True):
+def assert_same_weights(model: LlamaForCausalLM, expected: LlamaForCausalLM) -> None:
+    for (name, parameter), other in zip(expected.named_parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(other, parameter, rtol=1e-3, atol=1e-4, msg=name)
 
 

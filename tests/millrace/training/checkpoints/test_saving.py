@@ -261,6 +261,6 @@ def test_a_trainer_killed_before_the_record_leaves_the_checkpoint_before(place: 
     assert ended.returncode == -signal.SIGKILL
     assert armed.missed() == []
     store = open_store(str(tmp_path / "run"))
-    found = latest(store)
-    assert (found.step, found.state) == (1, {"version": 1})
-    assert torch.equal(load_weights(store, found, {})["weight"], torch.full((100,), 1.0))
+    checkpoint = latest(store)
+    assert (checkpoint.step, checkpoint.state) == (1, {"version": 1})
+    assert torch.equal(load_weights(store, checkpoint, {})["weight"], torch.full((100,), 1.0))

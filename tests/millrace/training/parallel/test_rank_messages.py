@@ -44,9 +44,9 @@ def same(first: object, second: object) -> bool:
 def test_samples_arrive_bit_for_bit_and_in_their_order(sent: list[Sample]) -> None:
     arrived = unpack(pack(sent))
     assert len(arrived) == len(sent)
-    for one, other in zip(sent, arrived, strict=True):
+    for sample, other in zip(sent, arrived, strict=True):
         for field in fields(Sample):
-            assert same(getattr(one, field.name), getattr(other, field.name)), field.name
+            assert same(getattr(sample, field.name), getattr(other, field.name)), field.name
 
 
 def test_samples_that_arrived_are_writeable() -> None:
