@@ -1,4 +1,4 @@
-"""The newest groups of a run as a view of tables, for the exported file, which can't read others from the store."""
+"""The newest groups of a run as tables, for the exported file, which has no store to read other groups from."""
 
 from dashboard.read.groups import Group, GroupReader, Response
 from dashboard.read.model import RunData
@@ -18,11 +18,11 @@ _HEADER = ("row", "outcome", "staleness", "versions", "reward", "advantage", "to
 
 
 def newest_groups(run: RunData) -> View:
-    """The last groups that the trainer took: prompt, responses, rewards, versions, and what can't be read."""
+    """Shows the last groups that the trainer took: prompts, responses, rewards, versions and read errors."""
     store = open_store(run.info.url)
     reader, texts = GroupReader(store, run.info.config), read_tokens(store, run.info.config)
-    found = find(run.consumed, run.outcomes, Query())
-    rows = found.starts[:MOST_GROUPS].tolist()
+    result = find(run.consumed, run.outcomes, Query())
+    rows = result.starts[:MOST_GROUPS].tolist()
     first_rows = [(int(run.consumed["generator"][i]), int(run.consumed["trajectory_row_id"][i])) for i in rows]
     run_id = run.info.run_id
     return View(

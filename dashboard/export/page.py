@@ -37,12 +37,9 @@ main > section { margin-bottom: 40px; }
 
 
 def export(runs: Sequence[RunData], views: Sequence[View], path: Path) -> None:
-    """Write `views` of `runs`, at least one, to the file `path`, replacing it atomically.
-
-    Raises InputError if it can't be written.
-    """
+    """Writes `views` of at least one run to the file `path` atomically. Raises InputError if it can't be written."""
     if path.is_dir():
-        raise InputError(f"{path}: a folder; expected the name of a file to write")
+        raise InputError("is a folder", file=path, expected="the name of a file to write")
     data = page(runs, views, datetime.now(UTC)).encode()
     written = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
@@ -52,11 +49,11 @@ def export(runs: Sequence[RunData], views: Sequence[View], path: Path) -> None:
         finally:
             written.unlink(missing_ok=True)
     except OSError as error:
-        raise InputError(f"{path}: can't be written: {error.strerror or error}") from error
+        raise InputError(f"can't be written: {error.strerror or error}", file=path) from error
 
 
 def page(runs: Sequence[RunData], views: Sequence[View], made: datetime) -> str:
-    """The file's text; `made` is its time of creation, with a time zone."""
+    """Returns the HTML; `made` is the time of creation, with a time zone."""
     title = f"Millrace: {', '.join(run.info.run_id for run in runs)}"
     plotly = get_plotlyjs()
     return "\n".join(
@@ -76,7 +73,7 @@ def page(runs: Sequence[RunData], views: Sequence[View], made: datetime) -> str:
 
 
 def _policy(*scripts: str) -> str:
-    """The content policy of the file: these scripts, and pictures that Plotly creates for download."""
+    """Returns a content security policy that allows these scripts and the images that Plotly creates for download."""
     hashes = " ".join(
         f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts
     )
@@ -156,5 +153,5 @@ def _table(rows: Rows) -> str:
 
 
 def _inside_script(json: str) -> str:
-    """The same JSON, with the characters escaped that could end the surrounding script or begin a comment."""
+    """Escapes characters that could end the surrounding script element or begin a comment."""
     return json.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

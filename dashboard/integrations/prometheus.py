@@ -1,11 +1,11 @@
-"""The main series of the runs, as Prometheus scrapes them; each with the label `run`.
+"""Metrics of the runs for Prometheus, each with the label `run`.
 
     Runs.overview ─► every run                       progress, reward, staleness and its bound
     RunReader.look ─► the most recently active runs  rollouts, tokens, time, queues, ledger, status ages, training,
                                                      verdict, restarts
 
-Unknown values are absent, so that a graph shows a gap and not a zero. `grafana.json` shows these series, `alerts.yaml`
-warns by them.
+Unknown values are absent, so that a graph shows a gap instead of a zero. `grafana.json` and `alerts.yaml` use these
+series.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -30,27 +30,27 @@ from millrace.runtime.metrics import CPU_CORES, MEMORY_BYTES
 from storage.errors import StorageError
 
 MOST_DETAILED = 4
-"""Runs with all series; each keeps its consumed rows in memory."""
+"""Number of runs with all series; each keeps its consumed rows in memory."""
 VERDICT = ("state", "health", "bottleneck", "staleness", "sample_size")
-"""The clauses of the verdict, in its order."""
+"""Names of the verdict's clauses, in order."""
 LEVELS = {"good": 0, "warning": 1, "bad": 2}
-"""Their values; a clause that is unknown has none."""
+"""Level of a clause → value; an unknown clause has none."""
 
 Sample = tuple[str, tuple[str, ...], Any]
-"""Name of the family, values of its labels after `run`, and the number; None if unknown."""
+"""Family name, values of the labels after `run`, and the value; None if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A series; a unit is the last word of its name."""
+    """A metric family; its name ends in its unit."""
 
     doc: str
     labels: tuple[str, ...] = ()
     """After `run`."""
     counts: bool = False
-    """A counter: it grows, except when a run is rolled back to a checkpoint. Its samples' names end in `_total`."""
+    """Whether it is a counter. Counters decrease only when a run is rolled back; their samples end in `_total`."""
     newest_of: tuple[str, str] | None = None
-    """Stage replica and name of the metric whose newest value it is."""
+    """Stage replica and metric whose newest value is exported."""
 
 
 def _newest(metric: str, doc: str, replica: str = "train-0") -> Family:
@@ -58,16 +58,16 @@ def _newest(metric: str, doc: str, replica: str = "train-0") -> Family:
 
 
 FAMILIES: Mapping[str, Family] = {
-    # Of every run.
+    # All runs.
     "millrace_run_state": Family(doc="1 for the state that the run is in", labels=("state",)),
-    "millrace_problems": Family(doc="number of sentences on what of the run can't be read"),
+    "millrace_problems": Family(doc="number of errors in reading the run"),
     "millrace_policy_version": Family(doc="optimizer steps done: the trainer's policy version"),
     "millrace_policy_version_target": Family(doc="policy version at which the run is complete"),
     "millrace_reward_mean": Family(doc="mean reward of the last step's trajectories"),
     "millrace_staleness_mean": Family(doc="mean staleness of all trained rollouts, policy versions"),
     "millrace_staleness_max": Family(doc="largest staleness of all trained rollouts, policy versions"),
     "millrace_staleness_bound": Family(doc="largest staleness allowed, policy versions"),
-    # Of the most recently active runs.
+    # The most recently active runs.
     "millrace_evaluation_accuracy": Family(doc="held-out accuracy of the newest version evaluated, 0 to 1"),
     "millrace_rollouts": Family(doc="rollouts the trainer took, by outcome", labels=("outcome",), counts=True),
     "millrace_generated_rollouts": Family(doc="rollouts committed by the generators", counts=True),
@@ -79,7 +79,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "millrace_ledger_balanced": Family(doc="1 if every rollout is accounted for; 0 if not, or if unknown"),
     "millrace_verdict": Family(
-        doc="what the verdict says of the run: 0 good, 1 warning, 2 bad; with the rule it follows from",
+        doc="level of each clause of the verdict: 0 good, 1 warning, 2 bad; with the rule that set it",
         labels=("clause", "cause"),
     ),
     "millrace_promoted_version": Family(doc="policy version of the checkpoint promoted last; 0 before the first"),
@@ -99,16 +99,16 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "millrace_generating_requests": Family(doc="requests that a generator's engine works on", labels=("replica",)),
     "millrace_generating_groups": Family(doc="groups admitted and not committed yet", labels=("replica",)),
-    "millrace_generating_tokens": Family(doc="response tokens that these groups have so far", labels=("replica",)),
-    "millrace_oldest_group_seconds": Family(doc="since the oldest of them was admitted", labels=("replica",)),
+    "millrace_generating_tokens": Family(doc="response tokens generated so far for these groups", labels=("replica",)),
+    "millrace_oldest_group_seconds": Family(doc="age of the oldest admitted group, seconds", labels=("replica",)),
     "millrace_oldest_group_versions": Family(
-        doc="how far the trainer is ahead of its oldest weights, policy versions", labels=("replica",)
+        doc="policy versions between the trainer and the oldest weights that sampled the group", labels=("replica",)
     ),
     "millrace_continued_tokens": Family(
-        doc="response tokens taken over from earlier processes", labels=("replica",), counts=True
+        doc="response tokens continued from earlier processes", labels=("replica",), counts=True
     ),
     "millrace_discarded_tokens": Family(
-        doc="response tokens lost with earlier processes and generated again", labels=("replica",), counts=True
+        doc="response tokens lost when a process ended, and generated again", labels=("replica",), counts=True
     ),
     "millrace_push_seconds": _newest("push_seconds", "until all generators had the last version", "sync_weights-0"),
     "millrace_generator_pause_seconds": _newest(
@@ -116,8 +116,8 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "millrace_step_staleness_mean": _newest("staleness_mean", "mean staleness of the last step, policy versions"),
     "millrace_step_staleness_max": _newest("staleness_max", "largest staleness of the last step, policy versions"),
-    "millrace_overtaken_groups_mean": _newest("overtaken_groups_mean", "later groups taken before those of the step"),
-    "millrace_overtaken_groups_max": _newest("overtaken_groups_max", "the largest number of later groups taken before"),
+    "millrace_overtaken_groups_mean": _newest("overtaken_groups_mean", "mean of later groups taken first"),
+    "millrace_overtaken_groups_max": _newest("overtaken_groups_max", "most later groups taken first"),
     "millrace_masked_token_share": _newest("masked_token_share", "share of the last step's tokens beyond the bound"),
     "millrace_zero_advantage_share": _newest("zero_advantage_share", "share of the last step's groups without spread"),
     "millrace_truncated_share": _newest("truncated_share", "share of the last step's responses that were cut off"),
@@ -137,39 +137,39 @@ _USAGE = {"millrace_cpu_cores": CPU_CORES, "millrace_memory_bytes": MEMORY_BYTES
 
 
 def exposition(runs: Runs) -> bytes:
-    """The text that Prometheus scrapes, format 0.0.4. Counts the problems in reading a run."""
+    """Returns the metrics in text format 0.0.4. Errors in reading a run are counted as its problems."""
     rows = runs.overview()
-    found: dict[str, RunData] = {}
+    detailed: dict[str, RunData] = {}
     unread: set[str] = set()
-    # The most recently active first.
+    # The most recently active runs first.
     for row in sorted(rows, key=lambda row: min(row.ages.values(), default=float("inf")))[:MOST_DETAILED]:
         try:
             if row.problem is None:
-                found[row.run_id] = runs.reader(row.run_id).look()
+                detailed[row.run_id] = runs.reader(row.run_id).look()
         except (MillraceError, StorageError, KeyError):
-            # KeyError: the run was removed just now.
+            # KeyError: the run has just been removed.
             unread.add(row.run_id)
-    return expose(rows, found, unread)
+    return expose(rows, detailed, unread)
 
 
-def expose(rows: Sequence[OverviewRow], found: Mapping[str, RunData], unread: Collection[str] = ()) -> bytes:
-    """The same from data already read, by the names of the runs' folders: a copied run keeps its old id.
+def expose(rows: Sequence[OverviewRow], detailed: Mapping[str, RunData], unread: Collection[str] = ()) -> bytes:
+    """Returns the metrics of runs already read. Keys are folder names, because a copied run keeps its old id.
 
-    `unread` are the runs whose details could not be read at all.
+    `unread`: runs whose details could not be read at all.
     """
     registry = CollectorRegistry()
-    registry.register(_Families(rows, found, unread))
+    registry.register(_Families(rows, detailed, unread))
     return generate_latest(registry)
 
 
 class _Families(Collector):
-    def __init__(self, rows: Sequence[OverviewRow], found: Mapping[str, RunData], unread: Collection[str]) -> None:
-        problems = {run_id: len(run.problems) for run_id, run in found.items()} | dict.fromkeys(unread, 1)
+    def __init__(self, rows: Sequence[OverviewRow], detailed: Mapping[str, RunData], unread: Collection[str]) -> None:
+        problems = {run_id: len(run.problems) for run_id, run in detailed.items()} | dict.fromkeys(unread, 1)
         self._samples = [(row.run_id, _of_row(row, problems.get(row.run_id, 0))) for row in rows]
-        self._samples += [(run_id, _of_run(run)) for run_id, run in found.items()]
+        self._samples += [(run_id, _of_run(run)) for run_id, run in detailed.items()]
 
     def collect(self) -> Iterator[Metric]:
-        """Every family, also those without samples, so that a board can be set up before the first run."""
+        """Yields every family, even without samples, so that a Grafana board can be set up before the first run."""
         families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {
             name: (CounterMetricFamily if family.counts else GaugeMetricFamily)(
                 name, family.doc, labels=("run", *family.labels)
@@ -201,29 +201,29 @@ def _of_run(run: RunData) -> Iterator[Sample]:
         yield from _of_status(run.status)
     accuracy = run.evaluations["accuracy"]
     yield "millrace_evaluation_accuracy", (), accuracy[-1] if len(accuracy) else None
-    for name, status in run.stage_status.items():
-        stage, _, replica = name.rpartition("-")
+    for replica_name, status in run.stage_status.items():
+        stage, _, replica = replica_name.rpartition("-")
         if stage in STAGES and status["doing"] != STOPPED:
             yield "millrace_last_status_seconds", (stage, replica), max(0.0, run.t - status["t"])
             for used, usage in _USAGE.items():
-                values = metric(run, name, usage)["value"]
+                values = metric(run, replica_name, usage)["value"]
                 yield used, (stage, replica), values[-1] if len(values) else None
     yield "millrace_attempts", (), len(run.info.attempts)
     promoted = [a.promotion.policy_version for a in run.info.attempts if a.promotion and a.promotion.promoted]
     yield "millrace_promoted_version", (), promoted[-1] if promoted else 0
     yield from _restarts(run)
-    for clause, found in zip(VERDICT, judge(read_facts(run)).clauses, strict=True):
-        yield "millrace_verdict", (clause, found.cause), LEVELS.get(found.level)
-    for one in in_flight(run):
-        yield from _of_generator(one)
-    for name, family in FAMILIES.items():
+    for name, clause in zip(VERDICT, judge(read_facts(run)).clauses, strict=True):
+        yield "millrace_verdict", (name, clause.cause), LEVELS.get(clause.level)
+    for work in in_flight(run):
+        yield from _of_generator(work)
+    for family_name, family in FAMILIES.items():
         if family.newest_of is not None:
             values = metric(run, *family.newest_of)["value"]
-            yield name, (), values[-1] if len(values) else None
+            yield family_name, (), values[-1] if len(values) else None
 
 
 def _restarts(run: RunData) -> Iterator[Sample]:
-    """Also those that are 0, so that the first restart is an increase."""
+    """Includes zeros, so that the first restart is an increase."""
     counts = (run.status or {}).get("incidents", {}).get("restarts", {})
     for name in {**run.stage_status, **counts}:
         stage, _, replica = name.rpartition("-")
@@ -231,15 +231,15 @@ def _restarts(run: RunData) -> Iterator[Sample]:
             yield "millrace_restarts", (stage, replica), counts.get(name, 0)
 
 
-def _of_generator(one: InFlight) -> Iterator[Sample]:
-    labels = (str(one.generator),)
-    yield "millrace_generating_requests", labels, one.requests
-    yield "millrace_generating_groups", labels, one.groups
-    yield "millrace_generating_tokens", labels, one.tokens
-    yield "millrace_oldest_group_seconds", labels, one.seconds
-    yield "millrace_oldest_group_versions", labels, one.versions
-    yield "millrace_continued_tokens", labels, one.continued
-    yield "millrace_discarded_tokens", labels, one.discarded
+def _of_generator(work: InFlight) -> Iterator[Sample]:
+    labels = (str(work.generator),)
+    yield "millrace_generating_requests", labels, work.requests
+    yield "millrace_generating_groups", labels, work.groups
+    yield "millrace_generating_tokens", labels, work.tokens
+    yield "millrace_oldest_group_seconds", labels, work.seconds
+    yield "millrace_oldest_group_versions", labels, work.versions
+    yield "millrace_continued_tokens", labels, work.continued
+    yield "millrace_discarded_tokens", labels, work.discarded
 
 
 def _of_status(status: Mapping[str, Any]) -> Iterator[Sample]:

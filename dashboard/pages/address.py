@@ -1,12 +1,12 @@
 """The addresses of the pages.
 
-/                                  the table of all runs; ?runs=a,b: those picked for comparison; filter=…, sort=…:
+/                                  the table of all runs; ?runs=a,b: runs picked for comparison; filter=…, sort=…:
                                    see `dashboard.queries.runs.table`; column=…, repeated: keys of the config
-/run/<run id>/<view>               one view of one run; without a view, the first
-/compare/<view>?runs=a,b           one view of several runs; without a view, the first
-anything else                      not found, with a sentence that says why
+/run/<run id>/<view>               one view of one run, by default the first
+/compare/<view>?runs=a,b           one view of several runs, by default the first
+anything else                      not found, with the reason
 
-A view's address may say how its charts are shown: smooth=10 for means of ten policy versions, x=time for wall time.
+A view's address may contain chart options: smooth=10 for means of ten policy versions, x=time for wall time.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -16,12 +16,12 @@ from urllib.parse import parse_qs, urlencode
 from dashboard.views.display import PLAIN, SMOOTHINGS, Display
 
 TRAJECTORIES = "trajectories"
-"""The view whose address holds a query."""
+"""Name of the view whose address contains a query."""
 MAX_COMPARED = 8
 DEFAULT_SORT = "-started"
 MAX_COLUMNS = 12
 MAX_CHARACTERS = 200
-"""Of a filter, and of the name of a column."""
+"""Limit for a filter and for the name of a column."""
 _MAX_SHOWN = 80
 
 
@@ -30,12 +30,12 @@ class OverviewPage:
     """All runs."""
 
     picked: tuple[str, ...] = ()
-    """Run ids ticked for comparison, in the order of the ticks."""
+    """Ids of the runs picked for comparison, in the order in which they were picked."""
     columns: tuple[str, ...] = ()
-    """Keys of the config that the table has a column for."""
+    """Config keys with a column."""
     filter: str = ""
     sort: str = DEFAULT_SORT
-    """A field or a key; downwards after a `-`."""
+    """Field or key; descending after a `-`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class RunPage:
 
 @dataclass(frozen=True, kw_only=True)
 class NotFound:
-    """There is no such page."""
+    """The page does not exist."""
 
     sentence: str
 
@@ -59,27 +59,27 @@ Address = OverviewPage | RunPage | NotFound
 
 
 def parse(path: str, search: str, run_ids: Collection[str], views: Sequence[str]) -> Address:
-    """The page at `path` and `search` (with its `?`), given the existing runs and, in order, views.
+    """Parses `path` and `search` (with its `?`); `run_ids` and `views` exist, the first view is the default.
 
-    Only ids in `run_ids` are accepted, so no address reaches any other folder.
+    Only ids in `run_ids` are accepted, so no address reaches another folder.
     """
     values = parse_qs(search.removeprefix("?"))
     picked = table_of(search).picked
     match path.strip("/").split("/"):
         case [""]:
-            known = tuple(run_id for run_id in picked if run_id in run_ids)[:MAX_COMPARED]
-            return replace(table_of(search), picked=known)
+            existing = tuple(run_id for run_id in picked if run_id in run_ids)[:MAX_COMPARED]
+            return replace(table_of(search), picked=existing)
         case ["run", run_id, *rest] if len(rest) <= 1:
             return _shown_as(values, _runs((run_id,), rest, run_ids, views, compared=False))
         case ["compare", *rest] if len(rest) <= 1:
             if not 1 <= len(picked) <= MAX_COMPARED:
                 return NotFound(sentence=f"Name 1 to {MAX_COMPARED} runs to compare, as in /compare?runs=first,second.")
             return _shown_as(values, _runs(picked, rest, run_ids, views, compared=True))
-    return NotFound(sentence=f"There is no page {_shown(path)}.")
+    return NotFound(sentence=f"The page {_shown(path)} does not exist.")
 
 
 def table_of(search: str) -> OverviewPage:
-    """The table that `search` (with its `?`) describes; the runs picked may not exist."""
+    """Parses the address of the table of all runs; the picked runs may not exist."""
     values = parse_qs(search.removeprefix("?"))
     picked = dict.fromkeys(filter(None, values.get("runs", [""])[0].split(",")))
     columns = dict.fromkeys(key[:MAX_CHARACTERS] for key in values.get("column", []))
@@ -92,7 +92,7 @@ def table_of(search: str) -> OverviewPage:
 
 
 def overview(at: OverviewPage | None = None) -> str:
-    """The address of the table of all runs; what is as by default is left out."""
+    """Returns the address of the table of all runs, without default values."""
     if at is None:
         return "/"
     values = [
@@ -105,19 +105,19 @@ def overview(at: OverviewPage | None = None) -> str:
 
 
 def run(run_id: str, view: str = "", display: Display = PLAIN) -> str:
-    """The address of one view of a run; by default the first."""
+    """Returns the address of a view of a run; by default the first."""
     chosen = _typed(display)
     return f"/run/{run_id}{'/' if view else ''}{view}{'?' if chosen else ''}{chosen}"
 
 
 def compare(run_ids: Sequence[str], view: str = "", display: Display = PLAIN) -> str:
-    """The address of one view of several runs; by default the first."""
+    """Returns the address of a view of several runs; by default the first."""
     chosen = _typed(display)
     return f"/compare{'/' if view else ''}{view}?runs={','.join(run_ids)}{'&' if chosen else ''}{chosen}"
 
 
 def shown_as(at: RunPage, display: Display) -> str:
-    """The address of the same page with its charts shown in another way."""
+    """Returns the address of the same page with other chart options."""
     if at.compared:
         return compare(at.run_ids, at.view, display)
     return run(at.run_ids[0], at.view, display)
@@ -128,15 +128,15 @@ def _runs(
 ) -> RunPage | NotFound:
     for run_id in chosen:
         if run_id not in run_ids:
-            return NotFound(sentence=f"There is no run {_shown(run_id)} here.")
+            return NotFound(sentence=f"The run {_shown(run_id)} does not exist here.")
     view = rest[0] if rest and rest[0] else views[0]
     if view not in views:
-        return NotFound(sentence=f"A run has no page {_shown(view)}: there are {', '.join(views)}.")
+        return NotFound(sentence=f"A run has no page {_shown(view)}, only {', '.join(views)}.")
     return RunPage(run_ids=chosen, view=view, compared=compared)
 
 
 def _typed(display: Display) -> str:
-    """The parameters of an address that `_shown_as` reads; those that have their default are left out."""
+    """Returns the chart options that differ from their defaults as query parameters."""
     values = {"smooth": str(display.smoothing)} if display.smoothing != PLAIN.smoothing else {}
     return urlencode(values | ({"x": "time"} if display.by_time else {}))
 

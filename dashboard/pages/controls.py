@@ -1,4 +1,4 @@
-"""How the charts of a page are shown: links to the same page, smoothed or not, over versions or wall time."""
+"""Chart options as links to the same page: smoothing, and policy versions or wall time as x axis."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from dashboard.views.display import SMOOTHINGS, Display
 
 
 def controls(at: address.RunPage) -> Component:
-    """A row of choices, which the address holds; the x axis only of a single run."""
+    """Returns a row of options; the x axis can be chosen only for a single run."""
     smoothings = {"off" if n == 1 else f"{n} versions": replace(at.display, smoothing=n) for n in SMOOTHINGS}
     rows = [_choice("Smoothing", smoothings, at)]
     if not at.compared:

@@ -1,6 +1,6 @@
-"""Blocks as Dash components: a chart or a table in a frame with its title and its sentence.
+"""Blocks as Dash components: a chart or a table with its title and description.
 
-What may change while the page is open has an id, so that a refresh can update it in place and a zoom survives:
+Content that may change while the page is open has an id, so that a refresh updates it in place and a zoom survives:
 
 {"type": "chart", "block": <block id>}     its `figure`, as a patch
 {"type": "text", "block": <block id>}      its `children`
@@ -20,14 +20,14 @@ from dashboard.views.blocks import Block, Rows
 
 CHART, TEXT = "chart", "text"
 _HEIGHT = 320
-"""Pixels, for a figure without a height of its own."""
+"""Default height of a figure, pixels."""
 _NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(e[-+]?\d+)?( %)?")
 _UNKNOWN = ("–", "none", "")
 _MODE_BAR = {"displaylogo": False, "showSendToCloud": False, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}
 
 
 def draw(block: Block, built: go.Figure | Rows) -> Component:
-    """The block in its frame; `built` is its content."""
+    """Draws the block with its content `built`."""
     if isinstance(built, Rows):
         inside: Component = scrolling(table(built), block.title, id={"type": TEXT, "block": block.id})
     else:
@@ -40,7 +40,7 @@ def draw(block: Block, built: go.Figure | Rows) -> Component:
             responsive=True,
             style=height,
         )
-        # Keeps the chart's place while Plotly is loaded.
+        # Reserves space for the chart while Plotly loads.
         inside = html.Figure(graph, style=height, **{"aria-label": block.title})
     return html.Section(
         [html.H2(block.title), html.P(block.sentence, className="sentence"), inside],
@@ -50,17 +50,17 @@ def draw(block: Block, built: go.Figure | Rows) -> Component:
 
 
 def sums(figure: go.Figure) -> dict[str, int]:
-    """A checksum of each part of the figure's layout, such as an axis; and under "" of its traces' names and keys."""
+    """Returns a checksum of each part of the layout, such as an axis, and under "" of the traces' names and keys."""
     values = figure.to_plotly_json()
     traces = [(trace.get("name"), sorted(trace)) for trace in values["data"]]
     return {"": _sum(traces), **{name: _sum(part) for name, part in values["layout"].items()}}
 
 
 def redraw(figure: go.Figure, drawn: Mapping[str, int]) -> Patch:
-    """The patch that turns the figure on the page, whose `sums` are `drawn`, into `figure`.
+    """Returns the patch from the figure on the page, whose `sums` are `drawn`, to `figure`.
 
-    Dash and Plotly store the user's zoom and hidden lines in the figure on the page. So only parts that have changed
-    are replaced: mostly numbers, seldom axes.
+    Dash and Plotly store the user's zoom and hidden lines in the figure on the page, so only changed parts are
+    replaced: usually numbers, rarely axes.
     """
     values, now = figure.to_plotly_json(), sums(figure)
     patch = Patch()
@@ -79,7 +79,7 @@ def redraw(figure: go.Figure, drawn: Mapping[str, int]) -> Patch:
 
 
 def table(rows: Rows) -> list[Component]:
-    """A table with its verdict and note."""
+    """Draws a table with its verdict and note."""
     parts: list[Component] = []
     if rows.verdict is not None:
         parts.append(html.P(rows.verdict, className=f"verdict {rows.verdict}"))
@@ -95,7 +95,7 @@ def table(rows: Rows) -> list[Component]:
 def grid(
     header: Sequence[str], rows: Component | Sequence[Component], numbers: Collection[int] = frozenset()
 ) -> Component:
-    """A table element with these columns; `rows` are its `html.Tr`, `numbers` the columns aligned to the right."""
+    """Draws a table element of `html.Tr` rows; the columns `numbers` are right-aligned."""
     cells = [
         html.Th(name, scope="col", className=_aligned(i, numbers)) if name else html.Td()
         for i, name in enumerate(header)
@@ -104,12 +104,12 @@ def grid(
 
 
 def line(cells: Sequence[str | Component], numbers: Collection[int]) -> Component:
-    """A row of a table; `numbers` are the columns aligned to the right."""
+    """Draws a row of a table; the columns `numbers` are right-aligned."""
     return html.Tr([html.Td(cell, className=_aligned(i, numbers)) for i, cell in enumerate(cells)])
 
 
 def number_columns(rows: Sequence[Sequence[str | Component]]) -> set[int]:
-    """The columns that hold numbers alone, or nothing."""
+    """Returns the columns that contain only numbers and unknown values."""
     columns = enumerate(zip(*rows, strict=True))
     return {
         i
@@ -119,24 +119,24 @@ def number_columns(rows: Sequence[Sequence[str | Component]]) -> set[int]:
     }
 
 
-def scrolling(inside: Sequence[Component], name: str, **given: Any) -> Component:
-    """A table that may be scrolled, also by keyboard; `given` are properties of its element."""
-    return html.Div(inside, className="table", role="region", tabIndex=0, **{"aria-label": name}, **given)
+def scrolling(inside: Sequence[Component], name: str, **properties: Any) -> Component:
+    """Wraps a table in a region that can be scrolled by mouse or keyboard; `properties` belong to its element."""
+    return html.Div(inside, className="table", role="region", tabIndex=0, **{"aria-label": name}, **properties)
 
 
 def problem_box(sentences: Sequence[str]) -> Component:
-    """What could not be read or found; an empty element without problems."""
+    """Draws read errors; without any, an empty element."""
     shown = [html.P(sentence) for sentence in sentences]
     return html.Div(shown, className="problems" if shown else "", role="alert" if shown else "none")
 
 
-def facts(named: Mapping[str, str], before: Sequence[Component] = ()) -> Component:
-    """Names and values in one line, after `before`."""
+def facts(named: Mapping[str, str], leading: Sequence[Component] = ()) -> Component:
+    """Draws names and values in one line, after `leading`."""
     spans = [
         html.Span([html.Span(name, className="name"), " ", html.Span(value)], className="fact")
         for name, value in named.items()
     ]
-    return html.Div([*before, *spans], className="facts")
+    return html.Div([*leading, *spans], className="facts")
 
 
 def _aligned(column: int, numbers: Collection[int]) -> str:

@@ -1,4 +1,4 @@
-"""The top of every page: title, the run's state, navigation, and what could not be read."""
+"""The top of every page: title, the run's state, navigation and read errors."""
 
 import time
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ from dashboard.views.home import HOME, HOME_BY_TIME
 
 
 def frame(
-    at: address.Address, found: Sequence[RunData], problems: Sequence[str], views: Sequence[View], url: str
+    at: address.Address, runs: Sequence[RunData], problems: Sequence[str], views: Sequence[View], url: str
 ) -> list[Component]:
-    """The top of the page at `at`; `found` are the runs on it that can be read, `url` is the root of all runs."""
+    """Draws the top of the page at `at`; `runs` are its readable runs, `url` is the root of all runs."""
     title: list[Component] = [dcc.Link("Millrace", href=address.overview(), className="brand")]
     below: list[Component] = []
     shown = list(problems)
@@ -30,20 +30,20 @@ def frame(
             chips = [dcc.Link(run_id, href=address.run(run_id), className="chip") for run_id in at.run_ids]
             title += [html.H1("Comparison"), html.Div(chips, className="facts")]
         else:
-            title += [html.H1(at.run_ids[0]), *map(run_facts, found)]
-            below += map(strip, found)
-        names = {run.info.run_id: f"{run.info.run_id}: " if at.compared else "" for run in found}
-        shown += [names[run.info.run_id] + sentence for run in found for sentence in run.problems]
+            title += [html.H1(at.run_ids[0]), *map(run_facts, runs)]
+            below += map(strip, runs)
+        names = {run.info.run_id: f"{run.info.run_id}: " if at.compared else "" for run in runs}
+        shown += [names[run.info.run_id] + sentence for run in runs for sentence in run.problems]
         below.append(html.Nav([_to_view(at, view) for view in views], **{"aria-label": "views"}))
         if at.view in (HOME.name, HOME_BY_TIME.name):
-            below += map(picture, found)
+            below += map(picture, runs)
     else:
         title += [html.H1("Runs"), html.Div(url, className="facts url")]
     return [html.Div(title, className="place"), *below, problem_box(shown)]
 
 
 def run_facts(run: RunData) -> Component:
-    """The run's state in one line."""
+    """Draws the run's state in one line."""
     status = run.status or {}
     named: dict[str, str] = {}
     state: list[Component] = []
@@ -67,7 +67,7 @@ def run_facts(run: RunData) -> Component:
 
 
 def number(value: float | None) -> str:
-    """`value` with three decimals; a dash if unknown."""
+    """Formats `value` with three decimals; a dash if unknown."""
     return "–" if value is None else f"{value:.3f}"
 
 

@@ -1,4 +1,4 @@
-"""One group in full: its prompt, and for each response its scores, its outcome and every token.
+"""One group in full: its prompt, and the scores, outcome and tokens of each response.
 
 All text from models and runs is shown as children of elements, never as markup.
 """
@@ -15,9 +15,9 @@ from dashboard.read.groups import Group, Response, Row
 from dashboard.read.tokens import TokenTexts, shortened, visible
 
 MAX_RESPONSES = 64
-"""Shown per group. Only a damaged part has more, because its groups can't be separated."""
+"""Responses shown per group. Only an unreadable part has more, because its groups can't be separated."""
 MAX_TOKENS = 2000
-"""Shown per response."""
+"""Tokens shown per response."""
 _MAX_CHARACTERS = 20_000
 _BELOW, _ABOVE, _GREY = "0, 114, 178", "213, 94, 0", "128, 128, 128"
 _OPAQUE = 0.65
@@ -43,10 +43,10 @@ def view(group: Group, texts: TokenTexts) -> Component:
 
 
 def colour(ratio: float) -> str:
-    """CSS colour of a token with this π/μ: transparent at 1, full at half and at twice that; grey for NaN."""
+    """Returns the CSS colour of a token with this π/μ: transparent at 1, opaque at 0.5 and 2; grey for NaN."""
     if np.isnan(ratio):
         return f"rgba({_GREY}, 0.25)"
-    # In doublings, so that half and twice are equally far from 1.
+    # Doublings are symmetric: 0.5 and 2 are equally far from 1.
     doublings = float(np.clip(np.log2(max(ratio, 1e-30)), -1.0, 1.0))
     return f"rgba({_BELOW if doublings < 0 else _ABOVE}, {abs(doublings) * _OPAQUE:.3f})"
 
@@ -64,7 +64,7 @@ def _prompt(group: Group, texts: TokenTexts) -> Component:
 
 
 def _meta(meta: str) -> dict[str, str]:
-    """The prompt's metadata, such as its answer and source, without what is shown from its tokens."""
+    """Returns the prompt's metadata, such as its answer and source, without fields that its tokens show."""
     try:
         values = json.loads(meta)
     except ValueError:
@@ -96,7 +96,7 @@ def _response_facts(response: Response) -> dict[str, str]:
         named["reward"] = _number(consumed["reward"])
         named["advantage"] = _number(consumed["advantage"])
     if score is None:
-        named["score"] = "none that can be read"
+        named["score"] = "missing or unreadable"
     else:
         named["reward"] = _number(score["reward"])
         named["components"] = _short(score["components"])
@@ -116,7 +116,7 @@ def _response_facts(response: Response) -> dict[str, str]:
 
 
 def _spans(trajectory: Row) -> Component:
-    """A bar as long as the response that shows which policy version sampled which tokens."""
+    """Draws a bar that shows which policy version sampled which tokens."""
     starts, length = trajectory["span_starts"], len(trajectory["response_tokens"])
     bars = [
         html.Span(
@@ -161,12 +161,12 @@ def _tokens(response: Response, trajectory: Row, texts: TokenTexts) -> Component
 
 
 def _legend(texts: TokenTexts) -> Component:
-    known = [("≤ 0.5", 0.5), ("0.71", 0.5**0.5), ("1", 1.0), ("1.41", 2**0.5), ("≥ 2", 2.0), ("not trained", np.nan)]
-    swatches = [html.Span(label, style={"backgroundColor": colour(ratio)}) for label, ratio in known]
-    swatches.append(html.Span("the environment's", style=_ENVIRONMENT))
+    examples = [("≤ 0.5", 0.5), ("0.71", 0.5**0.5), ("1", 1.0), ("1.41", 2**0.5), ("≥ 2", 2.0), ("not trained", np.nan)]
+    swatches = [html.Span(label, style={"backgroundColor": colour(ratio)}) for label, ratio in examples]
+    swatches.append(html.Span("environment", style=_ENVIRONMENT))
     sentence = (
-        "Tokens are coloured by their importance ratio π/μ: the probability that the policy in training gave the token "
-        "just before the step, divided by that of the policy which sampled it. Hover over a token to see its values. "
+        "Tokens are coloured by their importance ratio π/μ: the token's probability under the policy in training just "
+        "before the step, divided by its probability under the sampling policy. Hover over a token to see its values. "
         "The bar above them shows which policy version sampled which tokens. Invisible characters are escaped."
     )
     return html.Div(

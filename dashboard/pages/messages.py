@@ -1,4 +1,4 @@
-"""The messages of a conversation, as the row of a trajectory names them."""
+"""The messages of a conversation, as a trajectory row delimits them."""
 
 from dash import html
 from dash.development.base_component import Component
@@ -8,12 +8,12 @@ from dashboard.read.tokens import TokenTexts, shortened, visible
 
 
 def role_mark(role: str) -> Component:
-    """A small label with the role of a message."""
+    """Draws a small label with the role of a message."""
     return html.Span(visible(role), className="role")
 
 
 def prompt_messages(trajectory: Row, texts: TokenTexts, most: int) -> list[Component]:
-    """The prompt's text, at most `most` characters per message; a conversation has a label before each message."""
+    """Draws the prompt, at most `most` characters per message, with a role label before each message."""
     tokens = trajectory["prompt_tokens"]
     begun = [(role, start) for role, start in _starts(trajectory) if start <= len(tokens)]
     if not begun:
@@ -26,7 +26,7 @@ def prompt_messages(trajectory: Row, texts: TokenTexts, most: int) -> list[Compo
 
 
 def roles_in_response(trajectory: Row) -> dict[int, str]:
-    """Index of a response token → role of the message that begins with it, after the first turn of the policy."""
+    """Maps the response token that begins a message to its role, for messages after the policy's first turn."""
     first = len(trajectory["prompt_tokens"])
     return {start - first: role for role, start in _starts(trajectory) if start > first}
 

@@ -1,7 +1,7 @@
-"""The table of all runs: filtered, sorted, with columns of the reader's choice, and ticks for a comparison.
+"""The table of all runs: filtered, sorted, with optional config columns and checkboxes for a comparison.
 
-What the reader has chosen is only in the address. A tick, a column's head and a suggested column are links to the page
-with one thing changed; what is typed into a field goes into the address too.
+The address holds all choices. Checkboxes, column heads and suggested columns are links to the page with one choice
+changed; text typed into a field is added to the address too.
 """
 
 import time
@@ -23,7 +23,7 @@ from dashboard.read.tokens import shortened, visible
 from millrace.runs.status import STAGES
 
 TABLE = "overview"
-"""The id of the block whose text is the table."""
+"""Id of the block with the table."""
 _HEADS = {
     "run": "run",
     "state": "state",
@@ -34,7 +34,7 @@ _HEADS = {
     "started": "started",
     "hours": "took",
 }
-"""Field → what its column is called."""
+"""Field → title of its column."""
 _NUMBERS = ("step", "reward", "accuracy", "staleness", "hours")
 _STATUS, _NOTE = "last status", "note"
 _SUGGESTED = 8
@@ -44,7 +44,7 @@ _CELL_CHARACTERS, _KEY_CHARACTERS = 80, 60
 def page(
     at: address.OverviewPage, differing: Sequence[str], keys: Sequence[str], table: Sequence[Component]
 ) -> Component:
-    """The whole page. `keys` are all keys of the runs' configs, `differing` those that tell the runs apart."""
+    """Draws the page. `keys`: all config keys of the runs; `differing`: keys whose values differ between runs."""
     hint = "word, state=running, training.learning_rate>1e-5"
     fields = [
         _field("filter", "filter, then Enter", at.filter, hint, 44),
@@ -70,16 +70,16 @@ def page(
         for key in offered
         if len(at.columns) < address.MAX_COLUMNS
     ]
-    tell = [html.Span("The runs differ in:", className="name"), *suggested] if suggested else []
+    suggestions = [html.Span("The runs differ in:", className="name"), *suggested] if suggested else []
     sentence = (
-        "Tick runs to compare them; click a column's head to sort. The line is the smoothed reward of the whole run. "
-        "The address holds all choices: copy it to share this view."
+        "Tick runs to compare them; click a column head to sort. The line is the smoothed reward of the whole run. "
+        "The address contains all choices: copy it to share this view."
     )
     return html.Section(
         [
             html.P(sentence, className="sentence"),
             html.Div(fields, className="row trajectories"),
-            html.Div([*chips, *tell], className="row choices"),
+            html.Div([*chips, *suggestions], className="row choices"),
             html.Div(table, id={"type": TEXT, "block": TABLE}),
         ],
         className="block wide column",
@@ -87,7 +87,7 @@ def page(
 
 
 def register(app: Dash) -> None:
-    """Adds the callback that puts what is typed into the address."""
+    """Adds the callback that copies typed text into the address."""
 
     @app.callback(
         Output("address", "search"),
@@ -98,18 +98,18 @@ def register(app: Dash) -> None:
     )
     def choose(text: str | None, column: str | None, search: str | None) -> object:
         at = address.table_of(search or "")
-        wanted = replace(at, filter=(text or "").strip(), columns=at.columns)
+        changed = replace(at, filter=(text or "").strip(), columns=at.columns)
         if column and column.strip() not in at.columns:
-            wanted = replace(wanted, columns=(*at.columns, column.strip()))
-        return no_update if wanted == at else address.overview(wanted).removeprefix("/")
+            changed = replace(changed, columns=(*at.columns, column.strip()))
+        return no_update if changed == at else address.overview(changed).removeprefix("/")
 
 
 def table(
     at: address.OverviewPage, rows: Sequence[OverviewRow], curves: Mapping[str, Columns], num_runs: int, url: str
 ) -> list[Component]:
-    """The table of `rows`, which are filtered and sorted; `num_runs` is how many there are at all."""
+    """Draws the table of the filtered and sorted `rows`; `num_runs` is the number of all runs."""
     if not num_runs:
-        return [html.P(f"There is no run in {url} yet; this page keeps looking.", className="nowhere")]
+        return [html.P(f"{url} has no runs yet; this page keeps looking.", className="nowhere")]
     count = f"{num_runs} runs" if len(rows) == num_runs else f"{len(rows)} of {num_runs} runs"
     top = html.Div([_comparison(at.picked), html.Span("1 run" if count == "1 runs" else count)], className="row note")
     if not rows:
@@ -168,14 +168,14 @@ def _line(
 
 
 def _head(at: address.OverviewPage, name: str, title: str, is_number: bool) -> Component:
-    """The head of a column: a link that sorts by it, or the other way round."""
+    """Draws the head of a column: a link that sorts by it or reverses the order."""
     up, down = at.sort == name, at.sort == f"-{name}"
-    # Of numbers, the largest are wanted first.
-    wanted = f"-{name}" if up or (is_number and not down) else name
+    # Numbers are first sorted in descending order.
+    next_sort = f"-{name}" if up or (is_number and not down) else name
     return html.Th(
         dcc.Link(
             f"{shortened(title, _KEY_CHARACTERS)}{' ▲' if up else ' ▼' if down else ''}",
-            href=address.overview(replace(at, sort=wanted)),
+            href=address.overview(replace(at, sort=next_sort)),
             title=f"sort by {title}",
             id={"type": "sort", "by": name},
         ),
@@ -197,7 +197,7 @@ def _staleness(row: OverviewRow) -> str | Component:
 
 
 def _status(row: OverviewRow) -> str | Component:
-    """Of a run that goes on, the stage whose status is oldest; all of them where it can be pointed at."""
+    """Draws the stage with the oldest status of a running run; all stages are in the tooltip."""
     if row.state != "running" or not row.ages:
         return ABSENT
     slowest = max(row.ages, key=lambda stage: row.ages[stage])
@@ -208,10 +208,10 @@ def _status(row: OverviewRow) -> str | Component:
 def _tick(at: address.OverviewPage, run_id: str) -> Component:
     chosen = run_id in at.picked
     full = not chosen and len(at.picked) >= address.MAX_COMPARED
-    others = tuple(other for other in at.picked if other != run_id)
+    remaining = tuple(other for other in at.picked if other != run_id)
     return dcc.Link(
         "☑" if chosen else "☐",
-        href=address.overview(replace(at, picked=others if chosen or full else (*at.picked, run_id))),
+        href=address.overview(replace(at, picked=remaining if chosen or full else (*at.picked, run_id))),
         title=f"{'do not compare' if chosen else 'compare'} {run_id}",
         id={"type": "tick", "run": run_id},
         className="tick",

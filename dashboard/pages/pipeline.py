@@ -1,4 +1,4 @@
-"""The pipeline as a picture: four stages from left to right, between them what waits."""
+"""The pipeline as a diagram: four stages from left to right with the queues between them."""
 
 from dash import html
 from dash.development.base_component import Component
@@ -26,7 +26,7 @@ def picture(run: RunData) -> Component:
 
 
 def _bootstrap(bootstrap: BootstrapNow) -> Component:
-    """The start model with a progress bar, which moves even if the number of steps is unknown."""
+    """Draws the progress of making the start model; without a number of steps, an indeterminate progress bar."""
     steps = {} if bootstrap.step is None else {"value": str(bootstrap.step), "max": str(bootstrap.most_steps)}
     bar = html.Progress(**steps, **{"aria-label": "steps of the warm start"})
     words = html.Span(visible(bootstrap.doing), className="none")
@@ -43,9 +43,9 @@ def _stage(stage: StageNow) -> Component:
     if stage.doing == "not started":
         heard = ""
     lines = [html.Strong(title), html.Span(busy + tokens), html.Span(heard, className="none")]
-    if stage.holds_up:
+    if stage.is_bottleneck:
         lines.insert(1, html.Span("bottleneck", className="label"))
-    return html.Div(lines, className="stage bottleneck" if stage.holds_up else "stage")
+    return html.Div(lines, className="stage bottleneck" if stage.is_bottleneck else "stage")
 
 
 def _edge(what: str, label: str) -> Component:

@@ -1,9 +1,9 @@
-"""The rail beside a home page's charts: groups to read, the latest events, the ledger, Prefect, and the config.
+"""The rail next to a home page's charts: notable groups, latest events, ledger, Prefect and config.
 
 Site: `place` in the body ─► page ─► callback ─► `rail`, with prompts read from the store ─► page
 
-A request of its own, because prompts are in the parts of the generators' streams: the charts do not wait for it. All
-text from models and runs is shown as children of elements, never as markup.
+The rail has a separate request, so that the charts do not wait for prompts from the generators' streams. All text from
+models and runs is shown as children of elements, never as markup.
 """
 
 import json
@@ -27,17 +27,17 @@ from millrace.errors import MillraceError
 from storage.errors import StorageError
 
 SEEN = "rail-seen"
-"""The block whose text tells what of the run the page has seen; when it changes, the rail is drawn anew."""
+"""Id of the block with a checksum of the run; when it changes, the rail is redrawn."""
 _EVENTS, _CHANGES = 3, 3
 _PROMPT, _WORDS, _VALUE = 48, 300, 24
-"""Characters shown of each."""
+"""Maximum numbers of characters."""
 
 Prompts = Mapping[tuple[int, int], str]
-"""By generator and row of a group's first trajectory."""
+"""(generator, row of a group's first trajectory) → prompt."""
 
 
 def place(run_id: str, seen: Sequence[int]) -> Component:
-    """Where the rail of a run will be."""
+    """Draws a placeholder that the callback replaces with the rail."""
     return html.Aside(
         [
             dcc.Store(id="rail-run", data=run_id),
@@ -58,19 +58,22 @@ def register(app: Dash, runs: Runs, readers: GroupReaders) -> None:
         try:
             run = runs.reader(run_id).look()
         except (KeyError, StorageError, MillraceError, OSError):
-            # The top of the page says so.
+            # The top of the page shows the error.
             return []
         return rail(run, _prompts(run, readers), _started_before(run, runs))
 
 
-def rail(run: RunData, prompts: Prompts, before: str | None = None) -> list[Component]:
-    """All sections; a group without its prompt in `prompts` says that it can't be read, `before` is the run to compare
-    with."""
+def rail(run: RunData, prompts: Prompts, predecessor: str | None = None) -> list[Component]:
+    """Draws all sections; `predecessor` is the run to compare with."""
+    comparison = []
+    if predecessor is not None:
+        href = address.compare([run.info.run_id, predecessor])
+        comparison = [html.P(dcc.Link(f"Compare with {predecessor}, the run before it", href=href))]
     return [
         _section("Groups", _groups(run, prompts)),
         _section("Events", _events(latest_events(run, _EVENTS))),
         _section("Ledger", _ledger(run)),
-        _section("Config", [*_config(run), *_comparison(run, before)]),
+        _section("Config", [*_config(run), *comparison]),
         _section("Prefect", _prefect(run)),
     ]
 
@@ -81,7 +84,7 @@ def _prompts(run: RunData, readers: GroupReaders) -> Prompts:
         reader, texts = readers.of(run)
         return {row: texts.text(tokens) for row, (_, tokens) in reader.prompts(rows).items()}
     except (KeyError, TypeError, StorageError, MillraceError, OSError):
-        # A config or a stream that is not as expected: the groups are shown without their prompts.
+        # With a malformed config or stream, the groups are shown without their prompts.
         return {}
 
 
@@ -90,8 +93,8 @@ def _section(title: str, lines: Sequence[Component]) -> Component:
 
 
 def _groups(run: RunData, prompts: Prompts) -> list[Component]:
-    found = [_group(run, group, prompts.get((group.generator, group.row_id))) for group in notable_groups(run)]
-    return [html.Ul(found)] if found else [_nothing("None was taken yet.")]
+    items = [_group(run, group, prompts.get((group.generator, group.row_id))) for group in notable_groups(run)]
+    return [html.Ul(items)] if items else [_nothing("None was taken yet.")]
 
 
 def _group(run: RunData, group: NotableGroup, prompt: str | None) -> Component:
@@ -112,13 +115,13 @@ def _events(events: Sequence[Event]) -> list[Component]:
 
 
 def _ledger(run: RunData) -> list[Component]:
-    found = balance(run)
-    if found is None:
+    amounts = balance(run)
+    if amounts is None:
         return [_nothing("It can't be computed: see the top of the page.")]
-    level, word = ("good", "✓ balanced") if found.is_balanced else ("bad", "✕ not balanced")
+    level, word = ("good", "✓ balanced") if amounts.is_balanced else ("bad", "✕ not balanced")
     words = (
-        f"{found.generated:,} generated = {found.trained:,} trained + {found.waiting:,} waiting "
-        f"+ {found.dropped:,} dropped"
+        f"{amounts.generated:,} generated = {amounts.trained:,} trained + {amounts.waiting:,} waiting "
+        f"+ {amounts.dropped:,} dropped"
     )
     return [html.P([html.Span(word, className=f"verdict {level}"), f" {words}"])]
 
@@ -126,45 +129,37 @@ def _ledger(run: RunData) -> list[Component]:
 def _config(run: RunData) -> list[Component]:
     origin = run.info.attempts[-1].origin
     if origin.preset is None:
-        return [_nothing("Its preset was not recorded in this run.")]
+        return [_nothing("The preset was not recorded in this run.")]
     preset = _short(origin.preset, _PROMPT)
     if not origin.changes:
         return [html.P(f"As preset {preset}.")]
     lines = [html.Li(_change(key, pair)) for key, pair in list(origin.changes.items())[:_CHANGES]]
-    everything = "\n".join(f"{key}: {before} → {after}" for key, (before, after) in origin.changes.items())
+    everything = "\n".join(f"{key}: {old} → {new}" for key, (old, new) in origin.changes.items())
     more = len(origin.changes) - _CHANGES
     rest = [html.P(f"and {more} more", className="none", title=visible(everything))] if more > 0 else []
     return [html.P(f"Against preset {preset}:"), html.Ul(lines), *rest]
 
 
 def _started_before(run: RunData, runs: Runs) -> str | None:
-    """The run that was started last before this one; None if there is none, or the runs can't be read."""
+    """Returns the id of the latest run started before this one; None without one, or if runs can't be read."""
     started = run.info.attempts[0].t_started
     try:
         earlier = [row for row in runs.overview() if row.t_started is not None and row.t_started < started]
     except (StorageError, MillraceError, OSError):
-        # The page of all runs says so.
+        # The page of all runs shows the error.
         return None
-    others = [row for row in earlier if row.run_id != run.info.run_id]
-    return max(others, key=lambda row: row.t_started or 0.0).run_id if others else None
-
-
-def _comparison(run: RunData, before: str | None) -> list[Component]:
-    if before is None:
-        return []
-    return [
-        html.P(dcc.Link(f"Compare with {before}, the run before it", href=address.compare([run.info.run_id, before])))
-    ]
+    candidates = [row for row in earlier if row.run_id != run.info.run_id]
+    return max(candidates, key=lambda row: row.t_started or 0.0).run_id if candidates else None
 
 
 def _change(key: str, pair: Sequence[Any]) -> str:
-    before, after = (_short(json.dumps(value), _VALUE) for value in pair)
-    return f"{_short(key, _PROMPT)}: {before} → {after}"
+    old, new = (_short(json.dumps(value), _VALUE) for value in pair)
+    return f"{_short(key, _PROMPT)}: {old} → {new}"
 
 
 def _prefect(run: RunData) -> list[Component]:
     link = run.info.attempts[-1].origin.flow_run
-    # A run's record may hold anything, also an address that runs a script.
+    # A run's record may contain anything, even an address that runs a script.
     if link is None or not link.startswith(("http://", "https://")):
         return [_nothing("No flow run was recorded.")]
     return [html.P(html.A("The flow run in Prefect", href=link, rel="noreferrer"))]
@@ -175,5 +170,5 @@ def _nothing(sentence: str) -> Component:
 
 
 def _short(text: str, most: int) -> str:
-    """What a run or a model wrote, for a line."""
+    """Escapes and truncates text of a run or a model."""
     return visible(text if len(text) <= most else f"{text[:most]}…")

@@ -1,7 +1,7 @@
-"""The page at an address and its updates: everything but Dash's wiring.
+"""The page at an address and its updates, without Dash's callbacks.
 
 address ─► parse ─► read its runs ─► show: frame and body
-                                 └─► refresh: the frame; if something is new, every figure and text; or `again`
+                                 └─► refresh: the frame; after a change, every figure and text; or `again`
 """
 
 import json
@@ -40,19 +40,18 @@ TRAJECTORIES = View(
     blocks=(),
 )
 
-
-_AS_THEY_ARE = (HOME, HOME_BY_TIME, COMPARISON, COMPARISON_BY_TIME)
-"""Views that smooth their charts themselves, and of which there are two, by version and by time."""
+_WITHOUT_CONTROLS = (HOME, HOME_BY_TIME, COMPARISON, COMPARISON_BY_TIME)
+"""Views that smooth their charts themselves, with separate pages by version and by time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """A whole page."""
+    """A complete page."""
 
     frame: Sequence[Component]
     body: Component
     drawn_from: Mapping[str, Any]
-    """JSON that the browser stores until the next tick."""
+    """JSON that the browser stores until the next refresh."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,33 +68,33 @@ class Refreshed:
 
 @dataclass(frozen=True, kw_only=True)
 class _Look:
-    """What was read for an address."""
+    """The data of the page at an address."""
 
     at: address.Address
-    found: Sequence[RunData] = ()
-    """The runs on the page that can be read."""
+    runs: Sequence[RunData] = ()
+    """Readable runs of the page."""
     rows: Sequence[OverviewRow] = ()
     problems: Sequence[str] = ()
 
 
 class Site:
-    """Draws the pages of `runs`; `views` are those of a run, without its home pages and its trajectories."""
+    """Draws the pages of `runs`; `views` are a run's pages other than home and trajectories."""
 
     def __init__(self, runs: Runs, views: Sequence[View]) -> None:
         self._runs = runs
         self._views = views
 
     def at(self, path: str, search: str) -> address.Address:
-        """The parsed address. Raises StorageError if the runs can't be listed."""
+        """Parses the address. Raises StorageError if the runs can't be listed."""
         views = [view.name for view in self._offered(path.strip("/").split("/")[0] == "compare")]
-        found = address.parse(path, search, self._runs.ids(), views)
-        if isinstance(found, address.NotFound):
-            # It may be of a run that was just created.
-            found = address.parse(path, search, self._runs.ids(within=_JUST_NOW_SECONDS), views)
-        return found
+        at = address.parse(path, search, self._runs.ids(), views)
+        if isinstance(at, address.NotFound):
+            # The run may have just been created.
+            at = address.parse(path, search, self._runs.ids(within=_JUST_NOW_SECONDS), views)
+        return at
 
     def read(self, path: str, search: str) -> None:
-        """Reads the runs of a page, so that drawing it within the next moments only has to look for what is new."""
+        """Reads the runs of a page in advance, so that drawing it soon after only has to read new data."""
         self._look(path, search)
 
     def show(self, path: str, search: str) -> Shown:
@@ -107,27 +106,27 @@ class Site:
     def refresh(
         self, path: str, search: str, drawn_from: Mapping[str, Any], charts: Sequence[str], texts: Sequence[str]
     ) -> Refreshed:
-        """The update of an open page; `charts` and `texts` are the ids of the blocks on it."""
+        """Returns the update of an open page; `charts` and `texts` are the ids of its blocks."""
         look = self._look(path, search)
         now = _drawn_from(path, look)
         rest = Refreshed(frame=self._frame(look), figures=[no_update] * len(charts), texts=[no_update] * len(texts))
         if isinstance(look.at, address.NotFound):
             return rest
-        if now["page"] != drawn_from.get("page") or not set(now["found"]) <= set(drawn_from["found"]):
+        if now["page"] != drawn_from.get("page") or not set(now["runs"]) <= set(drawn_from["runs"]):
             return replace(rest, again=True)
         if isinstance(look.at, address.OverviewPage):
             rows = self._table(look.at, look.rows)
             if now.items() <= drawn_from.items() and drawn_from.get("table") == _sum(rows):
                 return rest
             return replace(rest, texts=[rows for _ in texts], drawn_from={**now, "table": _sum(rows)})
-        # A run that can't be read at the moment stays as it was drawn last.
-        if now.items() <= drawn_from.items() or len(look.found) < len(drawn_from["found"]):
+        # A run that can't be read now stays as it was last drawn.
+        if now.items() <= drawn_from.items() or len(look.runs) < len(drawn_from["runs"]):
             return rest
         built = self._built(look)
         if drawn_from.get("path") == path and drawn_from.get("blocks") != [*built]:
             return replace(rest, again=True)
         drawn = drawn_from.get("figures", {})
-        # Blocks of another view are left alone: the user has changed pages in the meantime.
+        # Blocks of another view are not updated: the user has changed pages in the meantime.
         figures = {name: redraw(new, drawn.get(name, {})) for name, new in built.items() if isinstance(new, go.Figure)}
         tables = {name: table(new) for name, new in built.items() if isinstance(new, Rows)}
         tables[rail.SEEN] = [str(now["seen"])]
@@ -139,7 +138,7 @@ class Site:
         )
 
     def is_not_found(self, path: str, search: str) -> bool:
-        """Whether there is no such page; False if that can't be determined at the moment."""
+        """Whether the page does not exist; False if the runs can't be listed."""
         try:
             return isinstance(self.at(path, search), address.NotFound)
         except StorageError:
@@ -152,15 +151,15 @@ class Site:
                 return _Look(at=at, rows=self._runs.overview())
         except (MillraceError, StorageError) as error:
             return _Look(at=address.NotFound(sentence=str(error)), problems=[str(error)])
-        found, problems = list[RunData](), list[str]()
+        runs, problems = list[RunData](), list[str]()
         for run_id in at.run_ids if isinstance(at, address.RunPage) else ():
             try:
-                found.append(self._runs.reader(run_id).look())
+                runs.append(self._runs.reader(run_id).look())
             except KeyError:
-                problems.append(f"{run_id}: the run is gone")
+                problems.append(f"{run_id}: the run was removed")
             except (MillraceError, StorageError) as error:
                 problems.append(f"{run_id}: {error}")
-        return _Look(at=at, found=found, problems=problems)
+        return _Look(at=at, runs=runs, problems=problems)
 
     def _offered(self, compared: bool) -> Sequence[View]:
         if compared:
@@ -172,19 +171,20 @@ class Site:
 
     def _frame(self, look: _Look) -> list[Component]:
         compared = isinstance(look.at, address.RunPage) and look.at.compared
-        return frame(look.at, look.found, look.problems, self._offered(compared), self._runs.url)
+        return frame(look.at, look.runs, look.problems, self._offered(compared), self._runs.url)
 
     def _built(self, look: _Look) -> dict[str, go.Figure | Rows]:
-        """The current content of every block of the page's view, by id."""
-        if not look.found or not isinstance(look.at, address.RunPage):
+        """Builds the content of every block of the page's view, by id."""
+        if not look.runs or not isinstance(look.at, address.RunPage):
             return {}
-        alone = look.found[0] if len(look.found) == 1 else None
+        alone = look.runs[0] if len(look.runs) == 1 else None
         view, display = self._view(look.at), look.at.display
-        built = {block.id: block.build(look.found) for block in view.blocks_for(look.found)}
-        if view in _AS_THEY_ARE:
+        built = {block.id: block.build(look.runs) for block in view.blocks_for(look.runs)}
+        if view in _WITHOUT_CONTROLS:
             return built
         return {
-            name: displayed(one, display, alone) if isinstance(one, go.Figure) else one for name, one in built.items()
+            name: displayed(content, display, alone) if isinstance(content, go.Figure) else content
+            for name, content in built.items()
         }
 
     def _table(self, at: address.OverviewPage, rows: Sequence[OverviewRow]) -> list[Component]:
@@ -201,7 +201,7 @@ class Site:
                 keys = sorted(set().union(*readable))
                 return overview.page(at, run_table.differing(readable), keys, self._table(at, look.rows))
             case address.RunPage() as at:
-                if not look.found:
+                if not look.runs:
                     return html.P("Nothing can be shown yet; this page keeps looking.", className="nowhere")
                 view = self._view(at)
                 if view is TRAJECTORIES:
@@ -210,19 +210,19 @@ class Site:
                 grid = html.Div(blocks, className="grid")
                 if view in (HOME, HOME_BY_TIME):
                     return html.Div(
-                        [grid, rail.place(at.run_ids[0], [_seen(run) for run in look.found])], className="home"
+                        [grid, rail.place(at.run_ids[0], [_seen(run) for run in look.runs])], className="home"
                     )
-                chosen = [] if view in _AS_THEY_ARE else [controls(at)]
+                chosen = [] if view in _WITHOUT_CONTROLS else [controls(at)]
                 return html.Div([html.P(view.sentence, className="sentence"), *chosen, grid])
 
 
 def _drawn_from(path: str, look: _Look) -> dict[str, Any]:
-    """The page, its runs, and a checksum of everything in them that a block may show."""
+    """Returns the page, its runs, and a checksum of the data that blocks may show."""
     return {
         "path": path,
         "page": type(look.at).__name__,
-        "found": [run.info.run_id for run in look.found],
-        "seen": [_seen(run) for run in look.found],
+        "runs": [run.info.run_id for run in look.runs],
+        "seen": [_seen(run) for run in look.runs],
     }
 
 
@@ -237,16 +237,16 @@ def _sum(components: Sequence[Component]) -> int:
 def _seen(run: RunData) -> int:
     times = run.consumed["t"]
     status = run.status or {}
-    told = [
+    state = [
         len(run.info.attempts),
         [attempt.end is not None for attempt in run.info.attempts],
         len(times),
         float(times[-1]) if len(times) else None,
         {stage: {name: len(rows["t"]) for name, rows in names.items()} for stage, names in run.metrics.items()},
         len(run.evaluations["policy_version"]),
-        [(one.requests, one.groups, one.tokens, one.versions) for one in in_flight(run)],
+        [(work.requests, work.groups, work.tokens, work.versions) for work in in_flight(run)],
         [status.get(name) for name in ("state", "steps", "ledger")],
         [status.get(name, {}).get("latest") for name in ("incidents", "decisions")],
         run.problems,
     ]
-    return zlib.crc32(json.dumps(told, sort_keys=True).encode())
+    return zlib.crc32(json.dumps(state, sort_keys=True).encode())

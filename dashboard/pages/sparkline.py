@@ -1,4 +1,4 @@
-"""A line as small as a word, as a picture whose address holds it."""
+"""A word-sized line chart, as an image in a data URL."""
 
 from urllib.parse import quote
 
@@ -13,13 +13,13 @@ _WIDTH, _HEIGHT, _MARGIN = 96, 22, 2
 
 
 def sparkline(line: Line, name: str) -> Component:
-    """The line between its own lowest and highest value; nothing if it has fewer than two points."""
+    """Draws the line between its lowest and highest value; nothing for fewer than two points."""
     if len(line.x) < 2:
         return html.Span()
     x = _stretched(line.x, _WIDTH)
     y = _HEIGHT - _stretched(line.y, _HEIGHT)
-    points = " ".join(f"{one:.0f},{other:.1f}" for one, other in zip(x, y, strict=True))
-    # An image knows nothing of the page's style; this blue is legible in light and in dark.
+    points = " ".join(f"{x_pixel:.0f},{y_pixel:.1f}" for x_pixel, y_pixel in zip(x, y, strict=True))
+    # An image can't use the page's style; this blue is legible on light and dark backgrounds.
     svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}">'
         f'<polyline points="{points}" fill="none" stroke="{BLUE}" stroke-width="1.5"/></svg>'
@@ -34,7 +34,7 @@ def sparkline(line: Line, name: str) -> Component:
 
 
 def _stretched(values: np.ndarray, pixels: int) -> np.ndarray:
-    """The values between margins on both sides; in the middle if they are all equal."""
+    """Scales the values to pixels between the margins; equal values are in the middle."""
     low, high = values.min(), values.max()
     share = (values - low) / (high - low) if high > low else np.full(len(values), 0.5)
     return _MARGIN + share * (pixels - 2 * _MARGIN)

@@ -1,4 +1,4 @@
-"""The timeline of a group's responses: a bar each, on one axis of seconds."""
+"""The timeline of a group: one bar per response, on a common axis of seconds."""
 
 from dash import html
 from dash.development.base_component import Component
@@ -8,20 +8,19 @@ from dashboard.queries.timeline import Segment, Timeline
 MAX_ROWS = 64
 _LEGEND = {
     "queued": "queued",
-    "sampled": "sampled; a mark where a version took over",
-    "waited": "waited, to be scored and then to be trained",
+    "sampled": "sampled; a mark where a new version took over",
+    "waited": "waited to be scored and trained",
     "trained": "trained",
 }
 
 
-def view(found: Timeline) -> Component:
-    """The section of the page."""
-    whole = found.seconds
+def view(timeline: Timeline) -> Component:
+    whole = timeline.seconds
     legend = [
         html.Span([html.Span(className=f"segment {kind}"), label], className="key") for kind, label in _LEGEND.items()
     ]
-    rows = [_row(row_id, segments, whole) for row_id, segments in list(found.rows.items())[:MAX_ROWS]]
-    sentence = f"Each response from its admission on, over {whole:.3g} s. {' '.join(found.notes)}"
+    rows = [_row(row_id, segments, whole) for row_id, segments in list(timeline.rows.items())[:MAX_ROWS]]
+    sentence = f"Each response from its admission on, over {whole:.3g} s. {' '.join(timeline.notes)}"
     return html.Section(
         [html.H2("Timeline"), html.P(sentence, className="sentence"), html.Div(legend, className="row"), *rows],
         className="block wide",
@@ -30,14 +29,17 @@ def view(found: Timeline) -> Component:
 
 
 def _row(row_id: int, segments: list[Segment], whole: float) -> Component:
-    told = [f"{one.label}, {one.end - one.start:.3g} s" for one in segments]
+    labels = [f"{segment.label}, {segment.end - segment.start:.3g} s" for segment in segments]
     bars = [
         html.Span(
-            className=f"segment {one.kind}",
+            className=f"segment {segment.kind}",
             title=text,
-            style={"left": f"{100 * one.start / whole:.3f}%", "width": f"{100 * (one.end - one.start) / whole:.3f}%"},
+            style={
+                "left": f"{100 * segment.start / whole:.3f}%",
+                "width": f"{100 * (segment.end - segment.start) / whole:.3f}%",
+            },
         )
-        for one, text in zip(segments, told, strict=True)
+        for segment, text in zip(segments, labels, strict=True)
     ]
-    track = html.Div(bars, className="track", role="img", **{"aria-label": "; ".join(told)})
+    track = html.Div(bars, className="track", role="img", **{"aria-label": "; ".join(labels)})
     return html.Div([html.Span(f"row {row_id:,}", className="name"), track], className="timeline")

@@ -1,9 +1,9 @@
-"""The page to search for groups and to show one in full.
+"""The page that searches for groups and shows one in full.
 
 address ?group=… ──────────┐
 fields + "Search" ─► query ┴─► find, over RunData.consumed ─► a table, 25 groups at a time
-                     │         (text: prompts of the newest groups found, read from the store)
-                     └► address, so that a link shows the same
+                     │         (text: searched in prompts of the newest groups, read from the store)
+                     └► address, so that a link shows the same groups
 ?open=<generator>.<row> ─────► GroupReader ─► the group
 """
 
@@ -27,8 +27,8 @@ from dashboard.read.search import (
     MAX_CHARACTERS,
     MAX_TEXT_GROUPS,
     PAGE_SIZE,
-    Found,
     Query,
+    SearchResult,
     address,
     find,
     from_address,
@@ -50,15 +50,15 @@ _FIELDS = {
     "staleness": ("staleness, versions", "2..", 8),
     "reward": ("reward", "0.5..1", 8),
 }
-"""Field → its label, what may be typed, and its width in em."""
+"""Field → label, example and width in em."""
 _ORDERS = {"newest": "newest first", "highest": "highest mean reward", "lowest": "lowest mean reward"}
 _PROMPT_CHARACTERS = 80
 _LIST_PIXELS = {False: 520, True: 240}
-"""Maximum height of the list of groups: alone, and above an open group."""
+"""Whether a group is open → maximum height of the list of groups."""
 
 
 def layout(run_id: str) -> Component:
-    """The page of one run; the query is in the address."""
+    """Draws the page of a run; the address contains the query."""
     fields = [
         html.Label(
             [
@@ -73,9 +73,9 @@ def layout(run_id: str) -> Component:
     ]
     order = dcc.RadioItems(id=_id("order"), options=_ORDERS, value="newest", inline=True)
     sentence = (
-        "Groups of responses to one prompt, as the trainer took them. A group is found if any response matches. "
-        f"A text is searched in the prompts of the newest {MAX_TEXT_GROUPS:,} groups that match the rest, in at most "
-        f"{MAX_TEXT_PARTS} parts. The address contains the query: copy it to share this page."
+        "Groups of responses to one prompt, as the trainer took them. A group matches if any of its responses does. "
+        f"Text is searched in the prompts of the newest {MAX_TEXT_GROUPS:,} groups that match the other fields, in at "
+        f"most {MAX_TEXT_PARTS} parts. The address contains the query: copy it to share this page."
     )
     return html.Div(
         [
@@ -92,7 +92,7 @@ def layout(run_id: str) -> Component:
 
 
 def register(app: Dash, runs: Runs, readers: GroupReaders) -> None:
-    """Adds the callback that answers a query."""
+    """Adds the callback that answers queries."""
     names = (*_FIELDS, "order")
 
     @app.callback(
@@ -104,11 +104,11 @@ def register(app: Dash, runs: Runs, readers: GroupReaders) -> None:
         },
         inputs={
             "search": Input(_id("address"), "search"),
-            "asked": [Input(_id("search"), "n_clicks"), *(Input(_id(name), "n_submit") for name in _FIELDS)],
+            "submitted": [Input(_id("search"), "n_clicks"), *(Input(_id(name), "n_submit") for name in _FIELDS)],
         },
         state={"run_id": State(_id("run"), "data"), "words": {name: State(_id(name), "value") for name in names}},
     )
-    def show(search: str | None, asked: Any, run_id: str, words: Mapping[str, str | None]) -> dict[str, Any]:
+    def show(search: str | None, submitted: Any, run_id: str, words: Mapping[str, str | None]) -> dict[str, Any]:
         here: Any = no_update
         values: dict[str, Any] = dict.fromkeys(names, no_update)
         try:
@@ -119,103 +119,111 @@ def register(app: Dash, runs: Runs, readers: GroupReaders) -> None:
             else:
                 query = parse({name: word or "" for name, word in words.items()})
                 here = address(query)
-            found, group = answer(runs, readers, run_id, query)
+            results, group = answer(runs, readers, run_id, query)
         except (StorageError, MillraceError, OSError) as error:
-            found, group = problem_box([visible(str(error))]), None
-        return {"search": here, "found": found, "group": group, "words": values}
+            results, group = problem_box([visible(str(error))]), None
+        return {"search": here, "found": results, "group": group, "words": values}
 
 
 def answer(runs: Runs, readers: GroupReaders, run_id: str, query: Query) -> tuple[Component, Component | None]:
-    """The groups found, and the open one. Raises InputError and what reading the run raises."""
+    """Draws the matching groups and the open group. Raises InputError and the errors of reading the run."""
     try:
         run = runs.reader(run_id).look()
     except KeyError as error:
-        raise InputError(f"there is no run {run_id!r} here") from error
+        raise InputError(f"the run {run_id!r} does not exist here") from error
     reader, texts = readers.of(run)
-    found = find(run.consumed, run.outcomes, query)
+    result = find(run.consumed, run.outcomes, query)
     note = ""
     if query.text:
-        prompts = _prompts(run, reader, texts, newest_starts(found))
-        note = f" The prompts of {len(prompts):,} of {len(found.starts):,} groups were searched."
-        found = with_text(found, query.text, prompts)
-    row = query.open or _default_row(run, reader, found, query)
+        prompts = _prompts(run, reader, texts, newest_starts(result))
+        note = f" The prompts of {len(prompts):,} of {len(result.starts):,} groups were searched."
+        result = with_text(result, query.text, prompts)
+    row = query.open or _default_row(run, reader, result, query)
     group = None if row is None else _opened(run, reader, texts, row, query)
-    prompts = _prompts(run, reader, texts, [start for start, _ in found.page(query.page)])
-    return _table(run, prompts, found, query, note, pixels=_LIST_PIXELS[group is not None]), group
+    prompts = _prompts(run, reader, texts, [start for start, _ in result.page(query.page)])
+    return _table(run, prompts, result, query, note, pixels=_LIST_PIXELS[group is not None]), group
 
 
 def _opened(run: RunData, reader: GroupReader, texts: TokenTexts, row: tuple[int, int], query: Query) -> Component:
-    """The group that contains `row`, or its prompt at all versions, with a link to the other one."""
+    """Draws the group that contains `row`, or all groups of its prompt, with a link to switch between the two."""
     group = reader.read(run, *row)
 
     def link(other: Group) -> str:
         return address(replace(query, open=(other.generator, other.responses[0].row_id), versions=False))
 
     if group.prompt is None or not query.versions:
-        ways = (
-            [] if group.prompt is None else [_way("The same prompt at other versions", f"{link(group)}&versions=all")]
+        links = (
+            []
+            if group.prompt is None
+            else [_link_button("The same prompt at other versions", f"{link(group)}&versions=all")]
         )
         times = timeline_of(run, group)
         bars = [timeline.view(times)] if times.rows else []
-        return html.Div([*ways, *bars, view(group, texts)], className="column")
-    found = reader.same_prompt(group.prompt["prompt_id"])
+        return html.Div([*links, *bars, view(group, texts)], className="column")
+    same_prompt = reader.same_prompt(group.prompt["prompt_id"])
     opened = next(
-        (one for one in found.groups if (one.generator, one.row_id) == (group.generator, group.responses[0].row_id)),
+        (
+            candidate
+            for candidate in same_prompt.groups
+            if (candidate.generator, candidate.row_id) == (group.generator, group.responses[0].row_id)
+        ),
         None,
     )
-    groups = [reader.read(run, one.generator, one.row_id) for one in versions.chosen(found, opened)]
-    back = _way(f"Group {group.group_id} in full", link(group))
-    return html.Div([back, versions.view(groups, group, found, texts, link)], className="column")
+    groups = [
+        reader.read(run, candidate.generator, candidate.row_id) for candidate in versions.chosen(same_prompt, opened)
+    ]
+    back = _link_button(f"Group {group.group_id} in full", link(group))
+    return html.Div([back, versions.view(groups, group, same_prompt, texts, link)], className="column")
 
 
-def _way(label: str, href: str) -> Component:
+def _link_button(label: str, href: str) -> Component:
     return html.Div(dcc.Link(label, href=href, className="button"), className="row")
 
 
 def _prompts(run: RunData, reader: GroupReader, texts: TokenTexts, starts: Sequence[int]) -> dict[int, str]:
-    """Name and text of the prompt, by a group's first index in `consumed`; leaves out those that can't be read."""
+    """Maps a group's first index in `consumed` to its prompt's name and text; skips unreadable prompts."""
     rows = {start: _row(run, start) for start in starts}
     read = reader.prompts(list(rows.values()))
     prompts = {start: read[row] for start, row in rows.items() if row in read}
     return {start: f"{name}  {texts.text(ids)}" for start, (name, ids) in prompts.items()}
 
 
-def _default_row(run: RunData, reader: GroupReader, found: Found, query: Query) -> tuple[int, int] | None:
-    """A row of the group to open by default: the only one found, or the requested one if it was not taken yet."""
-    if len(found.starts) == 1:
-        return _row(run, int(found.starts[0]))
-    if len(found.starts) == 0 and query == Query(group=query.group) and query.group is not None:
+def _default_row(run: RunData, reader: GroupReader, result: SearchResult, query: Query) -> tuple[int, int] | None:
+    """Returns a row of the group to open: the only match, or the group with the given id if it was not taken yet."""
+    if len(result.starts) == 1:
+        return _row(run, int(result.starts[0]))
+    if len(result.starts) == 0 and query == Query(group=query.group) and query.group is not None:
         return reader.locate(query.group)
     return None
 
 
 def _row(run: RunData, index: int) -> tuple[int, int]:
-    """Generator and row_id at an index of `consumed`."""
+    """Returns generator and row_id at an index of `consumed`."""
     return int(run.consumed["generator"][index]), int(run.consumed["trajectory_row_id"][index])
 
 
 def _table(
-    run: RunData, prompts: Mapping[int, str], found: Found, query: Query, note: str, *, pixels: int
+    run: RunData, prompts: Mapping[int, str], result: SearchResult, query: Query, note: str, *, pixels: int
 ) -> Component:
-    shown = found.page(query.page)
+    shown = result.page(query.page)
     first = query.page * PAGE_SIZE
-    count = "1 group found" if len(found.starts) == 1 else f"{len(found.starts):,} groups found"
+    count = "1 group found" if len(result.starts) == 1 else f"{len(result.starts):,} groups found"
     count += f", {first + 1:,} to {first + len(shown):,} shown." if len(shown) > 1 else "."
     pages = [
         dcc.Link(label, href=address(replace(query, page=query.page + step, open=None)), className="button")
-        for label, step, there in (
+        for label, step, exists in (
             ("previous", -1, query.page > 0),
-            ("next", 1, first + PAGE_SIZE < len(found.starts)),
+            ("next", 1, first + PAGE_SIZE < len(result.starts)),
         )
-        if there
+        if exists
     ]
     header = ("group", "prompt", "generator", "for version", "outcomes", "mean reward", "staleness", "mean tokens")
     cells = [_cells(run, span, query, prompts) for span in shown]
     numbers = number_columns(cells)
     rows = [line(of_group, numbers) for of_group in cells]
     parts: list[Component] = [html.P(count + note, className="note")]
-    found_rows = [grid(header, rows, numbers)]
-    parts += [scrolling(found_rows, "groups found", style={"maxHeight": f"{pixels}px"})] if rows else []
+    table = [grid(header, rows, numbers)]
+    parts += [scrolling(table, "groups found", style={"maxHeight": f"{pixels}px"})] if rows else []
     parts += [html.Div(pages, className="row")] if pages else []
     return html.Section(parts, className="block wide column")
 

@@ -1,4 +1,4 @@
-"""The verdict on a run as a strip: a clause each with an icon, linked to the chart that shows it, and the advice."""
+"""The verdict on a run: its clauses, each with an icon and a link to a chart, and the advice."""
 
 from dash import dcc, html
 from dash.development.base_component import Component
@@ -10,7 +10,7 @@ from dashboard.queries.verdict.rules import Clause
 from dashboard.read.model import RunData
 
 _ICONS = {"good": "✓", "warning": "▲", "bad": "✕", "unknown": "?"}
-"""So that colour is not alone in telling a level."""
+"""Icons show the level to readers who can't distinguish the colours."""
 
 
 def strip(run: RunData) -> Component:

@@ -1,4 +1,4 @@
-"""One prompt at several policy versions: a column for each group that answers it, with its responses and rewards.
+"""One prompt at several policy versions: a column for each of its groups, with responses and rewards.
 
 All text from models and runs is shown as children of elements, never as markup.
 """
@@ -12,32 +12,32 @@ from dash.development.base_component import Component
 from dashboard.pages.draw import facts, problem_box
 from dashboard.pages.messages import prompt_messages
 from dashboard.read.groups import Group, Response
-from dashboard.read.same_prompt import MAX_BYTES, MAX_PARTS, Asked, SamePrompt
+from dashboard.read.same_prompt import MAX_BYTES, MAX_PARTS, PromptGroup, SamePrompt
 from dashboard.read.tokens import TokenTexts, shortened, visible
 
 MAX_COLUMNS = 8
 MAX_RESPONSES = 8
-"""Shown per group."""
+"""Responses shown per group."""
 _MAX_CHARACTERS = 1500
-"""Shown per response and per message of the prompt."""
+"""Characters shown per response and per message of the prompt."""
 
 
-def chosen(found: SamePrompt, opened: Asked | None) -> list[Asked]:
-    """At most eight of the groups, evenly over them by version, the first, the last and the `opened` one included."""
-    groups = found.groups
+def chosen(same_prompt: SamePrompt, opened: PromptGroup | None) -> list[PromptGroup]:
+    """Chooses at most eight groups, evenly by version, including the first, the last and the `opened` group."""
+    groups = same_prompt.groups
     if len(groups) <= MAX_COLUMNS:
         return list(groups)
-    places = np.unique(np.linspace(0, len(groups) - 1, MAX_COLUMNS).round().astype(int)).tolist()
-    if opened in groups and (at := groups.index(opened)) not in places:
-        nearest = min(range(1, len(places) - 1), key=lambda i: abs(places[i] - at))
-        places = sorted({*places[:nearest], *places[nearest + 1 :], at})
-    return [groups[i] for i in places]
+    positions = np.unique(np.linspace(0, len(groups) - 1, MAX_COLUMNS).round().astype(int)).tolist()
+    if opened in groups and (at := groups.index(opened)) not in positions:
+        nearest = min(range(1, len(positions) - 1), key=lambda i: abs(positions[i] - at))
+        positions = sorted({*positions[:nearest], *positions[nearest + 1 :], at})
+    return [groups[i] for i in positions]
 
 
 def view(
-    groups: Sequence[Group], opened: Group, found: SamePrompt, texts: TokenTexts, link: Callable[[Group], str]
+    groups: Sequence[Group], opened: Group, same_prompt: SamePrompt, texts: TokenTexts, link: Callable[[Group], str]
 ) -> Component:
-    """The section of the page; `groups` are the chosen ones, `link` is the address that opens one."""
+    """Draws the chosen `groups`; `link` returns the address that opens a group."""
     if opened.prompt is None:
         prompt: Component = html.P("Its prompt can't be read.", className="note")
     else:
@@ -46,8 +46,8 @@ def view(
     return html.Section(
         [
             html.H2("The same prompt at other versions"),
-            html.P(_sentence(groups, found), className="sentence"),
-            *_further(found, link(opened)),
+            html.P(_sentence(groups, same_prompt), className="sentence"),
+            *_search_further(same_prompt, link(opened)),
             problem_box([visible(problem) for group in groups for problem in group.problems]),
             prompt,
             html.Div(columns, className="columns", tabIndex=0, role="region", **{"aria-label": "groups by version"}),
@@ -57,32 +57,40 @@ def view(
     )
 
 
-def _sentence(groups: Sequence[Group], found: SamePrompt) -> str:
-    count = len(found.groups)
+def _sentence(groups: Sequence[Group], same_prompt: SamePrompt) -> str:
+    count = len(same_prompt.groups)
     if count == 1:
-        told = "No other group answers this prompt"
+        summary = "No other group answers this prompt"
     elif count > len(groups):
-        told = f"{count:,} groups answer this prompt, {len(groups)} of them shown"
+        summary = f"{count:,} groups answer this prompt, {len(groups)} of them shown"
     else:
-        told = f"{count:,} groups answer this prompt"
-    where = "all" if found.searched == found.parts else f"the newest {found.searched:,} of {found.parts:,}"
-    return f"{told}, in {where} parts of the generators' streams. A prompt is asked once per epoch."
+        summary = f"{count:,} groups answer this prompt"
+    where = (
+        "all"
+        if same_prompt.searched == same_prompt.parts
+        else f"the newest {same_prompt.searched:,} of {same_prompt.parts:,}"
+    )
+    return f"{summary}, in {where} parts of the generators' streams. A prompt is used once per epoch."
 
 
-def _further(found: SamePrompt, href: str) -> list[Component]:
-    if found.searched == found.parts:
+def _search_further(same_prompt: SamePrompt, href: str) -> list[Component]:
+    if same_prompt.searched == same_prompt.parts:
         return []
-    limit = f"A search reads up to {MAX_PARTS} parts and {MAX_BYTES >> 20} MiB, the newest first. "
-    # A whole load: to the page, a link to its own address is none.
+    limit = f"A search reads at most {MAX_PARTS} parts and {MAX_BYTES >> 20} MiB, newest first. "
+    # Loads the whole page: Dash ignores a link to the current address.
     again = html.A("Search further back", href=f"{href}&versions=all", className="button")
     return [html.P([limit, again], className="note")]
 
 
 def _column(group: Group, texts: TokenTexts, href: str, *, here: bool) -> Component:
-    versions = sorted({version for one in group.responses for version in _versions(one)})
+    versions = sorted({version for response in group.responses for version in _span_versions(response)})
     title = "version unknown" if not versions else f"version {versions[0]}"
     title += f" to {versions[-1]}" if len(versions) > 1 else ""
-    rewards = [one.score["reward"] for one in group.responses if one.score and one.score["reward"] is not None]
+    rewards = [
+        response.score["reward"]
+        for response in group.responses
+        if response.score and response.score["reward"] is not None
+    ]
     named = {
         "mean reward": f"{sum(rewards) / len(rewards):.3g}" if rewards else "none",
         "responses": str(len(group.responses)),
@@ -90,7 +98,7 @@ def _column(group: Group, texts: TokenTexts, href: str, *, here: bool) -> Compon
     parts: list[Component] = [
         html.H3(title),
         facts(named, [html.Span("this group") if here else dcc.Link(f"group {group.group_id}", href=href)]),
-        *(_response(one, texts) for one in group.responses[:MAX_RESPONSES]),
+        *(_response(response, texts) for response in group.responses[:MAX_RESPONSES]),
     ]
     if len(group.responses) > MAX_RESPONSES:
         parts.append(html.P(f"{len(group.responses) - MAX_RESPONSES:,} more are not shown.", className="note"))
@@ -104,10 +112,10 @@ def _response(response: Response, texts: TokenTexts) -> Component:
     if trajectory is None:
         return html.Div([facts(named), html.P("It can't be read.", className="note")])
     tokens = trajectory["response_tokens"]
-    named |= {"tokens": f"{len(tokens):,}", "ended by": visible(trajectory["finish_reason"])}
+    named |= {"tokens": f"{len(tokens):,}", "finish reason": visible(trajectory["finish_reason"])}
     text = shortened(visible(texts.text(tokens)), _MAX_CHARACTERS)
     return html.Div([facts(named), html.Div(text, className="tokens")])
 
 
-def _versions(response: Response) -> list[int]:
+def _span_versions(response: Response) -> list[int]:
     return [] if response.trajectory is None else list(response.trajectory["span_versions"])

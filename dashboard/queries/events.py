@@ -1,4 +1,4 @@
-"""What happened in a run: incidents, restarts, decisions, promotions and changes of its config, each at a version.
+"""Events of a run by policy version: incidents, restarts, decisions, promotions and config changes.
 
 incidents, decisions (of the status) ┐
 attempts: promotion, changes         ├─► latest_events: newest first      promotions, config_changes: for charts
@@ -15,37 +15,37 @@ from dashboard.queries.series import minutes
 from dashboard.read.model import AttemptInfo, RunData
 
 _KINDS = {"stage.restarted": "restart"}
-"""Every other kind of a status's incidents is an incident."""
+"""Kind of incident in the status → kind of event; others are "incident"."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One of them."""
+    """An event in a run."""
 
     t: float
     """Unix seconds."""
     kind: str
     """incident, restart, decision, promotion, held back or resumed."""
     policy_version: int
-    """The newest one then; 0 before the first step."""
+    """Newest policy version at that time; 0 before the first step."""
     words: str
-    """What happened, in a sentence."""
+    """One sentence that describes the event."""
 
 
 def latest_events(run: RunData, most: int) -> Sequence[Event]:
-    """The newest first."""
-    found = [*_incidents(run), *_decisions(run), *_attempts(run)]
-    return sorted(found, key=lambda event: event.t, reverse=True)[:most]
+    """Returns at most `most` events, newest first."""
+    events = [*_incidents(run), *_decisions(run), *_attempts(run)]
+    return sorted(events, key=lambda event: event.t, reverse=True)[:most]
 
 
 def promotions(run: RunData) -> Mapping[int, str]:
-    """Policy version → the promotion in a few words, of each version that was promoted."""
-    found = [attempt.promotion for attempt in run.info.attempts if attempt.promotion is not None]
-    return {decision.policy_version: decision.headline for decision in found if decision.promoted}
+    """Promoted policy version → headline of the promotion."""
+    decisions = [attempt.promotion for attempt in run.info.attempts if attempt.promotion is not None]
+    return {decision.policy_version: decision.headline for decision in decisions if decision.promoted}
 
 
 def config_changes(run: RunData) -> Mapping[int, Sequence[str]]:
-    """Policy version → the settings that a resumed run changed there, a sentence each."""
+    """Policy version at which the run was resumed → one sentence per changed setting."""
     return {attempt.first_step: attempt.changes for attempt in run.info.attempts[1:] if attempt.changes}
 
 
@@ -53,12 +53,12 @@ def _incidents(run: RunData) -> list[Event]:
     latest: Sequence[Mapping[str, Any]] = (run.status or {}).get("incidents", {}).get("latest", [])
     return [
         Event(
-            t=one["t"],
-            kind=_KINDS.get(one["kind"], "incident"),
-            policy_version=_version_at(run, one["t"]),
-            words=str(one["sentence"]),
+            t=incident["t"],
+            kind=_KINDS.get(incident["kind"], "incident"),
+            policy_version=_version_at(run, incident["t"]),
+            words=str(incident["sentence"]),
         )
-        for one in latest
+        for incident in latest
     ]
 
 
@@ -66,25 +66,25 @@ def _decisions(run: RunData) -> list[Event]:
     latest: Sequence[Mapping[str, Any]] = (run.status or {}).get("decisions", {}).get("latest", [])
     return [
         Event(
-            t=one["t"],
+            t=decision["t"],
             kind="decision",
-            policy_version=one["policy_version"],
-            words=f"{one['change']}: {one['reason']}",
+            policy_version=decision["policy_version"],
+            words=f"{decision['change']}: {decision['reason']}",
         )
-        for one in latest
+        for decision in latest
     ]
 
 
 def _attempts(run: RunData) -> list[Event]:
-    found = []
+    events = []
     for attempt in run.info.attempts:
         if attempt.number:
             words = "; ".join(attempt.changes) or "with the same config"
             if run.info.attempts[attempt.number - 1].end is None:
                 words = f"after a kill, {words}"
-            found.append(Event(t=attempt.t_started, kind="resumed", policy_version=attempt.first_step, words=words))
+            events.append(Event(t=attempt.t_started, kind="resumed", policy_version=attempt.first_step, words=words))
         if (decision := attempt.promotion) is not None:
-            found.append(
+            events.append(
                 Event(
                     t=_t_decided(run, attempt),
                     kind="promotion" if decision.promoted else "held back",
@@ -92,11 +92,11 @@ def _attempts(run: RunData) -> list[Event]:
                     words=decision.headline,
                 )
             )
-    return found
+    return events
 
 
 def _t_decided(run: RunData, attempt: AttemptInfo) -> float:
-    """When the promotion gate decided, at the earliest: once its version was evaluated, or made."""
+    """Returns the earliest time of the promotion decision: when its version was evaluated, or made."""
     assert attempt.promotion is not None
     version = attempt.promotion.policy_version
     evaluated = run.evaluations["t"][run.evaluations["policy_version"] == version]
@@ -111,5 +111,5 @@ def _version_at(run: RunData, t: float) -> int:
     at = clock(run)
     if not len(at.x):
         return 0
-    before = int(np.searchsorted(at.y, minutes(run, np.array([t]))[0], side="right"))
-    return int(at.x[before - 1]) if before else 0
+    made = int(np.searchsorted(at.y, minutes(run, np.array([t]))[0], side="right"))
+    return int(at.x[made - 1]) if made else 0

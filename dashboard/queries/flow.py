@@ -1,10 +1,10 @@
-"""How each stage spends its time, how fast tokens move, and what waits between two stages.
+"""Time, throughput and queues of the stages.
 
     time/<kind>/seconds, each since the previous row ─► cumulative seconds by kind ─┐
     total/tokens, cumulative                         ───────────────────────────────┴─► read at the edges of bins
 
-Bins have equal width, counted from the run's first start: 2 s, 4 s, 8 s …, so that there are at most 150 of them and
-finished bins do not change while the run continues.
+Bins start at the run's first start. Their width is 2 s, 4 s, 8 s …, for at most 150 bins, so that finished bins rarely
+change while the run continues.
 """
 
 from collections.abc import Mapping
@@ -22,18 +22,18 @@ from millrace.runtime.metrics import TIME
 MOST_INTERVALS = 150
 SYNC = "sync_weights-0"
 WAITING = "waiting for "
-"""Prefix of the kinds of time that are not work."""
+"""Prefix of the kinds of idle time."""
 _SHORTEST_BIN = 2.0
-"""Seconds; stages record their time this often."""
+"""Seconds; interval at which stages record their time."""
 _SECONDS = "/seconds"
-_OWN = {"sync_weights": "sync"}
-"""The name of a stage's main work, if it is not the stage's name."""
+_MAIN_WORK = {"sync_weights": "sync"}
+"""Stage → kind of its main work, if that differs from the stage's name."""
 _LABELS = {"update_weights": "paused for weights", "store_unfinished": "store unfinished responses"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageTime:
-    """How a stage spent its time over the whole run, as the mean of its replicas."""
+    """A stage's time in the whole run, mean over its replicas."""
 
     stage: str
     replicas: int
@@ -45,16 +45,16 @@ class StageTime:
 
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """How much work happened at the same time; computed as in `benchmarks.async_vs_sync`, but within one run."""
+    """Overlap of the stages' work, computed as in `benchmarks.async_vs_sync`, but within one run."""
 
     busy: float
-    """Σ of the stages' busy times, seconds: the time the work would take one stage at a time."""
+    """Σ of the stages' busy times, seconds: the duration of running one stage at a time."""
     slowest: str
     """The stage with the longest busy time."""
     bound: float
     """Σ ÷ the longest: the speed-up of perfect overlap."""
     wall: float
-    """How long the trainer ran, seconds."""
+    """Time that the trainer ran, seconds."""
     overlap: float
     """Σ ÷ wall: the actual speed-up."""
 
@@ -66,18 +66,18 @@ class Overlap:
 
 @dataclass(frozen=True, kw_only=True)
 class TransportPeriod:
-    """Consecutive attempts with one transport."""
+    """Consecutive attempts with the same transport."""
 
     transport: str
     first: int
     """Number of its first attempt."""
     last: int
     seconds: Line
-    """From the handover of each policy version until all generators had it."""
+    """Seconds from the handover of each policy version until all generators had it."""
 
 
 def time_by_replica(run: RunData) -> list[Track]:
-    """Of every replica that records its time, stage by stage, over minutes since the run's first start."""
+    """Returns the time shares of each replica, by stage, over minutes since the run's first start."""
     edges = _edges(run)
     if not len(edges):
         return []
@@ -90,9 +90,9 @@ def time_by_replica(run: RunData) -> list[Track]:
 
 
 def idle(run: RunData) -> Mapping[str, Line]:
-    """Stage → share of its measured time spent waiting, over minutes; NaN if nothing was measured."""
+    """Stage → share of measured time spent waiting, over minutes; NaN without measurements."""
     edges = _edges(run)
-    found: dict[str, Line] = {}
+    idle_shares: dict[str, Line] = {}
     for stage in STAGES if len(edges) else ():
         shares = [item for name in replicas(run, stage) for item in _shares(run, name, edges).items()]
         if shares:
@@ -100,44 +100,44 @@ def idle(run: RunData) -> Mapping[str, Line]:
             waited = sum((share for kind, share in shares if kind.startswith(WAITING)), zeros)
             whole = sum((share for _, share in shares), zeros)
             with np.errstate(invalid="ignore"):
-                found[stage] = Line(_centers(run, edges), waited / whole)
-    return found
+                idle_shares[stage] = Line(_centers(run, edges), waited / whole)
+    return idle_shares
 
 
 def queue(run: RunData, name: str) -> Line:
-    """`buffered_rollouts` or `in_flight_rollouts` as of each step, over minutes."""
+    """Returns `buffered_rollouts` or `in_flight_rollouts` at each step, over minutes."""
     rows = metric(run, TRAINER, name)
     return thin(ascending(minutes(run, rows["t"]), rows["value"]))
 
 
 def throughput(run: RunData) -> Mapping[str, Line]:
-    """Stage → response tokens per second, over minutes, summed over its replicas."""
+    """Stage → response tokens per second, summed over replicas, over minutes."""
     edges = _edges(run)
-    found: dict[str, Line] = {}
+    rates: dict[str, Line] = {}
     for stage in ("generate", "score", "train") if len(edges) else ():
         totals = [metric(run, name, "total/tokens") for name in replicas(run, stage)]
         totals = [rows for rows in totals if len(rows["t"])]
         if totals:
             sums = sum((_total_at(edges, rows["t"], rows["value"]) for rows in totals), np.zeros(len(edges)))
-            found[stage] = Line(_centers(run, edges), np.diff(sums) / np.diff(edges))
-    return found
+            rates[stage] = Line(_centers(run, edges), np.diff(sums) / np.diff(edges))
+    return rates
 
 
 def stage_times(run: RunData) -> list[StageTime]:
-    """From the status records, for the whole run including earlier attempts."""
-    found = []
+    """Reads the stages' times in all attempts from the status records."""
+    stages = []
     for stage in STAGES:
         records = [record for name, record in run.stage_status.items() if name.rpartition("-")[0] == stage]
         times = [record["seconds"] for record in records if "seconds" in record]
         if times:
             idle = sum(seconds.get("idle", 0.0) for seconds in times)
             busy = sum(sum(seconds.values()) for seconds in times) - idle
-            found.append(StageTime(stage=stage, replicas=len(times), busy=busy / len(times), idle=idle / len(times)))
-    return found
+            stages.append(StageTime(stage=stage, replicas=len(times), busy=busy / len(times), idle=idle / len(times)))
+    return stages
 
 
 def overlap(run: RunData) -> Overlap | None:
-    """Replicas of a stage work in parallel, so a stage's time is their mean. None before the trainer's first work."""
+    """Computes the overlap from the stages' mean times, as replicas run in parallel; None before the trainer works."""
     times = stage_times(run)
     wall = sum(time.busy + time.idle for time in times if time.stage == "train")
     longest = max(times, key=lambda time: time.busy, default=None)
@@ -148,7 +148,7 @@ def overlap(run: RunData) -> Overlap | None:
 
 
 def pushes(run: RunData) -> list[TransportPeriod]:
-    """How long weights took to reach all generators, by the transport in use."""
+    """Returns the time until weights reached all generators, by transport."""
     rows = metric(run, SYNC, "push_seconds")
     periods = [list(period) for _, period in groupby(run.info.attempts, lambda attempt: attempt.transport)]
     index = np.searchsorted([attempts[0].t_started for attempts in periods], rows["t"], side="right") - 1
@@ -164,7 +164,7 @@ def pushes(run: RunData) -> list[TransportPeriod]:
 
 
 def push_seconds(run: RunData) -> Line:
-    """Seconds from the handover of each policy version until all generators had it, with any transport."""
+    """Seconds from the handover of each policy version until all generators had it, for all transports."""
     return thin(over_versions(run, SYNC, "push_seconds"))
 
 
@@ -189,7 +189,7 @@ def pauses(run: RunData) -> Mapping[str, Line]:
 
 
 def _edges(run: RunData) -> Floats:
-    """[bins + 1] unix seconds; empty if no stage has recorded its time."""
+    """Edges of the bins, [bins + 1] unix seconds; empty if no stage has recorded its time."""
     start = run.info.attempts[0].t_started
     ends = [
         rows["t"][-1]
@@ -204,13 +204,13 @@ def _edges(run: RunData) -> Floats:
     while seconds > width * MOST_INTERVALS:
         width *= 2
     edges: Floats = start + width * np.arange(np.ceil(seconds / width) + 1)
-    # The last bin is not complete yet.
+    # The last bin is incomplete.
     edges[-1] = start + seconds
     return edges
 
 
 def _shares(run: RunData, replica: str, edges: Floats) -> dict[str, Floats]:
-    """Kind → [bins] share of each bin."""
+    """Kind of time → [bins] share of each bin."""
     named = {name: rows for name, rows in run.metrics[replica].items() if name.startswith(TIME) and len(rows["t"])}
     if not named:
         return {}
@@ -220,29 +220,29 @@ def _shares(run: RunData, replica: str, edges: Floats) -> dict[str, Floats]:
     # Ends and durations come from two clocks: an interval may seem to overlap the previous one a little.
     begins = np.maximum(ends - seconds, np.append(-np.inf, ends[:-1]))
     widths = np.diff(edges)
-    found = {}
+    shares = {}
     stage = replica.rpartition("-")[0]
     for name, rows in sorted(named.items(), key=lambda item: _rank(item[0], stage)):
         by_interval = np.bincount(np.searchsorted(ends, rows["t"]), rows["value"], len(ends))
         after = np.cumsum(by_interval)
         times, sums = np.stack([begins, ends], 1).ravel(), np.stack([after - by_interval, after], 1).ravel()
         kind = name.removeprefix(TIME).removesuffix(_SECONDS)
-        found[_LABELS.get(kind, kind)] = np.diff(np.interp(edges, times, sums)) / widths
-    return found
+        shares[_LABELS.get(kind, kind)] = np.diff(np.interp(edges, times, sums)) / widths
+    return shares
 
 
 def _rank(name: str, stage: str) -> tuple[bool, bool, str]:
-    """The stage's main work first, then its other work, then waiting."""
-    own = f"{TIME}{_OWN.get(stage, stage)}{_SECONDS}"
-    return name.startswith(TIME + WAITING), name != own, name
+    """Sorts the stage's main work first, then other work, then waiting."""
+    main_work = f"{TIME}{_MAIN_WORK.get(stage, stage)}{_SECONDS}"
+    return name.startswith(TIME + WAITING), name != main_work, name
 
 
 def _total_at(edges: Floats, t: Floats, totals: Floats) -> Floats:
-    """A running total at each edge; NaN after its last measurement."""
-    # The first row covers the interval before it.
+    """Interpolates a running total at each edge; NaN after its last measurement."""
+    # The first row covers the preceding interval.
     times, values = np.append(t[0] - _SHORTEST_BIN, t), np.append(0.0, totals)
-    found: Floats = np.interp(edges, times, values, right=np.nan)
-    return found
+    totals_at_edges: Floats = np.interp(edges, times, values, right=np.nan)
+    return totals_at_edges
 
 
 def _centers(run: RunData, edges: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""The trainer's metrics of each step, and evaluation results, over policy versions."""
+"""The trainer's step metrics and evaluation results, over policy versions."""
 
 from dashboard.queries.series import Line, ascending, metric, over_versions, thin
 from dashboard.read.model import Columns, RunData
@@ -9,27 +9,27 @@ RATIO_QUANTILES = ("p05", "p50", "p95", "max")
 
 
 def measured(run: RunData, name: str) -> Line:
-    """One of the trainer's metrics, in the unit of its name. Thinning averages neighbours, but keeps maxima."""
+    """Returns one of the trainer's metrics. Thinning averages neighbours, but keeps the maxima of `…_max`."""
     return thin(over_versions(run, TRAINER, name), largest=name.endswith("_max"))
 
 
 def is_measured(run: RunData, name: str) -> bool:
-    """Whether the trainer has measured it."""
+    """Whether the trainer has recorded the metric."""
     return len(metric(run, TRAINER, name)["value"]) > 0
 
 
 def accuracy(run: RunData) -> Line:
-    """Share of held-out prompts answered correctly, for each version evaluated."""
+    """Held-out accuracy of each evaluated version."""
     return _of(run.evaluations, "accuracy")
 
 
 def accuracy_interval(run: RunData) -> tuple[Line, Line]:
-    """The lower and upper ends of its 95 % interval; NaN if unknown."""
+    """Lower and upper ends of the accuracy's 95 % interval; NaN if unknown."""
     return _of(run.evaluations, "accuracy_low"), _of(run.evaluations, "accuracy_high")
 
 
 def further_accuracies(run: RunData) -> dict[str, Line]:
-    """The same share for each further evaluation set, by its name."""
+    """Name of a further evaluation set → accuracy."""
     return {name: _of(columns, "accuracy") for name, columns in run.evaluation_sets.items()}
 
 

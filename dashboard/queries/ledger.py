@@ -1,4 +1,4 @@
-"""Whether every trajectory is accounted for, and which were not trained on.
+"""Checks that every trajectory is accounted for, and lists dropped ones.
 
 the trainer's account, in its status record ─┐
                                              ├─► compared by outcome and by generator
@@ -18,12 +18,12 @@ from millrace.rollouts.ledger import Account, Amount
 
 MOST_DROPS = 50
 _SAME = ("policy_version", "generator", "group_id", "outcome", "staleness")
-"""Columns that are equal in all rows of one Drop."""
+"""Columns with the same value in all rows of a Drop."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One amount in the account, and as counted from the rows of the consumed stream."""
+    """One amount in the trainer's account and in a recount of the consumed stream."""
 
     name: str
     """Outcome or generator."""
@@ -33,35 +33,39 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Recount:
-    """The trainer's account beside a count of the rows."""
+    """The trainer's account compared with a count of the rows."""
 
     policy_version: int
-    """Both are as of this version."""
+    """Version up to which both count."""
     behind: int
-    """Steps that the consumed stream, committed once per second, does not have yet. While it is behind, a recount may
-    be lower than the account."""
+    """Steps not yet in the consumed stream, which is committed once per second; until then, a recount may be lower."""
     entries: tuple[Entry, ...]
 
     @property
     def agrees(self) -> bool:
-        """Whether both are equal; while the stream is behind, whether no recount exceeds the account."""
+        """Whether the account equals the recount or, while the stream is behind, is not exceeded by it."""
         return all(
-            entry.account == entry.recount or (self.behind > 0 and _within(entry.recount, entry.account))
+            entry.account == entry.recount
+            or (
+                self.behind > 0
+                and entry.recount.rollouts <= entry.account.rollouts
+                and entry.recount.tokens <= entry.account.tokens
+            )
             for entry in self.entries
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drop:
-    """Adjacent rows of one group in a generator's stream that were dropped for one reason."""
+    """Adjacent rows of a group in a generator's stream that were dropped for the same reason."""
 
     policy_version: int
-    """Made by the step for which they were taken."""
+    """Version made by the step that took the rows."""
     generator: int
     first_row: int
     last_row: int
     group: int
-    """-1 if its part can't be read."""
+    """Group id; -1 if its part can't be read."""
     reason: str
     staleness: int
     """Policy versions."""
@@ -69,19 +73,19 @@ class Drop:
 
 @dataclass(frozen=True, kw_only=True)
 class Balance:
-    """Where the generated trajectories are, in four numbers."""
+    """Numbers of generated trajectories by their current place."""
 
     generated: int
     trained: int
     waiting: int
-    """To be scored, or for the trainer."""
+    """Waiting to be scored, or to be taken by the trainer."""
     dropped: int
     is_balanced: bool
-    """Whether the last three are the first, and the account agrees with the rows in the trainer's stream."""
+    """Whether trained, waiting and dropped sum up to generated, and the account agrees with the recount."""
 
 
 def balance(run: RunData) -> Balance | None:
-    """None if the trajectories can't be counted: see `RunData.problems`."""
+    """Computes the balance; None if the trajectories can't be counted: see `RunData.problems`."""
     if run.status is None:
         return None
     ledger = run.status["ledger"]
@@ -97,20 +101,20 @@ def balance(run: RunData) -> Balance | None:
 
 
 def sum_of_parts(ledger: Mapping[str, Any]) -> Amount:
-    """What is trained, dropped and waiting, of the ledger in a status."""
+    """Sums the trained, dropped and waiting amounts of a status's ledger."""
     parts = [ledger["trained"], ledger["buffered"], ledger["in_flight"], *ledger["dropped"].values()]
     return sum((Amount.from_json(part) for part in parts), Amount())
 
 
 def recount(run: RunData) -> Recount | None:
-    """None until the trainer has written its first account."""
+    """Compares the account with the rows; None until the trainer has written its first account."""
     status = run.stage_status.get(TRAINER, {})
     if "account" not in status:
         return None
     account, version = Account.from_json(status["account"]), int(status["policy_version"])
     versions = run.consumed["policy_version"]
     newest = int(versions[-1]) if len(versions) else 0
-    # Versions ascend. The status record may be older than the stream.
+    # Versions are ascending. The status record may be older than the stream.
     end = int(np.searchsorted(versions, version, side="right"))
     by_outcome = {run.outcomes[code]: amount for code, amount in _amounts(run, "outcome", end).items()}
     by_generator = _amounts(run, "generator", end)
@@ -122,7 +126,7 @@ def recount(run: RunData) -> Recount | None:
 
 
 def newest_drops(run: RunData) -> list[Drop]:
-    """The last 50, newest first."""
+    """Returns the last 50 drops, newest first."""
     at = np.flatnonzero(~run.trained)
     columns = {name: run.consumed[name][at] for name in (*_SAME, "trajectory_row_id")}
     changed = np.diff(columns["trajectory_row_id"]) != 1
@@ -149,11 +153,7 @@ def _entry(name: str, key: Any, accounts: Mapping[Any, Amount], recounts: Mappin
 
 
 def _amounts(run: RunData, column: str, end: int) -> dict[int, Amount]:
-    """Trajectories and tokens of the first `end` rows, by the values of `column` that occur."""
+    """Counts trajectories and tokens of the first `end` rows by the values of `column`."""
     values, tokens = run.consumed[column][:end], run.consumed["tokens"][:end]
     rollouts, sums = np.bincount(values), np.bincount(values, tokens)
     return {value: Amount(rollouts=int(rollouts[value]), tokens=int(sums[value])) for value in np.flatnonzero(rollouts)}
-
-
-def _within(part: Amount, whole: Amount) -> bool:
-    return part.rollouts <= whole.rollouts and part.tokens <= whole.tokens

@@ -1,4 +1,4 @@
-"""The groups of the newest steps that a person wants to read first: the best, the worst, and one without spread."""
+"""Groups of the newest steps worth reading first: the best, the worst, and one without reward spread."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,37 +11,37 @@ from dashboard.read.model import RunData
 
 @dataclass(frozen=True, kw_only=True)
 class NotableGroup:
-    """One of them."""
+    """A notable group."""
 
     why: str
     """best, worst or no spread."""
     generator: int
     row_id: int
-    """Of its first trajectory."""
+    """Row of its first trajectory."""
     group_id: int
     """-1 if its part can't be read."""
     policy_version: int
-    """Made by the step that took it."""
+    """Version made by the step that took the group."""
     reward: float
     """Mean of the known rewards."""
 
 
 def notable_groups(run: RunData) -> Sequence[NotableGroup]:
-    """Of the newest 20 versions, the newest group each with the highest and the lowest mean reward, and the newest in
-    which all rewards are equal. Leaves out what there is not."""
+    """Returns the groups of the newest 20 versions with the highest and the lowest mean reward, and one in which all
+    rewards are equal, if they exist; of several, the newest."""
     versions = run.consumed["policy_version"]
     first = int(np.searchsorted(versions, versions[-1] - STEPS, side="right")) if len(versions) else 0
     rows = {name: column[first:] for name, column in run.consumed.items()}
-    known = np.isfinite(rows["reward"])
+    has_reward = np.isfinite(rows["reward"])
     starts = np.flatnonzero(rows["sample_index"] == 0)
     if not len(starts):
         return []
-    rewards = np.where(known, rows["reward"], 0.0).astype(np.float64)
-    counts = np.add.reduceat(known, starts, dtype=np.int64)
+    rewards = np.where(has_reward, rows["reward"], 0.0).astype(np.float64)
+    counts = np.add.reduceat(has_reward, starts, dtype=np.int64)
     means = np.add.reduceat(rewards, starts) / np.maximum(counts, 1)
-    highest = np.maximum.reduceat(np.where(known, rows["reward"], -np.inf), starts)
-    lowest = np.minimum.reduceat(np.where(known, rows["reward"], np.inf), starts)
-    found = {
+    highest = np.maximum.reduceat(np.where(has_reward, rows["reward"], -np.inf), starts)
+    lowest = np.minimum.reduceat(np.where(has_reward, rows["reward"], np.inf), starts)
+    notable = {
         "best": _last(np.where(counts > 0, means, -np.inf)),
         "worst": _last(np.where(counts > 0, -means, -np.inf)),
         "no spread": _last(np.where((counts > 1) & (highest == lowest), 0.0, -np.inf)),
@@ -55,12 +55,12 @@ def notable_groups(run: RunData) -> Sequence[NotableGroup]:
             policy_version=int(rows["policy_version"][starts[index]]),
             reward=float(means[index]),
         )
-        for why, index in found.items()
+        for why, index in notable.items()
         if index is not None
     ]
 
 
 def _last(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> int | None:
-    """Index of the last of the largest; None if that is −∞."""
+    """Returns the last index of the maximum; None if the maximum is −∞."""
     largest = values.max()
     return int(np.flatnonzero(values == largest)[-1]) if np.isfinite(largest) else None

@@ -1,7 +1,7 @@
-"""When the stages ran that do not run as long as the campaign: bootstrap, once at its start, and evaluations.
+"""Times of the stages that run only occasionally: the bootstrap at the run's start, and evaluations.
 
-They log no times. A result says when its evaluation ended and how long it took; a status record, when it was written
-last.
+They log no times. An evaluation's result contains its end and duration; the bootstrap's status record, the time of its
+last update.
 """
 
 import numpy as np
@@ -13,23 +13,23 @@ BOOTSTRAP, EVALUATE = "bootstrap", "evaluate"
 
 
 def occasional_tracks(run: RunData) -> list[Track]:
-    """A track for each of the two that has run, over minutes since the run's first start."""
-    found = {BOOTSTRAP: _bootstrap(run), EVALUATE: _evaluations(run)}
-    return [_track(run, name, spans) for name, spans in found.items() if len(spans)]
+    """Returns a track for each of the two stages that has run, over minutes since the run's first start."""
+    named_spans = {BOOTSTRAP: _bootstrap(run), EVALUATE: _evaluations(run)}
+    return [_track(run, name, spans) for name, spans in named_spans.items() if len(spans)]
 
 
 def _bootstrap(run: RunData) -> Floats:
-    """[1 or 0, 2] from the start of the newest attempt that ran it until its last status record, unix seconds."""
+    """Span from the start of the attempt that ran it to its last status record, [1 or 0, 2] unix seconds."""
     record = run.stage_status.get(f"{BOOTSTRAP}-0", {})
     starts = [attempt.t_started for attempt in run.info.attempts if attempt.number == record.get("attempt", 0)]
     return np.array([(start, record["t"]) for start in starts if record.get("t", start) > start]).reshape(-1, 2)
 
 
 def _evaluations(run: RunData) -> Floats:
-    """[evaluations, 2] begin and end of each whose duration is known, unix seconds; those that overlap are one."""
+    """Spans of evaluations with a known duration, merged if they overlap, [spans, 2] unix seconds."""
     t, seconds = run.evaluations["t"], run.evaluations["seconds"]
-    known = seconds > 0
-    spans = np.stack([t - seconds, t], 1)[known]
+    has_duration = seconds > 0
+    spans = np.stack([t - seconds, t], 1)[has_duration]
     spans = spans[np.argsort(spans[:, 0])]
     merged: list[list[float]] = []
     for begin, end in spans.tolist():
@@ -41,6 +41,6 @@ def _evaluations(run: RunData) -> Floats:
 
 
 def _track(run: RunData, name: str, spans: Floats) -> Track:
-    """Busy within the spans, nothing in between."""
+    """Makes a track that is busy within the spans and idle between them."""
     busy: Floats = np.tile([1.0, 0.0], len(spans))[:-1]
     return Track(name=name, edges=minutes(run, spans.ravel()), shares={name: busy})

@@ -1,11 +1,11 @@
-"""What the charts of a run's home page show beyond those of its other pages."""
+"""Data of a run's home page that its other pages do not show."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from dashboard.queries.learning import TRAINER, measured
+from dashboard.queries.learning import TRAINER
 from dashboard.queries.series import Floats, Line, metric, minutes, over_versions, thin
 from dashboard.queries.smoothing import trailing_mean
 from dashboard.read.model import RunData
@@ -17,14 +17,14 @@ _SECONDS = "/seconds"
 
 
 def smoothed_reward(run: RunData) -> Line:
-    """The mean reward of the ten steps up to each version, as collapse is judged by; of fewer at first."""
+    """Mean reward of the ten steps up to each version, which the collapse rules also use."""
     return thin(trailing_mean(over_versions(run, TRAINER, "reward_mean"), STEPS))
 
 
 def step_phases(run: RunData) -> Mapping[str, Line]:
     """The trainer's seconds per step by kind of work and waiting, over policy versions.
 
-    Seconds are recorded about every two seconds, so that a point is the mean of the steps between two records.
+    Times are recorded about every two seconds, so a point is the mean over the steps between two records.
     """
     named = {
         name.removeprefix(TIME).removesuffix(_SECONDS): rows
@@ -37,45 +37,40 @@ def step_phases(run: RunData) -> Mapping[str, Line]:
     edges = versions[:: -(-len(versions) // _MOST_BINS)]
     if len(edges) < 2:
         return {}
-    found = {}
+    phases = {}
     for kind, rows in named.items():
         cumulative = np.append(0.0, np.cumsum(rows["value"]))
         at = cumulative[np.searchsorted(rows["policy_version"], edges, side="right")]
-        found[kind] = Line(edges[1:], np.diff(at) / np.diff(edges))
-    return found
+        phases[kind] = Line(edges[1:], np.diff(at) / np.diff(edges))
+    return phases
 
 
 def clock(run: RunData) -> Line:
-    """Minutes since the run was started (y) at which each policy version (x) was made."""
+    """Policy version (x) → minutes from the run's start until it was made (y)."""
     rows = metric(run, TRAINER, "reward_mean")
     return Line(rows["policy_version"].astype(np.float64), minutes(run, rows["t"]))
 
 
 def by_clock(run: RunData, line: Line) -> Line:
-    """A line over policy versions as one over minutes since the run was started."""
+    """Converts a line over policy versions to one over minutes since the run was started."""
     at = clock(run)
     return Line(np.interp(line.x, at.x, at.y), line.y) if len(at.x) else line
 
 
 def restarts(run: RunData) -> Floats:
-    """Policy versions at which a stage was started again, or the run was resumed with the same config."""
+    """Policy versions at which a stage was restarted, or the run was resumed with the same config."""
     at = clock(run)
     latest: Sequence[Mapping[str, Any]] = (run.status or {}).get("incidents", {}).get("latest", [])
-    times = [one["t"] for one in latest if one["kind"] == "stage.restarted"]
+    times = [incident["t"] for incident in latest if incident["kind"] == "stage.restarted"]
     times += [attempt.t_started for attempt in run.info.attempts[1:] if not attempt.changes]
     if not len(at.x) or not times:
         return np.empty(0)
-    found: Floats = np.unique(np.interp(minutes(run, np.array(times)), at.y, at.x).round())
-    return found
+    versions: Floats = np.unique(np.interp(minutes(run, np.array(times)), at.y, at.x).round())
+    return versions
 
 
 def checkpoints(run: RunData) -> Floats:
     """Policy versions at which the trainer spent time on a checkpoint."""
     rows = metric(run, TRAINER, f"{TIME}checkpoint{_SECONDS}")
-    found: Floats = np.unique(rows["policy_version"][rows["value"] > 0]).astype(np.float64)
-    return found
-
-
-def tail_ratio(run: RunData) -> Line:
-    """The 95th percentile of the importance ratio π/μ over a step's tokens."""
-    return measured(run, "importance_ratio_p95")
+    versions: Floats = np.unique(rows["policy_version"][rows["value"] > 0]).astype(np.float64)
+    return versions

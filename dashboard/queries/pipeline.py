@@ -1,4 +1,4 @@
-"""The pipeline at this moment: its stages, what waits between them, and which one holds it up."""
+"""The pipeline now: its stages, the queues between them, and the bottleneck."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from dashboard.read.model import RunData
 from millrace.runs.status import STAGES
 from millrace.runtime.messages import STOPPED
 
-_HOLDS_UP = {
+_BOTTLENECKS = {
     "trainer-bound": "train",
     "generator-bound": "generate",
     "scorer-bound": "score",
     "sync-bound": "sync_weights",
 }
 _TREND = 0.25
-"""A queue grows or shrinks if the mean of the newest steps differs by more than this share from the one before."""
+"""A queue grows or shrinks if its mean changes by more than this share from the previous steps to the newest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,22 +29,21 @@ class StageNow:
 
     name: str
     replicas: int
-    """With a status record."""
+    """Replicas with a status record."""
     busy: float | None
-    """Share of its time; of a running run, of the newest two minutes."""
+    """Busy share; of a running run, in the last two minutes."""
     tokens_per_second: float | None
-    """Response tokens over the newest two minutes, summed over replicas."""
+    """Response tokens per second in the last two minutes, summed over replicas."""
     silent: float | None
-    """Seconds since the replica that has been silent longest wrote its status record; None once all have stopped."""
+    """Age of the oldest status record of the replicas, seconds; None once all have stopped."""
     doing: str
-    """What the replica that was silent longest did last."""
-    holds_up: bool
-    """It is the bottleneck."""
+    """Activity in that status record."""
+    is_bottleneck: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueueNow:
-    """What waits between two stages."""
+    """A queue between two stages."""
 
     rollouts: int | None
     trend: int
@@ -53,34 +52,34 @@ class QueueNow:
 
 @dataclass(frozen=True, kw_only=True)
 class BootstrapNow:
-    """The start model that is being made."""
+    """Progress of making the start model."""
 
     doing: str
-    """In words, with its figures."""
+    """Current activity, with its figures."""
     step: int | None
-    """Supervised steps done; None if its status record does not say so, as is `most_steps`."""
+    """Supervised steps done; None, like `most_steps`, if the status record does not contain it."""
     most_steps: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineNow:
-    """From generation to weight sync."""
+    """The pipeline from generation to weight sync."""
 
     bootstrap: BootstrapNow | None
-    """None once the start model is made, or if the run has not made one."""
+    """None unless the start model is being made."""
 
     stages: Sequence[StageNow]
     """generate, score, train, sync_weights."""
     unscored: QueueNow
     scored: QueueNow
     push_seconds: float | None
-    """Until a new version runs in all generators: the median of the newest."""
+    """Median time until a recent version ran in all generators."""
 
 
 def pipeline_now(run: RunData) -> PipelineNow:
-    """The pipeline as it was when the run was read."""
+    """Returns the pipeline at the time when the run was read."""
     facts = read_facts(run)
-    holding = _HOLDS_UP.get(bottleneck(facts).cause)
+    slowest_stage = _BOTTLENECKS.get(bottleneck(facts).cause)
     stages = []
     for stage in STAGES:
         names = [name for name in facts.doing if name.rpartition("-")[0] == stage]
@@ -94,7 +93,7 @@ def pipeline_now(run: RunData) -> PipelineNow:
                 tokens_per_second=_tokens_per_second(run, stage),
                 silent=None if slowest is None else facts.silent.get(slowest),
                 doing="not started" if slowest is None else facts.doing[slowest],
-                holds_up=stage == holding,
+                is_bottleneck=stage == slowest_stage,
             )
         )
     return PipelineNow(
@@ -113,8 +112,10 @@ def _bootstrap(run: RunData) -> BootstrapNow | None:
     if (run.status or {}).get("state", "running") != "running":
         return None
     step, most = record.get("step"), record.get("most_steps")
-    known = isinstance(step, int) and isinstance(most, int)
-    return BootstrapNow(doing=str(record["doing"]), step=step if known else None, most_steps=most if known else None)
+    has_steps = isinstance(step, int) and isinstance(most, int)
+    return BootstrapNow(
+        doing=str(record["doing"]), step=step if has_steps else None, most_steps=most if has_steps else None
+    )
 
 
 def _queue(run: RunData, in_ledger: str, name: str) -> QueueNow:
@@ -122,17 +123,17 @@ def _queue(run: RunData, in_ledger: str, name: str) -> QueueNow:
     values = metric(run, TRAINER, name)["value"][-2 * STEPS :]
     trend = 0
     if len(values) == 2 * STEPS:
-        before, now = float(values[:STEPS].mean()), float(values[STEPS:].mean())
-        trend = int(np.sign(now - before)) if abs(now - before) > _TREND * max(before, 1.0) else 0
+        earlier, newest = float(values[:STEPS].mean()), float(values[STEPS:].mean())
+        trend = int(np.sign(newest - earlier)) if abs(newest - earlier) > _TREND * max(earlier, 1.0) else 0
     return QueueNow(rollouts=ledger.get(in_ledger, {}).get("rollouts"), trend=trend)
 
 
 def _tokens_per_second(run: RunData, stage: str) -> float | None:
-    found = []
+    rates = []
     for name in replicas(run, stage):
         rows = metric(run, name, "total/tokens")
         now = rows["t"] > (rows["t"][-1] - IDLE_SECONDS if len(rows["t"]) else 0.0)
         t, totals = rows["t"][now], rows["value"][now]
         if len(t) > 1 and t[-1] > t[0]:
-            found.append(max(0.0, float((totals[-1] - totals[0]) / (t[-1] - t[0]))))
-    return sum(found) if found else None
+            rates.append(max(0.0, float((totals[-1] - totals[0]) / (t[-1] - t[0]))))
+    return sum(rates) if rates else None

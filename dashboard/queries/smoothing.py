@@ -1,4 +1,4 @@
-"""Noisy lines made legible: the mean over a window, and a band that half of the window's values are in."""
+"""Smoothing of noisy lines: the mean over a window, and a band with half of the window's values."""
 
 from typing import NamedTuple
 
@@ -10,17 +10,17 @@ _LOW, _HIGH = 0.25, 0.75
 
 
 class Smoothed(NamedTuple):
-    """A line and the band around it; all three have the same x."""
+    """A smoothed line and the band around it, at the same x."""
 
     mean: Line
     low: Line
-    """A quarter of the window's values are below."""
+    """Lower quartile of the window's values."""
     high: Line
-    """A quarter are above."""
+    """Upper quartile."""
 
 
 def trailing_mean(line: Line, window: int) -> Line:
-    """The mean of the last `window` points up to each; of fewer at first."""
+    """Returns the mean of the last `window` points up to each point; of fewer at the start."""
     sums = np.cumsum(np.append(0.0, line.y))
     ends = np.arange(1, len(line.y) + 1)
     starts = np.maximum(0, ends - window)
@@ -28,9 +28,9 @@ def trailing_mean(line: Line, window: int) -> Line:
 
 
 def smooth(line: Line, window: int, most: int) -> Smoothed:
-    """The trailing mean over `window` points and its band, at `most` points of the line at most, the last among them.
+    """Returns the trailing mean over `window` points and its band, at no more than `most` points, including the last.
 
-    Points that are not finite are left out.
+    Skips points that are not finite.
     """
     finite = np.isfinite(line.y)
     line = Line(line.x[finite], line.y[finite])
@@ -43,7 +43,7 @@ def smooth(line: Line, window: int, most: int) -> Smoothed:
     if window == 1 or not size:
         same = Line(x, line.y[at])
         return Smoothed(same, same, same)
-    # The first windows are cut off; the others have one size, and are sorted at once.
+    # The first windows are shorter. The others have the same size and are sorted together.
     early, late = at[at < window - 1], at[at >= window - 1]
     bands = [np.quantile(line.y[: end + 1], (_LOW, _HIGH)) for end in early]
     whole = line.y[late[:, None] - np.arange(window)]

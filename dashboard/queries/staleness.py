@@ -1,9 +1,9 @@
-"""How stale the trained trajectories were, where that came from, and what the bound cost.
+"""Staleness of the trained trajectories, its sources, and the cost of the bound.
 
-    consumed ─► trained rows ─► bins of whole steps, at most 500 ─► one value per bin: mean, largest, share
+    consumed ─► trained rows ─► at most 500 bins of whole steps ─► one value per bin: mean, largest, share
              └► all rows     ─► by outcome
 
-Staleness is in policy versions; lines are over the policy version that a step made. Means are over trajectories.
+Staleness is measured in policy versions. The x of a line is the version that a step made. Means are over trajectories.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,15 +19,15 @@ from dashboard.read.model import Columns, RunData
 from millrace.rollouts.staleness import TOKENS_OF_STALENESS
 
 MOST_CELLS = 120
-"""Per side of a heat map."""
+"""Cells per side of a heat map."""
 MOST_SPANS = 5
-"""Trajectories sampled by this many versions or more are counted together."""
+"""Trajectories sampled by at least this many versions are counted together."""
 _RECENT_SHARE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The trajectories that the trainer took, with one outcome."""
+    """Trajectories that the trainer took, with the same outcome."""
 
     name: str
     """trained, or the drop_reason."""
@@ -37,13 +37,13 @@ class Outcome:
     mean_length: float
     """Response tokens; NaN without trajectories."""
     mean_reward: float
-    """Of the known rewards; NaN if none is."""
+    """Mean of the known rewards; NaN if none is known."""
     length_ratio: float
-    """Mean length over that of the trained ones; NaN if there are none."""
+    """Mean length divided by that of the trained trajectories; NaN without any."""
 
 
 class _Bins:
-    """Trained rows in bins of whole steps, at most 500. Rows of a step are adjacent, and steps ascend."""
+    """Trained rows in at most 500 bins of whole steps. Rows of a step are adjacent, and steps are ascending."""
 
     def __init__(self, rows: Columns) -> None:
         versions = rows["policy_version"]
@@ -63,21 +63,21 @@ class _Bins:
         return Line(self.versions, np.maximum.reduceat(self.rows[column], self.starts).astype(np.float64))
 
     def count(self, values: npt.NDArray[Any], size: int, weights: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-        """[bins, size] how often each value below `size` occurs in each bin, or the sum of its `weights` there."""
+        """Counts each value below `size` in each bin, or sums its `weights`: [bins, size]."""
         cells = np.repeat(np.arange(len(self.starts)), self.counts) * size + values
         return np.bincount(cells, weights, len(self.starts) * size).reshape(-1, size)
 
 
 def over_time(run: RunData) -> tuple[Line, Line]:
-    """Mean and largest staleness."""
+    """Returns the mean and the largest staleness."""
     bins = _bins(run, "staleness")
     return (bins.mean("staleness"), bins.largest("staleness")) if bins else (NO_LINE, NO_LINE)
 
 
 def bound(run: RunData) -> Line:
-    """The bound in force, each value until the next: it may move, and attempts may differ.
+    """Returns the bound in force up to the newest trained version; each value is valid until the next.
 
-    Ends at the newest trained version. Runs of earlier releases have no measured bound, only those of their attempts.
+    Without a measured bound, uses the bounds of the attempts.
     """
     measured = over_versions(run, "train-0", "max_staleness")
     if len(measured.x):
@@ -85,7 +85,7 @@ def bound(run: RunData) -> Line:
     versions: list[float] = []
     bounds: list[float] = []
     for attempt in reversed(run.info.attempts):
-        # What an attempt did after the version that a later attempt resumed from was rolled back.
+        # Versions of an attempt after the one from which a later attempt resumed were rolled back.
         if not versions or attempt.first_step < versions[-1]:
             versions.append(float(attempt.first_step))
             bounds.append(float(attempt.max_staleness))
@@ -95,13 +95,13 @@ def bound(run: RunData) -> Line:
 
 
 def decisions(run: RunData) -> Sequence[Mapping[str, Any]]:
-    """The latest decisions about staleness and rollbacks, oldest first, as a status has them."""
-    found: Sequence[Mapping[str, Any]] = (run.status or {}).get("decisions", {}).get("latest", ())
-    return found
+    """The latest decisions about staleness and rollbacks in the status, oldest first."""
+    latest: Sequence[Mapping[str, Any]] = (run.status or {}).get("decisions", {}).get("latest", ())
+    return latest
 
 
 def split(run: RunData) -> tuple[Line, Line]:
-    """Mean staleness from sampling and from waiting in queues; their sum is the mean staleness."""
+    """Returns the mean staleness from sampling and from waiting in queues; their sum is the mean staleness."""
     bins = _bins(run, "staleness", "staleness_in_flight")
     if bins is None:
         return NO_LINE, NO_LINE
@@ -112,7 +112,7 @@ def split(run: RunData) -> tuple[Line, Line]:
 def distribution(run: RunData) -> tuple[Line, Line] | None:
     """Share of the trained trajectories by staleness, 0, 1, 2 …; None before the first step.
 
-    First of the newest tenth of the trajectories, at least those of the last step; then of all.
+    Returns one line for the newest tenth, including the last step, and one for all trajectories.
     """
     rows = _trained(run, "staleness")
     versions, lags = rows["policy_version"], rows["staleness"]
@@ -127,9 +127,9 @@ def distribution(run: RunData) -> tuple[Line, Line] | None:
 
 
 def token_distribution(run: RunData) -> tuple[Line, Line] | None:
-    """As `distribution`, of the trained tokens, each by the version that sampled it.
+    """Share of the trained tokens by staleness, each by the version that sampled it; None if not recorded.
 
-    First of the newest tenth of the steps; then of all. None if the run did not measure it.
+    Returns one line for the newest tenth of the steps, and one for all.
     """
     rows = {
         int(name.removeprefix(TOKENS_OF_STALENESS)): columns
@@ -149,10 +149,9 @@ def token_distribution(run: RunData) -> tuple[Line, Line] | None:
 
 
 def pairs(run: RunData) -> Heat | None:
-    """How many trajectories were trained at each version (x), by their staleness (y).
+    """Counts the trajectories trained at each of the newest 120 versions (x) by staleness (y).
 
-    Of the newest 120 trained versions, with one cell per version. If the staleness spans more than 120, several values
-    share a cell. None before the first step.
+    If the staleness exceeds 120, several values share a cell. None before the first step.
     """
     rows = _trained(run, "staleness")
     versions, staleness = rows["policy_version"], rows["staleness"]
@@ -174,7 +173,7 @@ def pairs(run: RunData) -> Heat | None:
 
 
 def by_generator(run: RunData) -> Mapping[int, Line]:
-    """Mean staleness of each generator's trajectories."""
+    """Generator → mean staleness of its trajectories."""
     bins = _bins(run, "staleness", "generator")
     if bins is None:
         return {}
@@ -189,7 +188,7 @@ def by_generator(run: RunData) -> Mapping[int, Line]:
 
 
 def spans(run: RunData) -> Mapping[int, Line]:
-    """Share of trajectories by how many versions sampled them, 1 to 5; 5 includes more."""
+    """Number of versions that sampled a trajectory, 1 to 5 or more → share of the trajectories."""
     bins = _bins(run, "min_policy_version", "max_policy_version")
     if bins is None:
         return {}
@@ -199,7 +198,7 @@ def spans(run: RunData) -> Mapping[int, Line]:
 
 
 def mean_span(run: RunData) -> Line:
-    """Mean number of versions that sampled a trajectory."""
+    """Returns the mean number of versions that sampled a trajectory."""
     bins = _bins(run, "min_policy_version", "max_policy_version")
     if bins is None:
         return NO_LINE
@@ -208,12 +207,15 @@ def mean_span(run: RunData) -> Line:
 
 
 def outcomes(run: RunData) -> list[Outcome]:
-    """Trained first, then each drop_reason that occurred."""
+    """Returns the trained trajectories first, then those of each drop_reason that occurred."""
     codes, tokens, rewards = (run.consumed[name] for name in ("outcome", "tokens", "reward"))
     size = len(run.outcomes)
     rollouts, lengths = np.bincount(codes, minlength=size), np.bincount(codes, tokens, size)
-    known = ~np.isnan(rewards)
-    num_known, reward_sums = np.bincount(codes[known], minlength=size), np.bincount(codes[known], rewards[known], size)
+    has_reward = ~np.isnan(rewards)
+    num_known, reward_sums = (
+        np.bincount(codes[has_reward], minlength=size),
+        np.bincount(codes[has_reward], rewards[has_reward], size),
+    )
     with np.errstate(invalid="ignore", divide="ignore"):
         mean_lengths, mean_rewards = lengths / rollouts, reward_sums / num_known
         ratios = mean_lengths / mean_lengths[0]
@@ -232,13 +234,13 @@ def outcomes(run: RunData) -> list[Outcome]:
 
 
 def _bins(run: RunData, *columns: str) -> _Bins | None:
-    """None before the first step."""
+    """Bins the trained rows; None before the first step."""
     rows = _trained(run, *columns)
     return _Bins(rows) if len(rows["policy_version"]) else None
 
 
 def _trained(run: RunData, *columns: str) -> Columns:
-    """`columns` and policy_version of the trained rows."""
+    """Returns `columns` and policy_version of the trained rows."""
     names, trained = ("policy_version", *columns), run.trained
     if trained.all():
         return {name: run.consumed[name] for name in names}

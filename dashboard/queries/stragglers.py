@@ -1,6 +1,6 @@
-"""What waits for whom: the groups in flight, how many overtook them, and whether what is trained is biased by that.
+"""Groups in flight, and the bias of trained responses towards some lengths and rewards.
 
-status records of the generators ─► what is in flight now
+status records of the generators ─► work in flight
 metrics of the trainer           ─► mean length and reward, trained ÷ taken
 """
 
@@ -15,29 +15,29 @@ from millrace.rollouts.length_bias import HIGH, LOW, STEPS
 from millrace.runtime.messages import LOADING, STARTING, STOPPED
 
 BAND = (LOW, HIGH)
-"""Within this, responses that are trained are as long as all that were taken."""
+"""Range of trained ÷ taken length that counts as unbiased."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InFlight:
-    """What a generator is working on. None: nothing is in flight, or it is not at work."""
+    """A generator's work in flight; values are None if it has none or is not running."""
 
     generator: int
     requests: int | None
     groups: int | None
-    """Admitted, and not committed yet."""
+    """Groups admitted and not yet committed."""
     tokens: int
-    """Response tokens they have so far; of a generator that was drained, those that it stored."""
+    """Response tokens generated so far; of a drained generator, the tokens it stored."""
     seconds: float | None
-    """Since the oldest group was admitted."""
+    """Age of the oldest group."""
     versions: int | None
-    """How far the trainer is ahead of the oldest weights that may have sampled a token of these groups."""
+    """Policy versions between the trainer and the oldest weights that may have sampled a token of these groups."""
     bound: int
     """The largest staleness allowed, policy versions."""
     continued: int
-    """Response tokens that it took over from earlier processes, in the whole run."""
+    """Response tokens continued from earlier processes, in the whole run."""
     discarded: int
-    """Response tokens that were lost with earlier processes and had to be generated again, in the whole run."""
+    """Response tokens lost with earlier processes and generated again, in the whole run."""
 
     @property
     def beyond_bound(self) -> bool:
@@ -46,25 +46,25 @@ class InFlight:
 
 @dataclass(frozen=True, kw_only=True)
 class Bias:
-    """The mean of what was trained over that of all that was taken, dropped groups included: 1 without bias."""
+    """Mean over trained responses divided by the mean over all taken ones, including dropped groups: 1 without bias."""
 
     name: str
     """length or reward."""
     last: float
-    """As of the last step."""
+    """Value at the last step."""
     mean: float
-    """Over all steps; NaN if no step has it."""
+    """Mean over all steps."""
     lowest: float
     highest: float
     outside: int
-    """Steps at which it was outside the band."""
+    """Steps outside the band."""
     steps: int
-    """Steps that have it."""
+    """Steps with a value."""
 
 
 def in_flight(run: RunData) -> list[InFlight]:
-    """By generator; without those whose status record does not say."""
-    found = []
+    """Returns the work in flight by generator, as far as status records contain it."""
+    generators = []
     for name, status in run.stage_status.items():
         stage, _, replica = name.rpartition("-")
         if stage != "generate" or "requests_in_flight" not in status:
@@ -73,7 +73,7 @@ def in_flight(run: RunData) -> list[InFlight]:
         at_work = state == "running" and status["doing"] not in (STARTING, LOADING, STOPPED)
         oldest, t_oldest = status.get("oldest_version_in_flight"), status.get("t_oldest_in_flight")
         version = run.stage_status.get(TRAINER, {}).get("policy_version")
-        found.append(
+        generators.append(
             InFlight(
                 generator=int(replica),
                 requests=status["requests_in_flight"] if at_work else None,
@@ -86,32 +86,32 @@ def in_flight(run: RunData) -> list[InFlight]:
                 discarded=status.get("tokens_discarded", 0),
             )
         )
-    return sorted(found, key=lambda one: one.generator)
+    return sorted(generators, key=lambda work: work.generator)
 
 
 def biases(run: RunData) -> list[Bias]:
-    """Of the length and of the reward, as far as the trainer measures them."""
-    found = []
+    """Returns the biases of length and reward that the trainer has recorded."""
+    result = []
     for name in ("length", "reward"):
         ratios = metric(run, TRAINER, f"{name}_ratio")["value"]
-        known = ratios[np.isfinite(ratios)]
-        if len(known):
-            found.append(
+        finite = ratios[np.isfinite(ratios)]
+        if len(finite):
+            result.append(
                 Bias(
                     name=name,
                     last=float(ratios[-1]),
-                    mean=float(known.mean()),
-                    lowest=float(known.min()),
-                    highest=float(known.max()),
-                    outside=int(np.count_nonzero((known < BAND[0]) | (known > BAND[1]))),
-                    steps=len(known),
+                    mean=float(finite.mean()),
+                    lowest=float(finite.min()),
+                    highest=float(finite.max()),
+                    outside=int(np.count_nonzero((finite < BAND[0]) | (finite > BAND[1]))),
+                    steps=len(finite),
                 )
             )
-    return found
+    return result
 
 
 def biased_length(run: RunData) -> float | None:
-    """Mean length, trained ÷ taken, as of the last step, if that is outside the band. None too in the first steps."""
+    """Returns trained ÷ taken length at the last step if it is outside the band; None in an attempt's first steps."""
     rows = metric(run, TRAINER, "length_ratio")
     if np.count_nonzero(rows["incarnation"] == rows["incarnation"][-1:]) < STEPS:
         return None

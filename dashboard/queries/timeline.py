@@ -1,9 +1,9 @@
-"""When each response of a group was queued, sampled, waiting and trained, as far as the records say.
+"""Times at which each response of a group was queued, sampled, waiting and trained, as far as recorded.
 
 t_admitted ─ queued ─ t_started ─ sampled, by version ─ t_finished ─ waited ─ its step begins ─ trained ─ t of consumed
 
-A version begins to sample where its generator's metrics say that it was loaded. The trainer's metrics say how long a
-step took.
+A version starts sampling when the generator's metrics record its load. The trainer's metrics contain the duration of a
+step.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ Kind = Literal["queued", "sampled", "waited", "trained"]
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """What happened to a response between two moments, in seconds since the group's first prompt was admitted."""
+    """A period of a response, in seconds since the group was admitted."""
 
     kind: Kind
     label: str
@@ -32,42 +32,42 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """The segments of each response, by row_id, without those that can't be read; and what is not recorded."""
+    """Segments of each readable response by row_id, and notes on missing records."""
 
     rows: dict[int, list[Segment]]
     notes: tuple[str, ...]
 
     @property
     def seconds(self) -> float:
-        """Until the last of it."""
+        """End of the last segment."""
         return max((segments[-1].end for segments in self.rows.values() if segments), default=0.0)
 
 
 def timeline(run: RunData, group: Group) -> Timeline:
-    """Of all responses of the group."""
-    read = [one for one in group.responses if one.trajectory is not None]
-    if not read:
+    """Computes the timeline of the group's readable responses."""
+    readable = [response for response in group.responses if response.trajectory is not None]
+    if not readable:
         return Timeline(rows={}, notes=())
-    begun = min(float(one.trajectory["t_admitted"]) for one in read if one.trajectory is not None)
-    notes = dict.fromkeys(["When a response was scored is not recorded, only for how long."])
+    begun = min(float(response.trajectory["t_admitted"]) for response in readable if response.trajectory is not None)
+    notes = dict.fromkeys(["The time of scoring is not recorded, only its duration."])
     rows = {}
-    for one in read:
-        assert one.trajectory is not None
-        row = one.trajectory
+    for response in readable:
+        assert response.trajectory is not None
+        row = response.trajectory
         segments = [
             Segment(kind="queued", label="queued", start=row["t_admitted"], end=row["t_started"]),
             *_sampled(run, group.generator, row, notes),
-            *_afterwards(run, one, row, notes),
+            *_afterwards(run, response, row, notes),
         ]
-        rows[one.row_id] = [
-            Segment(kind=each.kind, label=each.label, start=each.start - begun, end=each.end - begun)
-            for each in segments
-            if each.end > each.start
+        rows[response.row_id] = [
+            Segment(kind=segment.kind, label=segment.label, start=segment.start - begun, end=segment.end - begun)
+            for segment in segments
+            if segment.end > segment.start
         ]
         if 0 in row["loss_mask"]:
-            notes["Time in tools and other turns of the environment is part of sampling: not recorded on its own."] = (
-                None
-            )
+            notes[
+                "Time in tools and other turns of the environment is included in sampling, not recorded separately."
+            ] = None
     return Timeline(rows=rows, notes=tuple(notes))
 
 
@@ -79,7 +79,7 @@ def _sampled(run: RunData, generator: int, row: Row, notes: dict[str, None]) -> 
     for version in versions[1:]:
         at = loads["t"][within & (loads["policy_version"] == version)]
         if len(at) == 0 or at[0] < edges[-1]:
-            notes["When some of the versions took over is not recorded in this run."] = None
+            notes["The times at which some versions took over are not recorded in this run."] = None
             label = f"sampled by versions {versions[0]} to {versions[-1]}"
             return [Segment(kind="sampled", label=label, start=started, end=finished)]
         edges.append(float(at[0]))
@@ -100,7 +100,7 @@ def _afterwards(run: RunData, response: Response, row: Row, notes: dict[str, Non
     steps = metric(run, TRAINER, "train_seconds")
     seconds = steps["value"][steps["policy_version"] == taken["policy_version"]]
     if len(seconds) == 0:
-        notes["When its step began is not recorded in this run."] = None
+        notes["The start of the step is not recorded in this run."] = None
         return [Segment(kind="waited", label=f"waited{scored}, and was trained", start=finished, end=done)]
     begun = max(finished, done - float(np.max(seconds)))
     return [

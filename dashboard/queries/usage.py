@@ -1,4 +1,4 @@
-"""What each stage replica uses of its machine, over minutes; logged about every two seconds."""
+"""CPU and memory use of each stage replica over minutes, logged about every two seconds."""
 
 from dashboard.queries.series import Line, metric, minutes, replicas, thin
 from dashboard.read.model import RunData
@@ -9,12 +9,12 @@ _GIB = 1 << 30
 
 
 def cpu_cores(run: RunData) -> dict[str, Line]:
-    """CPU cores in use, by `<stage>-<replica>`, its child processes included."""
+    """`<stage>-<replica>` → CPU cores in use, including child processes."""
     return _by_replica(run, CPU_CORES)
 
 
 def memory_gib(run: RunData) -> dict[str, Line]:
-    """Resident memory, GiB, by `<stage>-<replica>`, its child processes included."""
+    """`<stage>-<replica>` → resident memory in GiB, including child processes."""
     return {name: Line(line.x, line.y / _GIB) for name, line in _by_replica(run, MEMORY_BYTES).items()}
 
 

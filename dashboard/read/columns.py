@@ -1,7 +1,7 @@
-"""Tables that grow at their end while others read them. Rows are not copied for each read.
+"""Tables that grow while others read them, without copying rows for each read.
 
-append ─► [ rows │ new rows │ room   ]      an earlier view keeps showing the same rows
-keep   ─► [ chosen rows ]                   in new arrays: what views show is never overwritten
+append ─► [ rows │ new rows │ room   ]      earlier views still show the same rows
+keep   ─► [ chosen rows ]                   in new arrays, so that views are never overwritten
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from dashboard.read.model import Columns
 
 
 class GrowingColumns:
-    """Numpy columns of equal length, with the given dtypes by name. Not thread-safe; its views are."""
+    """Numpy columns of equal length, with the given dtypes by name. Not thread-safe, but its views are."""
 
     def __init__(self, dtypes: Mapping[str, npt.DTypeLike]) -> None:
         self._rows = 0
@@ -25,23 +25,23 @@ class GrowingColumns:
         return self._rows
 
     def append(self, columns: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Adds rows: one array per column, all of the same length."""
+        """Adds rows: one array per column, all of equal length."""
         rows = self._rows + len(next(iter(columns.values())))
         for name, array in self._arrays.items():
             if rows > len(array):
-                # Doubling: each row is copied about once on average.
+                # Doubling the size copies each row about once on average.
                 self._arrays[name] = np.empty(max(rows, 2 * len(array)), array.dtype)
                 self._arrays[name][: self._rows] = array[: self._rows]
             self._arrays[name][self._rows : rows] = columns[name]
         self._rows = rows
 
     def keep(self, chosen: npt.NDArray[np.bool_]) -> None:
-        """Drops all rows but those `chosen`, one bool per row."""
+        """Drops all rows except the `chosen`, one bool per row."""
         self._arrays = {name: array[: self._rows][chosen] for name, array in self._arrays.items()}
         self._rows = int(np.count_nonzero(chosen))
 
     def view(self) -> Columns:
-        """The rows so far, read-only; rows appended later do not appear in it."""
+        """Returns the current rows, read-only; rows appended later do not appear in it."""
         views = {name: array[: self._rows] for name, array in self._arrays.items()}
         for view in views.values():
             view.flags.writeable = False
@@ -49,23 +49,23 @@ class GrowingColumns:
 
 
 class Codes:
-    """Strings as int8 codes, in the order of their first occurrence; `known` come first."""
+    """Strings as int8 codes: the strings `first`, then others in order of occurrence."""
 
-    def __init__(self, *known: str) -> None:
-        self._codes = {value: code for code, value in enumerate(known)}
+    def __init__(self, *first: str) -> None:
+        self._codes = {value: code for code, value in enumerate(first)}
 
     @property
     def values(self) -> tuple[str, ...]:
         return tuple(self._codes)
 
     def encode(self, column: pa.ChunkedArray) -> npt.NDArray[np.int8]:
-        """The code of each string. Raises OverflowError for the 129th distinct string."""
+        """Returns the code of each string. Raises OverflowError for the 129th distinct string."""
         values, indices = split(column)
         codes = [self._codes.setdefault(value, len(self._codes)) for value in values]
         return np.array(codes, np.int8)[indices]
 
 
 def split(column: pa.ChunkedArray) -> tuple[Sequence[str], npt.NDArray[np.int32]]:
-    """The distinct strings of a column, and for each row the index of its string."""
+    """Returns the distinct strings of a column, and each row's index into them."""
     encoded = column.combine_chunks().dictionary_encode()
     return encoded.dictionary.to_pylist(), encoded.indices.to_numpy()

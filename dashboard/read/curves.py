@@ -1,7 +1,7 @@
-"""The course of a run's reward from a few of its metrics' parts, so that a table of many runs is soon drawn.
+"""A run's reward curve from a few parts of its metrics, so that a table of many runs is drawn quickly.
 
 log of metrics/train-0   0 1 2 3 4 5 6 7 8 …      every record, later every 2nd, every 4th, …: at most 32 parts
-                         ▲   ▲   ▲   ▲   ▲        a record is got by its number, so those between are never read
+                         ▲   ▲   ▲   ▲   ▲        records are read by number, skipping those between
 """
 
 from collections.abc import Callable, Sequence
@@ -24,20 +24,20 @@ _MOST_PARTS = 32
 
 
 class RewardCurve:
-    """The mean reward of some of a run's steps, kept up to date. Not thread-safe, but `points` is."""
+    """Samples a run's mean reward incrementally. Not thread-safe, but `points` is."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._log: LogReader | None = None
         self._stride = 1
         self._points: dict[int, tuple[float, float] | None] = {}
-        """By number of the record: policy version and reward, means over the part; None if it has no step."""
+        """Record number → mean policy version and reward of the part; None if it has no step."""
         self.points = _columns([])
-        """policy_version ascending, and reward; without what was rolled back."""
+        """policy_version, ascending, and reward; without rolled-back steps."""
 
     def read_new(self, enough: Callable[[], bool]) -> bool:
-        """Reads new parts until `enough`, one at least. Returns whether all were read. Raises StreamCorrupt."""
-        # From a snapshot, or to find the end of a long log would cost as much as to read all of it.
+        """Reads at least one new part, then until `enough`. Returns whether all were read. Raises StreamCorrupt."""
+        # A snapshot avoids reading the whole log to find its end.
         self._log = self._log or LogReader.at_snapshot(self._store, _PATH)
         end = self._log.to_head().seq
         while -(-end // self._stride) > _MOST_PARTS:
@@ -60,13 +60,13 @@ class RewardCurve:
                 return None
             rows = read_part(self._store, _PATH, METRIC, record, ["name", "policy_version", "value"])
         except StorageError:
-            # The run's own page names what can't be read; here a point is missing.
+            # The run's page shows the error; here a point is missing.
             return None
         return _mean(rows)
 
 
 def _columns(points: Sequence[tuple[float, float]]) -> Columns:
-    """Columns of the points, which are in the order of the stream."""
+    """Converts points in stream order to columns, without rolled-back points."""
     kept: list[tuple[float, float]] = []
     for point in points:
         # A restarted trainer repeats the versions after its checkpoint.

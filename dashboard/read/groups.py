@@ -1,11 +1,11 @@
-"""Single groups, read from the store on demand, with everything stored of each response.
+"""Single groups, read from the store on demand, with all stored data of each response.
 
 RunData.consumed ─► (generator, row_id) ─► index of the stream's records ─► one part ─► the group's rows
                                            ║ trajectories/<g> ║   part k
                                            ║ scores/…/<s>-of-S ║  part k div S of scorer k mod S
                                            ║ trainer_logprobs ║   the parts of its step
 
-What can't be read becomes a sentence; the rest is still shown.
+Read errors become sentences; other data is still shown.
 """
 
 import threading
@@ -28,28 +28,28 @@ from storage.schema import SCORE, TRAINER_LOGPROBS, TRAJECTORY
 from storage.stores.base import Store
 
 MAX_TEXT_PARTS = 256
-"""Parts read at most for one text search over prompts."""
+"""Maximum number of parts read for a text search over prompts."""
 _LARGEST_LOG_RATIO = 50.0
 
 Row = Mapping[str, Any]
-"""By column name, as `storage.schema` documents it."""
+"""Column name → value, see `storage.schema`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Response:
-    """One trajectory with its row in each stream; None if a stream has no row of it, or the row can't be read."""
+    """A trajectory with its row in each stream; None if the row is missing or can't be read."""
 
     row_id: int
     trajectory: Row | None
     score: Row | None
     consumed: Row | None
-    """None until the trainer has taken it."""
+    """None until the trainer has taken the response."""
     trainer_logprobs: npt.NDArray[np.float32] | None
-    """[R] of the policy in training, nats; None unless trained."""
+    """[R] log-probabilities under the policy in training, nats; None unless trained."""
 
     @property
     def importance_ratios(self) -> npt.NDArray[np.float64] | None:
-        """[R] π/μ of each token, NaN if it took no part in the loss; None unless both policies' are known."""
+        """[R] π/μ of each token, NaN for tokens outside the loss; None unless both log-probabilities are known."""
         if self.trajectory is None or self.trainer_logprobs is None:
             return None
         rollout = np.asarray(self.trajectory["rollout_logprobs"], np.float64)
@@ -65,27 +65,27 @@ class Group:
 
     generator: int
     group_id: int
-    """-1 if unknown: its part can't be read."""
+    """-1 if its part can't be read."""
     responses: tuple[Response, ...]
-    """At least one, in the order of their row_ids."""
+    """At least one, by row_id."""
     problems: tuple[str, ...]
-    """What could not be read, one sentence each."""
+    """Read errors, one sentence each."""
 
     @property
     def prompt(self) -> Row | None:
-        """The first trajectory: it holds the prompt, which all of them share."""
+        """The first trajectory, which contains the common prompt."""
         return self.responses[0].trajectory
 
 
-def asked_tokens(table: pa.Table, row: int) -> list[int]:
-    """Token ids of the prompt; of a conversation, those of the last message before the policy's turn."""
+def last_message_tokens(table: pa.Table, row: int) -> list[int]:
+    """Returns the token ids of the prompt; for a conversation, of the last message before the policy's turn."""
     tokens: list[int] = table["prompt_tokens"][row].as_py()
     starts = [start for start in table["message_starts"][row].as_py() if start <= len(tokens)]
     return tokens[starts[-2] : starts[-1]] if len(starts) > 1 else tokens
 
 
 class GroupReader:
-    """Reads groups of the run in `store`, whose newest attempt has this `config`; thread-safe."""
+    """Reads groups of the run in `store`; `config` belongs to the newest attempt. Thread-safe."""
 
     def __init__(self, store: Store, config: Mapping[str, Any]) -> None:
         self._reward: str = config["scoring"]["reward"]
@@ -96,9 +96,9 @@ class GroupReader:
         self._lock = threading.Lock()
 
     def read(self, run: RunData, generator: int, row: int) -> Group:
-        """The group that contains `row`. Raises InputError if no such row is known."""
+        """Reads the group that contains `row`. Raises InputError if the row does not exist."""
         if generator >= self._num_generators:
-            raise InputError(f"there is no generator {generator}: expected one below {self._num_generators}")
+            raise InputError(generator, key="generator", expected=f"a number below {self._num_generators}")
         with self._lock:
             problems: list[str] = []
             consumed = _consumed_rows(run, generator, row)
@@ -130,32 +130,34 @@ class GroupReader:
             )
 
     def locate(self, group_id: int) -> tuple[int, int] | None:
-        """Generator and first row of a group, also before the trainer takes it; None if there is no such group.
+        """Returns generator and first row of a group, even before the trainer takes it; None if it does not exist.
 
-        If a group was generated twice, returns the second one. Raises as `read_part`.
+        If a group was generated twice, returns the second. Raises like `read_part`.
         """
         with self._lock:
             generator = group_id % self._num_generators
             stream = self._parts.index(layout.trajectories(generator), TRAJECTORY, [])
             for record in reversed(stream.records):
-                before = stream.records[record.part - 1].last_group_id if record.part else -1
-                # Before schema version 3 groups were in order, except where the generator was rolled back.
-                in_order = record.last_group_id >= group_id and (before < group_id or before > record.last_group_id)
+                previous_last = stream.records[record.part - 1].last_group_id if record.part else -1
+                # Before schema version 3, groups were in order except after a rollback of the generator.
+                in_order = record.last_group_id >= group_id and (
+                    previous_last < group_id or previous_last > record.last_group_id
+                )
                 if group_id in record.group_ids or (in_order and not record.group_ids):
-                    found = np.flatnonzero(self._parts.read(stream, record)["group_id"].to_numpy() == group_id)
-                    if len(found):
-                        return generator, record.first_row_id + int(found[0])
+                    matches = np.flatnonzero(self._parts.read(stream, record)["group_id"].to_numpy() == group_id)
+                    if len(matches):
+                        return generator, record.first_row_id + int(matches[0])
         return None
 
     def prompts(
         self, rows: Sequence[tuple[int, int]], *, max_parts: int = MAX_TEXT_PARTS
     ) -> dict[tuple[int, int], tuple[str, list[int]]]:
-        """Name and token ids of the prompt of each (generator, row_id), from at most `max_parts` parts.
+        """Returns name and token ids of the prompt of each (generator, row_id), from at most `max_parts` parts.
 
-        Of a conversation, the ids are those of its last message: what is before it may be the same for all. Leaves out
-        those in parts that can't be read or exceed `max_parts`.
+        For a conversation, the ids belong to its last message, because earlier messages may be common to all prompts.
+        Skips rows in parts that can't be read or exceed `max_parts`.
         """
-        found: dict[tuple[int, int], tuple[str, list[int]]] = {}
+        prompts: dict[tuple[int, int], tuple[str, list[int]]] = {}
         tables: dict[tuple[int, int], pa.Table | None] = {}
         with self._lock:
             generators = {generator for generator, _ in rows}
@@ -168,21 +170,21 @@ class GroupReader:
                     tables[key] = self._parts.try_read(streams[generator], record, [])
                 if (table := tables.get(key)) is not None:
                     i = row - record.first_row_id
-                    found[generator, row] = table["prompt_id"][i].as_py(), asked_tokens(table, i)
-        return found
+                    prompts[generator, row] = table["prompt_id"][i].as_py(), last_message_tokens(table, i)
+        return prompts
 
     def same_prompt(self, prompt_id: str) -> SamePrompt:
-        """The groups of a prompt, as far as they are found within the limits of `dashboard.read.same_prompt`."""
+        """Finds the groups of a prompt within the limits of `dashboard.read.same_prompt`."""
         with self._lock:
             paths = map(layout.trajectories, range(self._num_generators))
             return self._prompts.search(prompt_id, [self._parts.index(path, TRAJECTORY, []) for path in paths])
 
     def _span(self, generator: int, row: int, problems: list[str]) -> range | None:
-        """The rows of the group that contains `row`, by its part."""
-        found = self._parts.part_of(layout.trajectories(generator), TRAJECTORY, row, problems)
-        if found is None:
+        """Returns the rows of the group that contains `row`."""
+        part = self._parts.part_of(layout.trajectories(generator), TRAJECTORY, row, problems)
+        if part is None:
             return None
-        record, table = found
+        record, table = part
         group_ids = table["group_id"].to_numpy()
         starts = np.flatnonzero(np.diff(group_ids, prepend=group_ids[0] - 1))
         i = bisect_right(starts, row - record.first_row_id) - 1
@@ -190,11 +192,11 @@ class GroupReader:
         return range(record.first_row_id + int(starts[i]), record.first_row_id + ends[i])
 
     def _rows(self, path: str, schema: pa.Schema, span: range, problems: list[str]) -> dict[int, Row]:
-        """By row_id; all of `span` are in one part."""
-        found = self._parts.part_of(path, schema, span[0], problems)
-        if found is None:
+        """Reads the rows `span`, which are in one part; row_id → row."""
+        part = self._parts.part_of(path, schema, span[0], problems)
+        if part is None:
             return {}
-        record, table = found
+        record, table = part
         rows = table.slice(span[0] - record.first_row_id, len(span)).to_pylist()
         return {row["row_id"]: row for row in rows}
 
@@ -215,7 +217,7 @@ class GroupReader:
         incarnation, version = (consumed[trained[0]][name] for name in ("incarnation", "policy_version"))
         stream = self._parts.index(layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS, problems)
         tables = [self._parts.try_read(stream, record, problems) for record in stream.of_step(incarnation, version)]
-        found: dict[int, npt.NDArray[np.float32]] = {}
+        logprobs: dict[int, npt.NDArray[np.float32]] = {}
         for table in tables:
             if table is None:
                 continue
@@ -223,17 +225,17 @@ class GroupReader:
             mine &= np.isin(table["trajectory_row_id"].to_numpy(), trained)
             for i in np.flatnonzero(mine).tolist():
                 values = table["trainer_logprobs"][i].values
-                found[table["trajectory_row_id"][i].as_py()] = values.to_numpy(zero_copy_only=False)
-        if len(found) < len(trained) and None not in tables:
+                logprobs[table["trajectory_row_id"][i].as_py()] = values.to_numpy(zero_copy_only=False)
+        if len(logprobs) < len(trained) and None not in tables:
             problems.append(
-                f"{layout.TRAINER_LOGPROBS} has no rows of {len(trained) - len(found)} responses that were trained: "
+                f"{layout.TRAINER_LOGPROBS} has no rows of {len(trained) - len(logprobs)} responses that were trained: "
                 "not committed yet, or trained before this stream existed"
             )
-        return found
+        return logprobs
 
 
 def _consumed_rows(run: RunData, generator: int, row: int) -> dict[int, Row]:
-    """Rows of `consumed` by row_id, of all responses of the group that contains `row`; empty if not taken yet."""
+    """Returns the `consumed` rows of the group that contains `row`, by row_id; empty if not taken yet."""
     consumed = run.consumed
     matches = np.flatnonzero((consumed["generator"] == generator) & (consumed["trajectory_row_id"] == row))
     if len(matches) == 0:

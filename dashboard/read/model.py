@@ -1,4 +1,4 @@
-"""Everything known of a run at one moment. Readers fill these types, queries read them, nothing changes them.
+"""The data of a run at one moment. Readers create these types, queries read them, and nothing changes them.
 
 store ─► RunReader ─► RunData ─► queries (pure) ─► blocks: charts and tables ─► page, export, Prometheus
 """
@@ -15,7 +15,7 @@ from millrace.runs.provenance import Origin
 from millrace.runs.record import AttemptEnd
 
 Columns = Mapping[str, npt.NDArray[Any]]
-"""A table: arrays of one length by column name, read-only. A null number is NaN."""
+"""A table: column name → read-only array, all of equal length. Null numbers are NaN."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,33 +26,33 @@ class AttemptInfo:
     t_started: float
     """Unix seconds."""
     first_step: int
-    """Policy version it resumed from."""
+    """Policy version at which it started."""
     max_staleness: int
     """The bound in force, policy versions; 0 in sync mode."""
     mode: str
     """async or sync."""
     transport: str
-    """How weights travel: shm, direct or store."""
+    """Weight transport: shm, direct or store."""
     end: AttemptEnd | None
-    """How it ended; None while it runs, and if it was killed."""
+    """Its end; None while it runs, or if it was killed."""
     promotion: Decision | None = None
-    """What the promotion gate decided at its end; None if it did not get that far, or that can't be read."""
+    """Decision of the promotion gate at its end; None without a readable decision."""
     changes: tuple[str, ...] = ()
-    """Settings and inputs that differ from those of the attempt before it, a sentence each."""
+    """Settings and inputs that differ from the previous attempt, one sentence each."""
     origin: Origin = field(default_factory=Origin)
-    """Its nearest preset, and its page in the Prefect UI, as far as they were recorded."""
+    """Nearest preset and page in the Prefect UI, as far as recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """What changes only when the run is resumed."""
+    """Data of a run that changes only when it is resumed."""
 
     run_id: str
     url: str
     attempts: tuple[AttemptInfo, ...]
     """At least one, oldest first."""
     config: Mapping[str, Any]
-    """Of the newest attempt, as JSON."""
+    """Config of the newest attempt, as JSON."""
 
     @property
     def max_staleness(self) -> int:
@@ -66,26 +66,25 @@ class RunData:
 
     info: RunInfo
     t: float
-    """When it was read, unix seconds."""
+    """Time of reading, unix seconds."""
     status: Mapping[str, Any] | None
     """`millrace.runs.status.StatusReader.look`, plain JSON; None if it can't be computed: see `problems`."""
     stage_status: Mapping[str, Mapping[str, Any]]
-    """Status records by `<stage>-<replica>`."""
+    """`<stage>-<replica>` → status record."""
     consumed: Columns
-    """`storage.schema.CONSUMED`, in stream order, without rows that were rolled back; `outcome` as codes."""
+    """`storage.schema.CONSUMED` in stream order, without rolled-back rows; `outcome` as codes."""
     outcomes: tuple[str, ...]
     """Names of the codes in `consumed["outcome"]` (int8); code 0 is `trained`."""
     metrics: Mapping[str, Mapping[str, Columns]]
-    """`<stage>-<replica>` → name → columns t, incarnation, policy_version, value; the trainer's without rows that were
-    rolled back."""
+    """`<stage>-<replica>` → name → columns t, incarnation, policy_version, value; the trainer's without
+    rolled-back rows."""
     evaluations: Columns
-    """Held-out results by version, ascending: policy_version, accuracy, the ends of its 95 % interval accuracy_low and
-    accuracy_high (NaN if unknown), num_prompts, t (unix seconds, when it ended),
-    seconds (that it took; NaN if unknown)."""
+    """Held-out results by ascending version: policy_version, accuracy, its 95 % interval accuracy_low and accuracy_high
+    (NaN if unknown), num_prompts, t (end, unix seconds), seconds (duration, NaN if unknown)."""
     evaluation_sets: Mapping[str, Columns] = field(default_factory=dict)
-    """The same of each further evaluation set, by its name."""
+    """Name of a further evaluation set → its results."""
     problems: tuple[str, ...] = ()
-    """What could not be read, one sentence each: file, record and what is wrong."""
+    """Read errors, one sentence each: file, record and error."""
 
     @property
     def trained(self) -> npt.NDArray[np.bool_]:

@@ -1,4 +1,4 @@
-"""Single parts of streams, found by the rows they hold.
+"""Single parts of streams, located by row.
 
 ║ log ║ ─► StreamIndex: first row_id, versions ─► record ─► PartReader: verified table, the last few cached
 """
@@ -28,7 +28,7 @@ class StreamIndex:
         self._log = LogReader(store, path)
 
     def update(self, problems: list[str]) -> None:
-        """Reads new records. A damaged record is added to `problems` and hides what follows it."""
+        """Reads new records. A damaged record is added to `problems` and hides later records."""
         try:
             while (record := self._log.next()) is not None:
                 if record.kind == "data":
@@ -38,14 +38,14 @@ class StreamIndex:
             problems.append(str(error))
 
     def record_of(self, row_id: int) -> Record | None:
-        """The part that holds the row; None if none of those known does."""
+        """Returns the part that contains the row; None if no indexed part does."""
         i = bisect_right(self._first_rows, row_id) - 1
         if i < 0 or row_id >= self.records[i].first_row_id + self.records[i].rows:
             return None
         return self.records[i]
 
     def of_step(self, incarnation: int, policy_version: int) -> list[Record]:
-        """The parts that may hold rows of the step in which that trainer made the version."""
+        """Returns the parts that may contain rows of the step in which this incarnation made the version."""
         return [
             record
             for record in self.records
@@ -55,7 +55,7 @@ class StreamIndex:
 
 
 class PartReader:
-    """Reads parts of the streams in `store`. Caches the last few: neighbouring groups often share a part."""
+    """Reads parts of the streams in `store` and caches the last few, as neighbouring groups often share a part."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -63,18 +63,18 @@ class PartReader:
         self._cached = lru_cache(_MAX_CACHED)(self._read)
 
     def index(self, path: str, schema: pa.Schema, problems: list[str]) -> StreamIndex:
-        """The stream's index, up to date; what can't be read of it is added to `problems`."""
+        """Returns the updated index of the stream; read errors are added to `problems`."""
         if path not in self._indexes:
             self._indexes[path] = StreamIndex(self._store, path, schema)
         self._indexes[path].update(problems)
         return self._indexes[path]
 
     def read(self, stream: StreamIndex, record: Record) -> pa.Table:
-        """All columns of a part. Raises as `storage.streams.stream.read_part`."""
+        """Reads all columns of a part. Raises like `storage.streams.stream.read_part`."""
         return self._cached(stream.path, record.part)
 
     def try_read(self, stream: StreamIndex, record: Record, problems: list[str]) -> pa.Table | None:
-        """As `read`; None for a part that can't be read, which is added to `problems`."""
+        """Reads a part; if it can't be read, returns None and adds the error to `problems`."""
         try:
             return self.read(stream, record)
         except StorageError as error:
@@ -82,7 +82,7 @@ class PartReader:
             return None
 
     def part_of(self, path: str, schema: pa.Schema, row_id: int, problems: list[str]) -> tuple[Record, pa.Table] | None:
-        """The part of a stream that holds a row; None if no part does, or it can't be read."""
+        """Reads the part that contains a row; None if no readable part does."""
         stream = self.index(path, schema, problems)
         record = stream.record_of(row_id)
         table = None if record is None else self.try_read(stream, record, problems)

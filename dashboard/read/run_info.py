@@ -1,4 +1,4 @@
-"""What `run.json` and `attempts/` say of a run's starts. Verified here, because another program wrote them."""
+"""Reads a run's starts from `run.json` and `attempts/`, and validates them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,23 +13,23 @@ from storage.errors import NotInStore, StreamCorrupt
 from storage.stores.base import Store
 
 
-def read_run_info(store: Store, known: RunInfo | None = None) -> RunInfo:
-    """A run's info now. With `known`, the info read before, reads only what may have changed.
+def read_run_info(store: Store, previous: RunInfo | None = None) -> RunInfo:
+    """Reads a run's info. With `previous`, the result of an earlier call, reads only data that may have changed.
 
-    Raises RunMissing if there is no run, and StreamCorrupt for a record that Millrace did not write.
+    Raises RunMissing if the run does not exist, and StreamCorrupt for a malformed record.
     """
-    run_id = _run_id(store) if known is None else known.run_id
-    config: Any = None if known is None else known.config
-    attempts = [] if known is None else list(known.attempts)
-    while (found := _attempt(store, len(attempts))) is not None:
-        config = found[1]
-        attempts.append(found[0])
+    run_id = _run_id(store) if previous is None else previous.run_id
+    config: Any = None if previous is None else previous.config
+    attempts = [] if previous is None else list(previous.attempts)
+    while (next_attempt := _attempt(store, len(attempts))) is not None:
+        config = next_attempt[1]
+        attempts.append(next_attempt[0])
     attempts = [attempt if attempt.end else _with_end(store, attempt) for attempt in attempts]
     return RunInfo(run_id=run_id, url=store.url, attempts=tuple(attempts), config=config)
 
 
 def replicas(config: Any) -> Sequence[tuple[str, int]]:
-    """The stage replicas of a run that write metrics, as (stage, replica)."""
+    """Returns the (stage, replica) pairs that write metrics."""
     return [
         *(("generate", replica) for replica in range(config["generation"]["replicas"])),
         *(("score", replica) for replica in range(config["scoring"]["replicas"])),
@@ -55,7 +55,7 @@ def _run_id(store: Store) -> str:
 
 
 def _attempt(store: Store, number: int) -> tuple[AttemptInfo, Any] | None:
-    """Attempt `number` and its config; None if there is no such attempt yet."""
+    """Reads attempt `number` and its config; None if it does not exist yet."""
     try:
         attempt = read_attempt(store, number)
         config = attempt.config

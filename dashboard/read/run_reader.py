@@ -1,11 +1,11 @@
-"""Reads a run again and again, each time only what is new.
+"""Reads a run incrementally.
 
 run.json, attempts/ ──────────────► run info              ┐
 progress/, commit logs ───────────► status                │
 ║ consumed ║ ─────────────────────► rows                  ├─► RunData
 ║ metrics/<stage>-<r> ║ ──────────► tables by name        │
 evaluations/ ─────────────────────► accuracy by version   │
-anything that can't be read ──────► a sentence            ┘
+read errors ──────────────────────► sentences             ┘
 """
 
 import threading
@@ -27,16 +27,16 @@ from storage.errors import StorageError
 from storage.progress import read_progress
 from storage.stores.base import Store
 
-MALFORMED_STATUS = "a stage's status record is not as expected"
+MALFORMED_STATUS = "a stage's status record is malformed"
 _LOOK_SECONDS = 0.3
-"""Pages that are open side by side share what was read within this time."""
+"""Pages that are open at the same time share data read within this time."""
 
 
 class RunReader:
     """Reads the run in `store`; thread-safe. `clock` is a monotonic clock in seconds.
 
-    The constructor raises RunMissing if there is no run, StreamCorrupt if its record can't be read, and what an
-    unreachable store raises.
+    The constructor raises RunMissing if the run does not exist, StreamCorrupt if its record can't be read, and the
+    errors of an unreachable store.
     """
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
@@ -56,7 +56,7 @@ class RunReader:
         self._looked = 0.0
 
     def look(self) -> RunData:
-        """The run now, or as it was at most 0.3 seconds ago. `problems` names what can't be read."""
+        """Returns the run as of now, or at most 0.3 seconds ago. `problems` contains read errors."""
         with self._lock:
             if self._last is None or self._clock() - self._looked >= _LOOK_SECONDS:
                 self._last = self._look()
@@ -72,7 +72,7 @@ class RunReader:
             self._stage_status = read_progress(self._store)
         status: Mapping[str, Any] | None = None
         with _collecting(problems):
-            # Created here, not in the constructor: a damaged log is a problem of the status alone.
+            # Not created in the constructor, because a damaged log affects only the status.
             self._status = self._status or StatusReader(self._store)
             status = self._status.look()
         streams: list[ConsumedRows | MetricRows] = [self._consumed, *self._metrics.values()]
@@ -99,23 +99,25 @@ class RunReader:
         )
 
     def _lost_status(self) -> list[str]:
-        """The status records that aren't there, of replicas that have written metrics: a record comes first."""
+        """Returns missing status records of replicas with metrics; a replica writes its status record first."""
         lost = [name for name, rows in self._metrics.items() if rows.columns and name not in self._stage_status]
-        return [f"{layout.PROGRESS}/{name}.json is missing or damaged: what {name} does is unknown" for name in lost]
+        return [
+            f"{layout.PROGRESS}/{name}.json is missing or damaged: the activity of {name} is unknown" for name in lost
+        ]
 
 
 def _by_set(results: Sequence[Result]) -> dict[str, Columns]:
-    """The columns of each evaluation set that was scored, by its name; `results` are by ascending version."""
-    found: dict[str, list[tuple[Result, Result]]] = {}
+    """Name of a scored evaluation set → its columns; `results` are by ascending version."""
+    by_set: dict[str, list[tuple[Result, Result]]] = {}
     for result in results:
         for name, measures in measures_by_set(result).items():
             if measures["accuracy"] is not None:
-                found.setdefault(name, []).append((result, measures))
-    return {name: _columns(some) for name, some in found.items()}
+                by_set.setdefault(name, []).append((result, measures))
+    return {name: _columns(some) for name, some in by_set.items()}
 
 
 def _columns(some: Sequence[tuple[Result, Result]]) -> Columns:
-    """As `RunData.evaluations`, from (result, its measures on one set)."""
+    """Makes columns like `RunData.evaluations` from (result, measures on one set)."""
     intervals = [measures.get("accuracy_interval") or (None, None) for _, measures in some]
     return {
         "policy_version": np.array([result["policy_version"] for result, _ in some], np.int64),
@@ -130,14 +132,14 @@ def _columns(some: Sequence[tuple[Result, Result]]) -> Columns:
 
 
 def _seconds(result: Result) -> float:
-    """How long the evaluation took; NaN if its result does not say."""
+    """Returns the duration of the evaluation; NaN if its result does not contain it."""
     seconds = result.get("seconds")
     return float(seconds) if isinstance(seconds, int | float) else float("nan")
 
 
 @contextmanager
 def _collecting(problems: list[str]) -> Iterator[None]:
-    """Turns an error inside the block into a sentence, so that the rest of the run is still read."""
+    """Adds an error of the block to `problems`, so that the rest of the run is still read."""
     try:
         yield
     except (StorageError, MillraceError, OSError) as error:

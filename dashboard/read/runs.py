@@ -1,7 +1,7 @@
-"""The runs below a root, or a single run, with an overview of each.
+"""The runs in a root folder, or a single run, with an overview of each.
 
-URL ─► run.json there? ─ yes ─► that run
-                       └ no ──► its folders, each a run or about to become one ─► overview: a few small files per run
+URL ─► has run.json? ─ yes ─► that run
+                     └ no ──► its folders, each a run or a future run ─► overview: a few small files per run
 """
 
 import threading
@@ -32,53 +32,52 @@ _OVERVIEW_SECONDS = 1.0
 _NOTE_SECONDS = 10.0
 _CURVE_SECONDS = 0.5
 _READERS = 8
-"""The most recently used readers stay in memory, with their runs' rows."""
+"""Number of cached readers, which keep their runs' rows in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OverviewRow:
-    """One run in the overview. Unknown values are None; with a `problem` all are."""
+    """A run in the overview. Unknown values are None; with a `problem`, all are unknown."""
 
     run_id: str
     problem: str | None = None
-    """One sentence if the run can't be read: it is just being created, or damaged."""
+    """One sentence if the run can't be read: it is being created, or damaged."""
     state: State | None = None
     policy_version: int | None = None
-    """The trainer's."""
+    """Newest version of the trainer."""
     max_steps: int | None = None
-    """The policy version at which the run is complete."""
+    """Policy version at which the run is complete."""
     reward_mean: float | None = None
-    """Of the last step."""
+    """Mean reward of the last step."""
     staleness_mean: float | None = None
-    """Of all trained trajectories, policy versions; as is the maximum."""
+    """Mean and maximum are over all trained trajectories, in policy versions."""
     staleness_max: int | None = None
     max_staleness: int | None = None
     """The bound in force, policy versions."""
     ages: Mapping[str, float] = field(default_factory=dict)
-    """Seconds since the last status record, by stage; of several replicas, the largest."""
+    """Stage → age of its oldest status record, seconds."""
     t_started: float | None = None
-    """When the newest attempt started, unix seconds."""
+    """Start of the newest attempt, unix seconds."""
     wall_seconds: float | None = None
-    """Of the newest attempt, until its last status record."""
+    """Duration of the newest attempt until its last status record."""
     accuracy: float | None = None
-    """On the held-out prompts, of the newest version that was evaluated."""
+    """Held-out accuracy of the newest evaluated version."""
     accuracy_version: int | None = None
-    """That version."""
+    """Newest evaluated version."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """The config of the newest attempt, see `dashboard.read.settings`."""
+    """Config of the newest attempt, see `dashboard.read.settings`."""
     note: str = ""
-    """What a person has noted on the run."""
+    """The user's note on the run."""
     accuracies: Sequence[tuple[int, float]] = ()
-    """Of each version evaluated, ascending: the version, and its accuracy on the held-out prompts."""
+    """(version, held-out accuracy) of each evaluated version, ascending."""
     missing: Sequence[str] = ()
-    """What else of the run can't be read, one sentence each."""
+    """Other read errors, one sentence each."""
 
 
 class Runs:
-    """The runs below `url`, or the one at `url`; thread-safe. `clock` is a monotonic clock in seconds.
+    """The runs in the folder `url`, or the run at `url`; thread-safe. `clock` is a monotonic clock in seconds.
 
-    Raises StorageError or InputError, one sentence, for a URL that can hold no runs. A folder that is empty or does
-    not exist yet is an empty root.
+    Raises StorageError or InputError for a URL that can't contain runs. An empty or missing folder has no runs.
     """
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -87,7 +86,7 @@ class Runs:
         self.url = self._root.url
         folder = self._root.local_path("")
         if folder is not None and folder.exists() and not folder.is_dir():
-            raise InputError(f"{self.url}: a file; expected the folder of a run, or one that holds runs")
+            raise InputError("is a file", file=self.url, expected="the folder of a run, or a folder of runs")
         self._lock = threading.Lock()
         self._reading_curves = threading.Lock()
         self._watched: dict[str, _Watched] = {}
@@ -97,29 +96,29 @@ class Runs:
         self.ids()
 
     def ids(self, within: float = _LIST_SECONDS) -> list[str]:
-        """The run ids, sorted; as they were at most `within` seconds ago."""
+        """Returns the sorted run ids, at most `within` seconds old."""
         with self._lock:
             if self._clock() - self._listed >= within:
                 self._watched = self._find()
-                # A run that disappears and comes back under its name is another run.
+                # A removed run and a later run of the same name are different runs.
                 self._readers = {run_id: reader for run_id, reader in self._readers.items() if run_id in self._watched}
                 self._listed = self._clock()
             return list(self._watched)
 
     def reader(self, run_id: str) -> RunReader:
-        """The one reader of a run. Raises KeyError for an id that is not among `ids()`, and what RunReader raises."""
+        """Returns the shared reader of a run. Raises KeyError for an id not in `ids()`, and errors of RunReader."""
         self.ids()
         with self._lock:
             watched = self._watched[run_id]
             reader = self._readers.pop(run_id, None) or RunReader(watched.store, self._clock)
-            # Re-inserted at the end, so the first is the least recently used.
+            # Reinserted at the end, so that the first is the least recently used.
             self._readers[run_id] = reader
             while len(self._readers) > _READERS:
                 self._readers.pop(next(iter(self._readers)))
             return reader
 
     def overview(self) -> list[OverviewRow]:
-        """One row per run, in the order of `ids()`; as it was at most a second ago."""
+        """Returns one row per run in the order of `ids()`, at most a second old."""
         self.ids()
         with self._lock:
             if self._clock() - self._overviewed >= _OVERVIEW_SECONDS:
@@ -128,14 +127,13 @@ class Runs:
             return list(self._rows)
 
     def curves(self, rows: Sequence[OverviewRow]) -> dict[str, Columns]:
-        """The courses of the rewards of these runs, by run id, as `RewardCurve.points`; empty if unknown.
+        """Run id → reward curve, see `RewardCurve.points`; empty if unknown.
 
-        Reads for some 0.5 seconds at most, the first runs first. So a call may return old ones, and the next call goes
-        on.
+        Reads in the order of `rows` for about 0.5 seconds; curves may be incomplete until a later call.
         """
         with self._lock:
             watched = [(self._watched[row.run_id], row) for row in rows if row.run_id in self._watched]
-        # Another page that is open reads them already.
+        # Skipped while another open page reads them.
         if self._reading_curves.acquire(blocking=False):
             try:
                 end = self._clock() + _CURVE_SECONDS
@@ -159,14 +157,14 @@ class Runs:
 
 
 class _Watched:
-    """One run of the overview."""
+    """Reads the overview row of one run."""
 
     def __init__(self, run_id: str, store: Store, clock: Callable[[], float]) -> None:
         self.run_id = run_id
         self.store = store
         self.curve = RewardCurve(store)
         self._curve_of: object = None
-        """What the run was like when its curve was last read to its end."""
+        """State and version of the run when its curve was last read to the end."""
         self._clock = clock
         self._note = ""
         self._note_read = -float("inf")
@@ -177,13 +175,13 @@ class _Watched:
         self._evaluated: Sequence[Result] = ()
 
     def read_curve(self, now: object, enough: Callable[[], bool]) -> None:
-        """Reads on until `enough`, unless the run is as it was when its curve was complete; `now` is how it is."""
+        """Reads more of the curve until `enough`, unless it was complete for the state `now`."""
         if self._curve_of == now:
             return
         try:
             complete = self.curve.read_new(enough)
         except (StorageError, OSError):
-            # The run's own page names what is damaged. Tried again when the run has changed.
+            # The run's page shows the damage. Retried when the run has changed.
             complete = True
         if complete:
             self._curve_of = now
@@ -192,29 +190,29 @@ class _Watched:
         try:
             return self._read_row()
         except RunMissing:
-            return OverviewRow(run_id=self.run_id, problem=f"no {layout.RUN} yet: being created, or no run")
+            return OverviewRow(run_id=self.run_id, problem=f"no {layout.RUN} yet: being created, or not a run")
         except (StorageError, MillraceError, OSError) as error:
             return OverviewRow(run_id=self.run_id, problem=str(error))
         except (ValueError, KeyError, TypeError) as error:
             return OverviewRow(run_id=self.run_id, problem=f"{MALFORMED_STATUS}: {error!r}")
 
     def _read_row(self) -> OverviewRow:
-        info, before = read_run_info(self.store, self._info), self._info
+        info, previous = read_run_info(self.store, self._info), self._info
         newest = info.attempts[-1]
-        # The status records of a run that has ended do not change, and most runs below a root have ended.
-        if not newest.end or info != before:
+        # The status records of an ended run do not change, and most runs have ended.
+        if not newest.end or info != previous:
             self._stage_status = read_progress(self.store)
             self._evaluated = self._results.read()
-        if before is None or info.config is not before.config:
+        if previous is None or info.config is not previous.config:
             self._settings = settings(info.config)
         self._info = info
         trainer = self._stage_status.get("train-0", {})
         account = Account.from_json(trainer["account"]) if "account" in trainer else Account()
         staleness = staleness_trained(account)
         evaluated = self._evaluated[-1] if self._evaluated else None
-        own = of_attempt(newest.number, self._stage_status)
-        state, _ = run_state(newest.end, newest.t_started, own)
-        last = max([newest.t_started, *(status["t"] for status in own.values())])
+        attempt_status = of_attempt(newest.number, self._stage_status)
+        state, _ = run_state(newest.end, newest.t_started, attempt_status)
+        last = max([newest.t_started, *(status["t"] for status in attempt_status.values())])
         return OverviewRow(
             run_id=self.run_id,
             state=state,
@@ -246,14 +244,14 @@ class _Watched:
         return self._note
 
     def _missing(self, state: State, trainer: Mapping[str, Any]) -> list[str]:
-        found = [str(error) for error in self._results.damaged]
+        sentences = [str(error) for error in self._results.damaged]
         if state != "running" and "policy_version" not in trainer:
-            found.insert(0, f"{layout.progress('train', 0)} is missing or damaged, which names the version")
-        return found
+            sentences.insert(0, f"{layout.progress('train', 0)} is missing or damaged, which names the version")
+        return sentences
 
 
 def _own_id(store: Store) -> str:
-    """The id of the run at a store's root: from its record, or if that can't be read, its folder's name."""
+    """Returns the id of the run at a store's root: from its record if readable, otherwise the folder's name."""
     try:
         run_id = read_run_info(store).run_id
     except (StorageError, MillraceError):

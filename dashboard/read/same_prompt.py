@@ -1,9 +1,8 @@
 """The groups that answer one prompt, at all policy versions.
 
-No stream is sorted by prompt, so parts are read until each has been seen once; what was seen is kept:
+Streams are not sorted by prompt, so every part has to be read once; the prompts of its groups are cached as hashes:
 
-    records of all generators, newest first ─► parts not read before, within the limits ─► name of each group's prompt
-                                                                                        └► kept, as a hash, for the next
+    records of all generators, newest first ─► unread parts, within the limits ─► hash of each group's prompt ─► cache
 """
 
 import hashlib
@@ -18,35 +17,35 @@ from dashboard.read.parts import PartReader, StreamIndex
 from storage.streams.record import Record
 
 MAX_PARTS, MAX_BYTES = 256, 256 << 20
-"""Read at most per search, of parts that no search has read before; one part at least."""
+"""Limits on unread parts per search; at least one part is read."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class PromptGroup:
     """A group that answers the prompt."""
 
     generator: int
     row_id: int
-    """Of its first row."""
+    """First row of the group."""
     policy_version: int
-    """The oldest that sampled a token of its first response."""
+    """Oldest version that sampled a token of its first response."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamePrompt:
-    """What a search has found."""
+    """Result of a search."""
 
-    groups: tuple[Asked, ...]
-    """By ascending version."""
+    groups: tuple[PromptGroup, ...]
+    """Groups by ascending version."""
     searched: int
-    """Parts that are known by now; those that can't be read count."""
+    """Number of parts read so far, including unreadable ones."""
     parts: int
-    """In all streams."""
+    """Number of parts in all streams."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Groups:
-    """The groups of a part, one value each; a part that can't be read has none."""
+    """The groups of a part; an unreadable part has none."""
 
     prompts: npt.NDArray[np.int64]
     row_ids: npt.NDArray[np.int64]
@@ -57,32 +56,32 @@ _NONE = np.empty(0, np.int64)
 
 
 class PromptIndex:
-    """What is known of the prompts in a run's parts: some 24 bytes per group. Not thread-safe."""
+    """Caches prompt hashes of a run's parts, 24 bytes per group. Not thread-safe."""
 
     def __init__(self, parts: PartReader) -> None:
         self._parts = parts
-        self._known: dict[tuple[int, int], _Groups] = {}
+        self._cache: dict[tuple[int, int], _Groups] = {}
 
     def search(self, prompt_id: str, streams: Sequence[StreamIndex]) -> SamePrompt:
-        """The groups of a prompt in the parts known so far and the newest others; `streams` are by generator."""
+        """Finds the groups of a prompt in cached parts and the newest unread parts; `streams` are by generator."""
         records = [(generator, record) for generator, stream in enumerate(streams) for record in stream.records]
-        new = [(g, record) for g, record in records if (g, record.part) not in self._known]
-        new.sort(key=lambda one: one[1].max_policy_version, reverse=True)
+        new = [(g, record) for g, record in records if (g, record.part) not in self._cache]
+        new.sort(key=lambda group: group[1].max_policy_version, reverse=True)
         read = 0
         for number, (generator, record) in enumerate(new[:MAX_PARTS]):
             if number and read + record.bytes > MAX_BYTES:
                 break
             read += record.bytes
             table = self._parts.try_read(streams[generator], record, [])
-            self._known[generator, record.part] = _groups(record, table)
-        wanted = _hashed(prompt_id)
-        found = [
-            Asked(generator=generator, row_id=int(groups.row_ids[i]), policy_version=int(groups.versions[i]))
-            for (generator, _), groups in self._known.items()
-            for i in np.flatnonzero(groups.prompts == wanted)
+            self._cache[generator, record.part] = _groups(record, table)
+        prompt_hash = _hashed(prompt_id)
+        matches = [
+            PromptGroup(generator=generator, row_id=int(groups.row_ids[i]), policy_version=int(groups.versions[i]))
+            for (generator, _), groups in self._cache.items()
+            for i in np.flatnonzero(groups.prompts == prompt_hash)
         ]
-        found.sort(key=lambda one: (one.policy_version, one.generator, one.row_id))
-        return SamePrompt(groups=tuple(found), searched=len(self._known), parts=len(records))
+        matches.sort(key=lambda group: (group.policy_version, group.generator, group.row_id))
+        return SamePrompt(groups=tuple(matches), searched=len(self._cache), parts=len(records))
 
 
 def _groups(record: Record, table: pa.Table | None) -> _Groups:

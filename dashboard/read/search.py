@@ -1,11 +1,11 @@
-"""Search for groups: from what the user typed, or from a link, to rows of `RunData.consumed`.
+"""Search for groups: from typed text or a link to rows of `RunData.consumed`.
 
     ?group=12&staleness=2..&order=highest ──► parse ──► Query ──► find ──► groups, one page at a time
               ▲                                 │ too long or malformed              ▲
               └──────────── address ◄───────────┴─► one sentence                     │
-                                          text ──► with_text, over prompts of the newest groups found
+                                          text ──► with_text, over prompts of the newest groups
 
-A group is found if any of its trajectories meets every condition.
+A group matches if any of its trajectories meets all conditions.
 """
 
 import math
@@ -23,9 +23,9 @@ from millrace.errors import InputError
 PAGE_SIZE = 25
 """Groups per page."""
 MAX_CHARACTERS = 200
-"""Per field."""
+"""Characters per field."""
 MAX_TEXT_GROUPS = 2000
-"""A text is searched in the prompts of the newest groups that meet the other conditions, at most this many."""
+"""Text is searched in the prompts of at most this many of the newest groups that meet the other conditions."""
 
 Order = Literal["newest", "highest", "lowest"]
 _NOTHING = (None, None)
@@ -35,11 +35,11 @@ _INT64 = np.iinfo(np.int64)
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """Conditions on a group. A range is its first and last number; None leaves a side open."""
+    """Conditions on a group. A range is its first and last number; None means no limit."""
 
     group: int | None = None
     text: str = ""
-    """Part of the prompt's name or text; case does not matter."""
+    """Part of the prompt's name or text, case-insensitive."""
     generator: int | None = None
     outcome: str = ""
     """trained, or a drop_reason."""
@@ -49,52 +49,52 @@ class Query:
     """Policy versions."""
     reward: tuple[float | None, float | None] = _NOTHING
     order: Order = "newest"
-    """Or the highest or lowest mean reward first; groups without any reward last."""
+    """Newest first, or by highest or lowest mean reward; groups without a reward are last."""
     page: int = 0
-    """From 0."""
+    """Page number from 0."""
     open: tuple[int, int] | None = None
     """The group to show: its generator, and one of its row_ids."""
     versions: bool = False
-    """Whether to show the groups of its prompt at all versions instead."""
+    """Whether to show all groups with the prompt of the open group instead."""
 
 
 FIELDS: tuple[str, ...] = tuple(field.name for field in fields(Query))
-"""Also the names of the parameters in an address."""
+"""Names of the fields, and of the parameters in an address."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Found:
+class SearchResult:
     """Groups in the requested order: group i has the rows starts[i] to ends[i] − 1 of `RunData.consumed`."""
 
     starts: npt.NDArray[np.int64]
     ends: npt.NDArray[np.int64]
 
     def page(self, number: int) -> list[tuple[int, int]]:
-        """Start and end of the groups on a page."""
+        """Returns start and end of each group on a page."""
         shown = slice(number * PAGE_SIZE, (number + 1) * PAGE_SIZE)
         return list(zip(self.starts[shown].tolist(), self.ends[shown].tolist(), strict=True))
 
 
 def from_address(search: str) -> Query:
-    """The query in an address, such as `?group=123`; ignores other parameters. Raises InputError."""
+    """Parses the query in an address, such as `?group=123`; ignores other parameters. Raises InputError."""
     try:
         values = dict(parse_qsl(search.removeprefix("?"), max_num_fields=50))
     except ValueError as error:
-        raise InputError(f"the address asks for too much: {error}, expected at most 50 fields") from error
+        raise InputError(f"the address has too many fields: {error}", expected="at most 50") from error
     return parse({name: value for name, value in values.items() if name in FIELDS})
 
 
 def parse(values: Mapping[str, str]) -> Query:
-    """The query from the text of each field. Raises InputError, one sentence that names the field."""
+    """Parses the text of each field. Raises InputError with the field as `key`."""
     typed = {name: value.strip() for name, value in values.items() if value.strip()}
     for name, text in typed.items():
         if len(text) > MAX_CHARACTERS:
-            raise InputError(f"{name} has {len(text):,} characters: expected at most {MAX_CHARACTERS}")
+            raise InputError(f"{len(text):,} characters long", key=name, expected=f"at most {MAX_CHARACTERS}")
     return Query(**{name: _PARSERS[name](name, text) for name, text in typed.items()})
 
 
 def typed(query: Query) -> dict[str, str]:
-    """The text of each field from which `parse` makes this query, without fields that have their default."""
+    """Returns the field texts that `parse` turns into this query, without defaults."""
     return {
         name: _typed(name, value)
         for name, value in vars(query).items()
@@ -103,49 +103,49 @@ def typed(query: Query) -> dict[str, str]:
 
 
 def address(query: Query) -> str:
-    """The query as part of an address; `?` alone for the default."""
+    """Returns the query as part of an address; `?` for the default."""
     return f"?{urlencode(typed(query))}"
 
 
-def find(consumed: Columns, outcomes: Sequence[str], query: Query) -> Found:
-    """All groups that meet the query, except for its text. Raises InputError for an outcome that no row has."""
+def find(consumed: Columns, outcomes: Sequence[str], query: Query) -> SearchResult:
+    """Finds the groups that meet the query, except for its text. Raises InputError for an unknown outcome."""
     starts, ends = _groups(consumed)
     if len(starts) == 0:
-        return Found(starts=starts, ends=ends)
+        return SearchResult(starts=starts, ends=ends)
     rows = _matching(consumed, outcomes, query)
     chosen = np.ones(len(starts), bool) if rows is None else np.logical_or.reduceat(rows, starts)
-    # Newest first; a stable sort by reward keeps that among equals, and puts NaN last.
+    # Newest first; a stable sort by reward keeps this order among equal rewards and puts NaN last.
     starts_chosen, ends_chosen = starts[chosen][::-1], ends[chosen][::-1]
     if query.order == "newest":
-        return Found(starts=starts_chosen, ends=ends_chosen)
+        return SearchResult(starts=starts_chosen, ends=ends_chosen)
     means = _mean_rewards(consumed["reward"], starts)[chosen][::-1]
     order = np.argsort(-means if query.order == "highest" else means, kind="stable")
-    return Found(starts=starts_chosen[order], ends=ends_chosen[order])
+    return SearchResult(starts=starts_chosen[order], ends=ends_chosen[order])
 
 
-def newest_starts(found: Found) -> list[int]:
-    """Starts of the newest MAX_TEXT_GROUPS groups found, newest first: those whose prompts a text is searched in."""
-    starts: list[int] = np.sort(found.starts)[::-1][:MAX_TEXT_GROUPS].tolist()
+def newest_starts(result: SearchResult) -> list[int]:
+    """Returns the starts of the newest MAX_TEXT_GROUPS groups, whose prompts are searched; newest first."""
+    starts: list[int] = np.sort(result.starts)[::-1][:MAX_TEXT_GROUPS].tolist()
     return starts
 
 
-def with_text(found: Found, text: str, prompts: Mapping[int, str]) -> Found:
-    """The groups whose prompt contains `text`; case does not matter. `prompts` are by start; some may be missing."""
-    wanted = text.casefold()
-    matches = [start for start, prompt in prompts.items() if wanted in prompt.casefold()]
-    kept = np.isin(found.starts, matches)
-    return Found(starts=found.starts[kept], ends=found.ends[kept])
+def with_text(result: SearchResult, text: str, prompts: Mapping[int, str]) -> SearchResult:
+    """Returns the groups whose prompt contains `text`, ignoring case. `prompts`: start → prompt; may be incomplete."""
+    folded = text.casefold()
+    matches = [start for start, prompt in prompts.items() if folded in prompt.casefold()]
+    kept = np.isin(result.starts, matches)
+    return SearchResult(starts=result.starts[kept], ends=result.ends[kept])
 
 
 def _groups(consumed: Columns) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Start and end of each group: its rows are adjacent, and sample_index counts from 0."""
+    """Returns start and end of each group; its rows are adjacent, and sample_index counts from 0."""
     first = consumed["sample_index"] == 0
     starts = np.flatnonzero(first).astype(np.int64)
     return starts, np.append(starts[1:], len(first)).astype(np.int64) if len(starts) else starts
 
 
 def _matching(consumed: Columns, outcomes: Sequence[str], query: Query) -> npt.NDArray[np.bool_] | None:
-    """Which rows meet the conditions; None if there are none."""
+    """Returns which rows meet the conditions; None without conditions."""
     conditions: list[npt.NDArray[np.bool_]] = []
     if query.group is not None:
         conditions.append(consumed["group_id"] == query.group)
@@ -153,7 +153,7 @@ def _matching(consumed: Columns, outcomes: Sequence[str], query: Query) -> npt.N
         conditions.append(consumed["generator"] == query.generator)
     if query.outcome:
         if query.outcome not in outcomes:
-            raise InputError(f"outcome is {query.outcome!r}: expected one of {', '.join(outcomes)}")
+            raise InputError(repr(query.outcome), key="outcome", expected=f"one of {', '.join(outcomes)}")
         conditions.append(consumed["outcome"] == outcomes.index(query.outcome))
     ranges = {"policy_version": query.version, "staleness": query.staleness, "reward": query.reward}
     for name, (first, last) in ranges.items():
@@ -165,10 +165,10 @@ def _matching(consumed: Columns, outcomes: Sequence[str], query: Query) -> npt.N
 
 
 def _mean_rewards(rewards: npt.NDArray[Any], starts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Of each group, over the rewards that are known; NaN if none is."""
-    known = np.isfinite(rewards)
-    sums = np.add.reduceat(np.where(known, rewards, 0.0), starts, dtype=np.float64)
-    counts = np.add.reduceat(known, starts, dtype=np.int64)
+    """Returns each group's mean of the known rewards; NaN if none is known."""
+    finite = np.isfinite(rewards)
+    sums = np.add.reduceat(np.where(finite, rewards, 0.0), starts, dtype=np.float64)
+    counts = np.add.reduceat(finite, starts, dtype=np.int64)
     means: npt.NDArray[np.float64] = np.divide(sums, counts, out=np.full(len(starts), np.nan), where=counts > 0)
     return means
 
@@ -179,7 +179,7 @@ def _whole(name: str, text: str) -> int:
     except ValueError:
         number = _INT64.max + 1
     if not _INT64.min <= number <= _INT64.max:
-        raise InputError(f"{name} is {text!r}: expected a whole number of at most 64 bits")
+        raise InputError(repr(text), key=name, expected="a whole number of at most 64 bits")
     return number
 
 
@@ -189,46 +189,46 @@ def _number(name: str, text: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise InputError(f"{name} is {text!r}: expected a number")
+        raise InputError(repr(text), key=name, expected="a number")
     return number
 
 
 def _range(name: str, text: str, number: Callable[[str, str], Any] = _whole) -> tuple[Any, Any]:
-    """A range written as `3`, `3..9`, `3..` or `..9`."""
+    """Parses a range written as `3`, `3..9`, `3..` or `..9`."""
     first, dots, last = text.partition("..")
     low = number(name, first) if first.strip() else None
     high = (number(name, last) if last.strip() else None) if dots else low
     if low is None and high is None:
-        raise InputError(f"{name} is {text!r}: expected a number or a range, such as 3, 3..9, 3.. or ..9")
+        raise InputError(repr(text), key=name, expected="a number or a range, such as 3, 3..9, 3.. or ..9")
     if low is not None and high is not None and low > high:
-        raise InputError(f"{name} is {text!r}: expected a range whose first number is not above its last")
+        raise InputError(repr(text), key=name, expected="a range whose first number does not exceed its last")
     return low, high
 
 
 def _order(name: str, text: str) -> str:
     if text not in get_args(Order):
-        raise InputError(f"order is {text!r}: expected one of {', '.join(get_args(Order))}")
+        raise InputError(repr(text), key="order", expected=f"one of {', '.join(get_args(Order))}")
     return text
 
 
 def _page(name: str, text: str) -> int:
     page = _whole("page", text)
     if page < 0:
-        raise InputError(f"page is {text!r}: expected a whole number from 0 on")
+        raise InputError(repr(text), key="page", expected="a whole number of at least 0")
     return page
 
 
 def _open(name: str, text: str) -> tuple[int, int]:
     generator, _, row = text.partition(".")
-    found = _whole("open", generator), _whole("open", row)
-    if min(found) < 0:
-        raise InputError(f"open is {text!r}: expected a generator and a row of it, such as 0.128")
-    return found
+    position = _whole("open", generator), _whole("open", row)
+    if min(position) < 0:
+        raise InputError(repr(text), key="open", expected="a generator and one of its rows, such as 0.128")
+    return position
 
 
 def _versions(name: str, text: str) -> bool:
     if text != _ALL:
-        raise InputError(f"versions is {text!r}: expected {_ALL}")
+        raise InputError(repr(text), key="versions", expected=_ALL)
     return True
 
 

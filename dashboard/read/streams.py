@@ -1,11 +1,11 @@
-"""Streams as columns, kept up to date; of the trainer's streams, without what was rolled back.
+"""Streams as columns, updated incrementally; the trainer's streams without rolled-back rows.
 
     ║ stream ║ ─► Tail: new parts, in batches ─► ConsumedRows    one table
                     │                          └► MetricRows      one table per name
-                    └─► an unreadable part: one sentence, then the next part; a damaged record ends the stream here
+                    └─► an unreadable part is reported and skipped; a damaged record ends the stream
 
-A restarted trainer repeats the steps after its checkpoint. Rows of its predecessor are dropped once the new trainer has
-written the same steps: see `millrace.rollouts.lineage.Survivors`. The predecessor's time metrics stay, because that
+A restarted trainer repeats the steps after its checkpoint. Its predecessor's rows are dropped once the new trainer has
+written the same steps, see `millrace.rollouts.lineage.Survivors`. The predecessor's time metrics stay, because that
 time was spent.
 """
 
@@ -27,7 +27,7 @@ from storage.streams.record import Record
 from storage.streams.stream import Part, StreamReader
 
 _BATCH_ROWS = 1 << 16
-"""More than a part holds, few enough to be in memory twice."""
+"""More than the rows of a part, few enough for two copies in memory."""
 _MAX_DAMAGED_SHOWN = 5
 
 
@@ -43,20 +43,20 @@ class Tail:
 
     @property
     def problems(self) -> list[str]:
-        """One sentence for each part that was skipped."""
-        found = self._damaged[:_MAX_DAMAGED_SHOWN]
+        """One sentence per skipped part."""
+        sentences = self._damaged[:_MAX_DAMAGED_SHOWN]
         if len(self._damaged) > _MAX_DAMAGED_SHOWN:
             more = len(self._damaged) - _MAX_DAMAGED_SHOWN
-            found.append(f"{self._path}: {more} more parts can't be read; millrace fsck names them")
+            sentences.append(f"{self._path}: {more} more parts can't be read; millrace fsck names them")
         if self._removed:
-            found.append(f"{self._path}: the rows of {self._removed} parts were removed by millrace gc")
-        return found
+            sentences.append(f"{self._path}: the rows of {self._removed} parts were removed by millrace gc")
+        return sentences
 
     def batches(self) -> Iterator[tuple[Sequence[Record], pa.Table]]:
-        """What is new: the records of some parts, and the rows of those parts that can be read.
+        """Yields the records of new parts in batches, with the rows of readable parts.
 
         Raises StreamCorrupt for a damaged record and SchemaUnknown for a part of a newer Millrace, on every call, after
-        yielding what was read before it.
+        yielding the parts before it.
         """
         while True:
             records, tables, rows = list[Record](), [self._schema.empty_table()], 0
@@ -73,7 +73,7 @@ class Tail:
                     else:
                         self._damaged.append(str(part.error))
             finally:
-                # Also if the store fails: the reader has passed these parts and will not return them again.
+                # Even if the store fails: the reader will not return these parts again.
                 if records:
                     yield records, pa.concat_tables(tables)
             if rows < _BATCH_ROWS:
@@ -81,7 +81,7 @@ class Tail:
 
 
 class ConsumedRows:
-    """The rows of the consumed stream, kept up to date."""
+    """The rows of the consumed stream, updated by `read_new`."""
 
     def __init__(self, store: Store) -> None:
         self.tail = Tail(store, layout.CONSUMED, CONSUMED)
@@ -91,7 +91,7 @@ class ConsumedRows:
         self._rows = GrowingColumns({**dtypes, "outcome": np.int8})
 
     def read_new(self) -> None:
-        """Raises as `Tail.batches`."""
+        """Reads new rows. Raises like `Tail.batches`."""
         for records, table in self.tail.batches():
             self._rows.append(
                 {
@@ -99,7 +99,7 @@ class ConsumedRows:
                     for name in table.column_names
                 }
             )
-            # From the records, which also cover parts that can't be read.
+            # Records also cover unreadable parts.
             incarnations = np.repeat(np.array([record.incarnation for record in records], np.int32), 2)
             versions = [v for record in records for v in (record.min_policy_version, record.max_policy_version)]
             if self._survivors.see_rows(incarnations, np.array(versions, np.int64)):
@@ -115,7 +115,7 @@ class ConsumedRows:
 
 
 class MetricRows:
-    """The metrics of one stage replica, kept up to date."""
+    """The metrics of one stage replica, updated by `read_new`."""
 
     def __init__(self, store: Store, stage: str, replica: int) -> None:
         self.tail = Tail(store, layout.metrics(stage, replica), METRIC)
@@ -124,7 +124,7 @@ class MetricRows:
         self._survivors = Survivors() if stage == "train" else None
 
     def read_new(self) -> None:
-        """Raises as `Tail.batches`."""
+        """Reads new rows. Raises like `Tail.batches`."""
         for _, table in self.tail.batches():
             columns = {name: table[name].to_numpy() for name in table.column_names if name != "name"}
             names, indices = split(table["name"])
@@ -142,7 +142,7 @@ class MetricRows:
 
     @property
     def columns(self) -> Mapping[str, Columns]:
-        """By name: t, incarnation, policy_version, value."""
+        """Metric name → columns t, incarnation, policy_version, value."""
         return {name: rows.view() for name, rows in self._by_name.items()}
 
 

@@ -1,9 +1,9 @@
 """Token ids as readable text, with invisible characters made visible.
 
 start/tokenizer.json of the run ─┐
-<model.path>/tokenizer.json ─────┴─► TokenTexts ─► one text per token ─► visible: escapes what can't be seen ─► page
+<model.path>/tokenizer.json ─────┴─► TokenTexts ─► one text per token ─► visible: escapes invisible characters ─► page
 
-A policy may write anything, including control characters and marks that reverse the direction of a line.
+A policy may generate any text, including control characters and marks that reverse the direction of a line.
 """
 
 import unicodedata
@@ -24,62 +24,64 @@ _CONTROL_PICTURES = 0x2400
 _DELETE = 0x7F
 _UNFINISHED = "\ufffd"
 _MOST_UNFINISHED = 4
-"""Tokens that one character can be spread over: it has at most so many bytes in UTF-8."""
+"""Maximum number of tokens per character, which has at most four bytes in UTF-8."""
 
 
 class TokenTexts:
-    """The texts of tokens, by the tokenizer; without one, their ids."""
+    """Decodes tokens; without a tokenizer, formats their ids."""
 
     def __init__(self, tokenizer: Tokenizer | None, note: str = "") -> None:
         self._tokenizer = tokenizer
         self.note = note
-        """Why ids are shown instead of texts; empty if texts are shown."""
+        """Reason for showing ids; empty if texts are shown."""
 
     def text(self, ids: Sequence[int]) -> str:
-        """The whole text, including special tokens."""
+        """Decodes all tokens, including special tokens."""
         if self._tokenizer is None:
             return " ".join(map(str, ids))
         decoded: str = self._tokenizer.decode([i for i in ids if i >= 0], skip_special_tokens=False)
         return decoded
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """What each token adds to the text; '' for a token whose character only a later one completes.
+        """Returns the text that each token adds; '' for a token whose character a later token completes.
 
-        Each token is decoded after those before it: on their own, some would lose their leading space.
+        Tokens are decoded after their predecessors, because some would lose their leading space alone.
         """
         if self._tokenizer is None:
             return [f"{i} " for i in ids]
         pieces = []
-        # Not `tokenizers.decoders.DecodeStream`: it raises a bare Exception at some sequences that models do sample.
+        # `tokenizers.decoders.DecodeStream` raises a bare Exception for some sequences that models sample.
         context, done = 0, 0
         for i in range(len(ids)):
-            before, now = self.text(ids[context:done]), self.text(ids[context : i + 1])
+            previous, current = self.text(ids[context:done]), self.text(ids[context : i + 1])
             at_limit = i + 1 - done >= _MOST_UNFINISHED or i + 1 == len(ids)
-            if len(now) <= len(before) or (now.endswith(_UNFINISHED) and not at_limit):
+            if len(current) <= len(previous) or (current.endswith(_UNFINISHED) and not at_limit):
                 pieces.append("")
                 continue
-            pieces.append(now[len(before) :])
+            pieces.append(current[len(previous) :])
             context, done = done, i + 1
         return pieces
 
 
 def read_tokens(store: Store, config: Mapping[str, Any]) -> TokenTexts:
-    """With the tokenizer of the run's start model; `note` says if it is missing on this machine, or damaged."""
+    """Loads the tokenizer of the run's start model; `note` explains a missing or damaged tokenizer."""
     try:
         return TokenTexts(Tokenizer.from_buffer(_tokenizer_file(store, config)))
     except FileNotFoundError:
-        return TokenTexts(None, "tokens are shown as their ids: the tokenizer of this run's model is not here")
+        return TokenTexts(
+            None, "tokens are shown as their ids: the tokenizer of this run's model is missing on this machine"
+        )
     except (ValueError, OSError) as error:
         return TokenTexts(None, f"tokens are shown as their ids: {_TOKENIZER} of this run's model is damaged: {error}")
 
 
 def visible(text: str) -> str:
-    """`text` with each invisible character escaped: ␊ for a line feed, \\u202e for a direction mark."""
+    """Escapes invisible characters: ␊ for a line feed, \\u202e for a direction mark."""
     return "".join(_escaped(c) if unicodedata.category(c) in _INVISIBLE else c for c in text)
 
 
 def shortened(text: str, most: int) -> str:
-    """`text`, or its first `most` characters and its length."""
+    """Returns `text`, or its first `most` characters and its length."""
     return text if len(text) <= most else f"{text[:most]} … ({len(text):,} characters)"
 
 

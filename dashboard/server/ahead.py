@@ -1,7 +1,7 @@
-"""What a page will wait for is done before it asks.
+"""Work that a page will need is done in advance.
 
-start ─────────► imports that the first page would pay for
-GET of a page ─► its runs are read, while the browser loads its scripts ─► `show` finds them in their readers
+start ─────────► slow imports
+GET of a page ─► its runs are read while the browser loads scripts ─► `show` finds them in their readers
 """
 
 import threading
@@ -14,27 +14,27 @@ from dashboard.pages.site import Site
 
 
 def read_ahead(server: Flask, site: Site) -> None:
-    """Begins to read the runs of each page that is served; of one page at a time, so that many requests cost little."""
+    """Starts reading the runs of each served page, one page at a time, so that many requests cost little."""
     _warm_up()
-    one = threading.Lock()
+    reading = threading.Lock()
 
     def read(path: str, search: str) -> None:
         try:
             site.read(path, search)
         finally:
-            one.release()
+            reading.release()
 
     @server.after_request
     def begin(response: Response) -> Response:
         is_page = request.method == "GET" and response.status_code == 200 and response.mimetype == "text/html"
-        if is_page and one.acquire(blocking=False):
+        if is_page and reading.acquire(blocking=False):
             search = request.query_string.decode("utf-8", "replace")
             threading.Thread(target=read, args=(request.path, search), daemon=True).start()
         return response
 
 
 def _warm_up() -> None:
-    # Arrow imports pandas at the first such call. While one thread does, Plotly can't write JSON in another.
+    # Arrow imports pandas at the first such call; meanwhile, Plotly can't write JSON in another thread.
     pa.chunked_array([[0.0]]).to_numpy()
     # Plotly imports its classes with the first figure.
     figure = go.Figure(data=[{"type": "scatter", "x": [0], "y": [0], "line": {"width": 1}}])

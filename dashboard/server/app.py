@@ -1,10 +1,10 @@
-"""The app: the page's frame, its two callbacks, and the responses that are not pages.
+"""The app: layout, the two callbacks of every page, and responses other than pages.
 
-address ────► show ────► frame, body, and in `shown` what they were drawn from       a link, the back button, `again`
-tick, 1 s ──► refresh ─► frame; if something is new: every figure and text
+address ────► show ────► frame, body, and their sources in `shown`       a link, the back button, `again`
+tick, 1 s ──► refresh ─► frame; after a change, every figure and text
                      └─► `again`, if a run has become readable ─► show
 
-The tick is disabled during a refresh: otherwise the next tick would always overtake a slow one.
+The tick is disabled during a refresh, because the next tick would cancel a slow one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from dashboard.pages.site import TRAJECTORIES, Site
 from dashboard.read.group_readers import GroupReaders
 from dashboard.read.runs import Runs
 from dashboard.server.ahead import read_ahead
-from dashboard.server.callbacks import answer_senseless, refuse_malformed
+from dashboard.server.callbacks import reject_invalid_values, reject_malformed
 from dashboard.server.security import guard
 from dashboard.server.transfer import compress, preload
 from dashboard.views.blocks import View
@@ -50,7 +50,7 @@ _INDEX = """<!DOCTYPE html>
 
 
 def make_app(runs: Runs, views: Sequence[View], *, host: str, token: str | None) -> Dash:
-    """The app, with the access checks for listening on `host`; serve its `server` to start it."""
+    """Creates the app with access checks for listening on `host`; serve its `server`."""
     app = Dash(
         "dashboard",
         server=Flask("dashboard", static_folder=None),
@@ -76,15 +76,15 @@ def make_app(runs: Runs, views: Sequence[View], *, host: str, token: str | None)
     trajectories_page.register(app, runs, readers)
     rail.register(app, runs, readers)
     overview.register(app)
-    # What is added last runs first, so this one sees whole responses with all their headers.
+    # Response hooks run in reverse order, so compression sees complete responses.
     compress(app.server)
     preload(app.server)
     _add_responses(app.server, site, runs)
     read_ahead(app.server, site)
     guard(app.server, host=host, token=token, script_hashes=app.csp_hashes())
-    # After the guard, which decides who may ask at all.
-    refuse_malformed(app)
-    answer_senseless(app)
+    # After the guard, which checks access.
+    reject_malformed(app)
+    reject_invalid_values(app)
     return app
 
 
@@ -99,7 +99,7 @@ def _add_callbacks(app: Dash, site: Site) -> None:
         State("shown", "data"),
     )
     def show(path: str, search: str | None, again: int | None, shown: Mapping[str, Any] | None) -> tuple[Any, ...]:
-        # The trajectories page writes its query into the address itself.
+        # The trajectories page writes its query to the address.
         if ctx.triggered_id == "address" and shown and shown["path"] == path and path.endswith(TRAJECTORIES.name):
             return no_update, no_update, no_update
         page = site.show(path, search or "")
@@ -119,7 +119,7 @@ def _add_callbacks(app: Dash, site: Site) -> None:
         prevent_initial_call=True,
     )
     def refresh(tick: int, path: str, search: str | None, shown: Mapping[str, Any] | None) -> tuple[Any, ...]:
-        # Otherwise the page would be drawn again as soon as it is there.
+        # Prevents a redraw right after the page was drawn.
         if shown is None:
             raise PreventUpdate
         charts, texts = ([output["id"]["block"] for output in outputs] for outputs in ctx.outputs_list[1:3])
@@ -128,7 +128,7 @@ def _add_callbacks(app: Dash, site: Site) -> None:
 
 
 def _add_responses(server: Flask, site: Site, runs: Runs) -> None:
-    """The metrics for Prometheus, and status 404 for pages and scripts that do not exist."""
+    """Adds Prometheus metrics, and status 404 for pages and scripts that do not exist."""
 
     @server.get("/metrics")
     def metrics() -> Response:
@@ -136,7 +136,7 @@ def _add_responses(server: Flask, site: Site, runs: Runs) -> None:
 
     @server.errorhandler(DependencyException)
     def no_such_script(_: DependencyException) -> Response:
-        return Response("there is no such file\n", status=404, mimetype="text/plain")
+        return Response("the file does not exist\n", status=404, mimetype="text/plain")
 
     @server.after_request
     def status_of_page(response: Response) -> Response:

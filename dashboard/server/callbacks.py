@@ -1,4 +1,4 @@
-"""Refuses callback requests that no page of ours sends: 400 and a sentence instead of an exception."""
+"""Rejects invalid callback requests with status 400 and a sentence instead of an exception."""
 
 import logging
 from collections.abc import Collection, Mapping
@@ -13,8 +13,8 @@ _TEXTS = ("pathname", "search")
 _LOGGER = logging.getLogger(__name__)
 
 
-def refuse_malformed(app: Dash) -> None:
-    """Adds the check to the app's requests."""
+def reject_malformed(app: Dash) -> None:
+    """Rejects callback requests of the wrong form."""
 
     @app.server.before_request
     def check() -> None:
@@ -28,13 +28,13 @@ def refuse_malformed(app: Dash) -> None:
             abort(400)
 
 
-def answer_senseless(app: Dash) -> None:
-    """Answers requests that have the form of a callback and values that no page sends, so that it fails on them.
+def reject_invalid_values(app: Dash) -> None:
+    """Rejects requests with values that make a callback fail, and logs the traceback.
 
-    A page that an older server has drawn may send such values as well. The log gets the traceback.
+    A page drawn by an older server may send such values.
     """
 
-    # What Dash and Python raise where values are too few, of another kind, or lack something.
+    # Raised by Dash and Python for missing values and values of the wrong type.
     @app.server.errorhandler(CallbackException)
     @app.server.errorhandler(LookupError)
     @app.server.errorhandler(TypeError)
@@ -44,12 +44,12 @@ def answer_senseless(app: Dash) -> None:
         if request.path != CALLBACK_PATH:
             raise error
         _LOGGER.warning("a callback request could not be answered", exc_info=error)
-        return Response("this page can't be updated as it is; load it again\n", status=400, mimetype="text/plain")
+        return Response("this page can't be updated; load it again\n", status=400, mimetype="text/plain")
 
 
-def is_callback(body: object, known: Collection[str]) -> bool:
-    """Whether `body` has the form that Dash's own script sends, for one of the `known` outputs."""
-    if not isinstance(body, dict) or not isinstance(body.get("output"), str) or body["output"] not in known:
+def is_callback(body: object, outputs: Collection[str]) -> bool:
+    """Whether `body` has the form that Dash's script sends, for one of the `outputs`."""
+    if not isinstance(body, dict) or not isinstance(body.get("output"), str) or body["output"] not in outputs:
         return False
     changed = body.get("changedPropIds", [])
     return (
@@ -57,23 +57,24 @@ def is_callback(body: object, known: Collection[str]) -> bool:
         and _all_named(body.get("inputs"))
         and _all_named(body.get("state", []))
         and isinstance(changed, list)
-        and all(isinstance(one, str) for one in changed)
+        and all(isinstance(name, str) for name in changed)
     )
 
 
 def _all_named(values: object) -> bool:
-    """Whether these are properties of components, each with a value of its kind."""
+    """Whether these are properties of components with values of the right type."""
     if isinstance(values, dict):
         return _is_property(values)
     return isinstance(values, list) and all(
-        _all_named(one) if isinstance(one, list) else isinstance(one, dict) and _is_property(one) for one in values
+        _all_named(entry) if isinstance(entry, list) else isinstance(entry, dict) and _is_property(entry)
+        for entry in values
     )
 
 
-def _is_property(one: Mapping[str, Any]) -> bool:
-    name, value = one.get("property"), one.get("value")
-    if not isinstance(one.get("id"), str | dict) or not isinstance(name, str):
+def _is_property(entry: Mapping[str, Any]) -> bool:
+    name, value = entry.get("property"), entry.get("value")
+    if not isinstance(entry.get("id"), str | dict) or not isinstance(name, str):
         return False
-    if one["id"] == "shown":
+    if entry["id"] == "shown":
         return value is None or (isinstance(value, dict) and isinstance(value.get("path"), str))
     return name not in _TEXTS or value is None or isinstance(value, str)

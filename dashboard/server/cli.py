@@ -7,8 +7,8 @@ _MAX_PORT = 65_535
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    what = "serve a web page that shows runs: staleness, flow, learning, ledger and trajectories"
-    parser = commands.add_parser("dashboard", help=what, description=f"{what[0].upper()}{what[1:]}.")
+    summary = "serve a web page that shows runs: staleness, flow, learning, ledger and trajectories"
+    parser = commands.add_parser("dashboard", help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     parser.add_argument(
         "url", nargs="?", default="runs", metavar="URL", help="folder or URL of a run, or of many (default: runs)"
     )
@@ -23,7 +23,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serves until Ctrl-C, or writes the file; returns the exit code. Raises InputError and StorageError."""
+    """Serves until Ctrl-C, or writes the file, and returns the exit code. Raises InputError and StorageError."""
     if arguments.export is not None:
         return _export(arguments.url, arguments.export)
     from dashboard.server.serve import serve
@@ -45,11 +45,11 @@ def _export(url: str, path: Path) -> int:
     run_ids = runs.ids()
     if not 1 <= len(run_ids) <= MAX_COMPARED:
         raise InputError(
-            f"{runs.url}: {len(run_ids)} runs; expected a run to export, or 1 to {MAX_COMPARED} in a folder"
+            f"has {len(run_ids)} runs", file=runs.url, expected=f"a run, or a folder of 1 to {MAX_COMPARED} runs"
         )
-    found = [runs.reader(run_id).look() for run_id in run_ids]
-    beside = [COMPARISON, COMPARISON_BY_TIME] if len(found) > 1 else []
-    export(found, [*beside, *VIEWS, *map(newest_groups, found)], path)
+    data = [runs.reader(run_id).look() for run_id in run_ids]
+    comparison = [COMPARISON, COMPARISON_BY_TIME] if len(data) > 1 else []
+    export(data, [*comparison, *VIEWS, *map(newest_groups, data)], path)
     print(f"wrote {path}")
     return 0
 

@@ -1,7 +1,7 @@
 """Access checks of the dashboard, and the security headers of its responses.
 
-request ─► GET, HEAD, POST? ─► on loopback: does Host name this machine? ─► a token is set: is it here? ─► page
-           └ no: 405           └ no: 403, it is another site's name         ├ ?token=: cookie, then anew
+request ─► GET, HEAD, POST? ─► on loopback: does Host name this machine? ─► with a token: was it sent? ─► page
+           └ no: 405           └ no: 403, another site's name              ├ ?token=: cookie, then reload
                                                                             └ no cookie, no Bearer: 401
 
 A malicious web site can make its own name point to 127.0.0.1 (DNS rebinding), and could then read a page that needs no
@@ -34,28 +34,30 @@ def is_loopback(host: str) -> bool:
 
 
 def chosen_token(host: str, token: str | None) -> str | None:
-    """The token required when serving on `host`: `token`, or the environment's, or none on loopback.
+    """Returns the required token: `token`, or from the environment, or None on loopback.
 
-    Raises InputError if it is too short, or if it is missing and other machines could read the page.
+    Raises InputError if it is too short, or missing although `host` is reachable from other machines.
     """
     token = token or os.environ.get(TOKEN_VARIABLE) or None
     if token is None and not is_loopback(host):
         raise InputError(
-            f"--host {host} lets other machines read the dashboard, so it needs a token of at least "
-            f"{MIN_TOKEN_LENGTH} characters: set {TOKEN_VARIABLE} or give --token"
+            f"{host}, which lets other machines read the dashboard",
+            key="--host",
+            expected=f"a token of at least {MIN_TOKEN_LENGTH} characters in {TOKEN_VARIABLE} or --token",
         )
     if token is not None and (len(token) < MIN_TOKEN_LENGTH or not token.isascii()):
         raise InputError(
-            f"the dashboard's token has {len(token)} characters: "
-            f"expected at least {MIN_TOKEN_LENGTH}, all of them ASCII"
+            f"{len(token)} characters long",
+            key="the dashboard's token",
+            expected=f"at least {MIN_TOKEN_LENGTH} ASCII characters",
         )
     return token
 
 
 def guard(app: Flask, *, host: str, token: str | None, script_hashes: Sequence[str]) -> None:
-    """Adds the checks and headers to every response of `app`.
+    """Adds the checks and headers to every response of `app`, which listens on `host`.
 
-    `host` is the address it listens on; `script_hashes` are the inline scripts that may run, as `'sha256-…'`.
+    `script_hashes`: inline scripts that may run, as `'sha256-…'`.
     """
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
     policy = _content_policy(script_hashes)
@@ -63,7 +65,7 @@ def guard(app: Flask, *, host: str, token: str | None, script_hashes: Sequence[s
     @app.before_request
     def check() -> Response | None:
         if request.method not in _METHODS:
-            return _refusal(405, "the dashboard can only be read")
+            return _refusal(405, "the dashboard is read-only")
         if is_loopback(host) and not is_loopback(_host_name()):
             return _refusal(403, "the dashboard is for this machine: open it as localhost or 127.0.0.1")
         return None if token is None else _check_token(token)
@@ -80,10 +82,10 @@ def guard(app: Flask, *, host: str, token: str | None, script_hashes: Sequence[s
 
 
 def _content_policy(script_hashes: Sequence[str]) -> str:
-    """Allows everything from this server and nothing inline, except what Dash and Plotly need.
+    """Returns a policy that allows content of this server, and inline content only for Dash and Plotly.
 
-    Dash starts its renderer with an inline script, allowed by its hash. Plotly uses style elements and attributes; the
-    icons of its buttons, and pictures that users save, are data: and blob: URLs.
+    Dash starts its renderer with an inline script, allowed by its hash. Plotly uses inline styles; its icons and saved
+    images are data: and blob: URLs.
     """
     scripts = " ".join(("script-src 'self'", *script_hashes))
     return (
@@ -100,27 +102,29 @@ def _host_name() -> str:
 
 
 def _check_token(token: str) -> Response | None:
-    # Cookies are shared by all ports of a host, so two dashboards need two names, and no cookie holds the token itself.
+    # Ports of a host share cookies, so two dashboards need two names, and no cookie contains the token itself.
     name = f"millrace-{request.environ['SERVER_PORT']}"
     value = hmac.digest(token.encode(), b"cookie", hashlib.sha256).hex()
     if request.method == "GET" and _same(request.args.get("token", ""), token):
-        # A page and not a redirect: after a link from another site, the redirect would not carry the strict cookie.
+        # A page, because a redirect after a link from another site would not send the strict cookie.
         response = Response(
-            '<!DOCTYPE html><meta http-equiv="refresh" content="0; url=?"><p><a href="?">Go on</a>',
+            '<!DOCTYPE html><meta http-equiv="refresh" content="0; url=?"><p><a href="?">Continue</a>',
             mimetype="text/html",
         )
         response.set_cookie(name, value, httponly=True, samesite="Strict", path="/")
         return response
-    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-    if _same(request.cookies.get(name, ""), value) or (scheme.lower() == "bearer" and _same(given.strip(), token)):
+    scheme, _, credentials = request.headers.get("Authorization", "").partition(" ")
+    if _same(request.cookies.get(name, ""), value) or (
+        scheme.lower() == "bearer" and _same(credentials.strip(), token)
+    ):
         return None
     response = _refusal(401, "the dashboard needs its token: open it with ?token=…, or send Authorization: Bearer …")
     response.headers["WWW-Authenticate"] = "Bearer"
     return response
 
 
-def _same(given: str, expected: str) -> bool:
-    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), expected.encode())
+def _same(received: str, expected: str) -> bool:
+    return hmac.compare_digest(received.encode("utf-8", "surrogateescape"), expected.encode())
 
 
 def _refusal(status: int, sentence: str) -> Response:

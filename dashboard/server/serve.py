@@ -1,4 +1,4 @@
-"""Serves the dashboard until Ctrl-C, with waitress: a WSGI server without debugger and reloader."""
+"""Serves the dashboard with waitress until Ctrl-C."""
 
 import errno
 import logging
@@ -13,9 +13,9 @@ from dashboard.views.registry import VIEWS
 from millrace.errors import InputError
 
 _CONNECTIONS = 500
-"""Most connections at once. Anyone who reaches the port may open some and say nothing."""
+"""Maximum number of connections, because clients may open idle ones."""
 _IDLE_SECONDS = 15
-"""A connection that says nothing is closed after this long; a browser opens another."""
+"""Idle connections are closed after this time; a browser opens another."""
 _THREADS = 8
 """A browser opens up to six connections at once."""
 _MAX_HEADER_BYTES = 16 * 1024
@@ -24,17 +24,17 @@ _MAX_HEADER_BYTES = 16 * 1024
 def serve(url: str, *, host: str, port: int, token: str | None) -> None:
     """Serves the runs at `url` until Ctrl-C, and prints one line with its address; port 0 takes any free port.
 
-    Raises InputError and StorageError before serving: for the URL, a missing or short token, a host that is not this
-    machine's, a port in use.
+    Raises InputError and StorageError before serving: for the URL, a missing or short token, an address of another
+    machine, or a port in use.
     """
     token = chosen_token(host, token)
     runs = Runs(url)
     app = make_app(runs, VIEWS, host=host, token=token)
     listener = _listen(host, port)
-    asked = "" if token is None else " (asks for its token)"
-    # It warns whenever there are more requests than threads, which needs no action.
+    note = "" if token is None else " (requires its token)"
+    # waitress warns about more requests than threads, which needs no action.
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)
-    print(f"The dashboard of {runs.url} is at {_address(host, listener)}{asked}; Ctrl-C ends it.", flush=True)
+    print(f"The dashboard of {runs.url} is at {_address(host, listener)}{note}; Ctrl-C ends it.", flush=True)
     waitress.serve(
         app.server,
         sockets=[listener],
@@ -42,7 +42,7 @@ def serve(url: str, *, host: str, port: int, token: str | None) -> None:
         connection_limit=_CONNECTIONS,
         channel_timeout=_IDLE_SECONDS,
         cleanup_interval=_IDLE_SECONDS,
-        # select() takes no file descriptor above 1023.
+        # select() fails for file descriptors above 1023.
         asyncore_use_poll=True,
         max_request_body_size=MAX_BODY_BYTES,
         max_request_header_size=_MAX_HEADER_BYTES,
@@ -53,16 +53,16 @@ def serve(url: str, *, host: str, port: int, token: str | None) -> None:
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        # The first address of a name is enough: a browser tries all of them.
+        # The first address of a name is enough, because browsers try all.
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise InputError(f"port {port} of {host} is taken: choose another with --port") from error
+            raise InputError(f"{port}, which is in use on {host}", key="--port", expected="a free port") from error
         if error.errno == errno.EACCES:
-            raise InputError(f"port {port} is not yours to use: choose one from 1024 on with --port") from error
+            raise InputError(f"{port}, which needs privileges", key="--port", expected="1024 or above") from error
         if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-            raise InputError(f"--host {host}: not an address of this machine") from error
+            raise InputError(host, key="--host", expected="an address of this machine") from error
         raise
 
 

@@ -1,8 +1,8 @@
-"""What responses weigh on the wire: compressed, and kept by the browser where they cannot change.
+"""Compression of responses, and caching of static files in the browser.
 
-scripts and styles ─► compressed once, kept here ─► the browser keeps those whose address holds a fingerprint, and
-                                                    asks for the others with their ETag: 304, without a body
-pages, callbacks   ─► compressed each time, never kept
+scripts and styles ─► compressed once, cached here ─► the browser caches files with a fingerprint in the address, and
+                                                      revalidates others by ETag: 304, without a body
+pages, callbacks   ─► compressed each time, never cached
 """
 
 import gzip
@@ -12,7 +12,7 @@ from flask import Flask, Response, request
 
 _STATIC = ("/_dash-component-suites/", "/assets/")
 _LEAST_BYTES = 1400
-"""A smaller response fits one packet as it is."""
+"""Smaller responses fit into one packet uncompressed."""
 _STATIC_LEVEL, _LEVEL = 9, 4
 _KINDS = ("text/", "application/json", "application/javascript")
 _PLOTLY = "/_dash-component-suites/plotly/package_data/plotly.min.js"
@@ -38,7 +38,7 @@ def compress(app: Flask) -> None:
         response.vary.add("Accept-Encoding")
         if not request.accept_encodings.quality("gzip"):
             return response
-        # Flask streams a file past us unless it is told not to.
+        # Flask streams files directly by default, without response hooks.
         response.direct_passthrough = False
         body = response.get_data()
         if len(body) >= _LEAST_BYTES:
@@ -48,7 +48,7 @@ def compress(app: Flask) -> None:
 
 
 def preload(app: Flask) -> None:
-    """Lets the browser load Plotly at once on pages with charts: otherwise it waits for Dash to draw the first one."""
+    """Makes the browser load Plotly immediately on pages with charts, before Dash draws the first chart."""
 
     @app.after_request
     def add_link(response: Response) -> Response:
@@ -63,7 +63,7 @@ def _is_text(response: Response) -> bool:
 
 
 def _keep_in_browser(response: Response) -> None:
-    """Fingerprinted files for a year; any other is asked for again with its ETag."""
+    """Caches fingerprinted files for a year; other files are revalidated by ETag."""
     kept = f"max-age={response.cache_control.max_age}, immutable" if response.cache_control.max_age else "no-cache"
-    # Not in a cache that people share: a token may guard it.
+    # Not in shared caches, because a token may protect it.
     response.headers["Cache-Control"] = f"private, {kept}"

@@ -1,4 +1,4 @@
-"""Whether what is trained differs from what was taken: tokens without loss, lengths and rewards."""
+"""Differences between trained and taken responses: masked tokens, lengths and rewards."""
 
 from collections.abc import Sequence
 
@@ -31,8 +31,8 @@ def _table(runs: Sequence[RunData]) -> Rows:
         if (ratio := biased_length(run)) is not None:
             kind = "shorter" if ratio < 1 else "longer"
             notes.append(
-                f"{run.info.run_id}: the responses trained are {kind} than all that were taken, {ratio:.3f} of their "
-                f"length, outside {BAND[0]} to {BAND[1]}."
+                f"{run.info.run_id}: trained responses are {kind} than all taken ones, {ratio:.3f} of their length, "
+                f"outside {BAND[0]} to {BAND[1]}."
             )
     table = rows_per_run(runs, _HEADER, _rows)
     verdict = "bad" if notes else "good" if table.rows else None
@@ -61,8 +61,8 @@ BLOCKS = (
     Chart(
         id="staleness-masked",
         title="Masked tokens",
-        sentence="Share of the response tokens of the trained groups that were older than the bound and carry no loss. "
-        "If it is more than a few percent, the bound is too small for the length of the responses.",
+        sentence="Share of the response tokens of the trained groups that were masked because they were older than the "
+        "bound. If it exceeds a few percent, the bound is too small for the length of the responses.",
         build=lines(
             _masked, lambda run: measured(run, "masked_token_share"), x=VERSIONS, y="share of tokens", from_zero=True
         ),
@@ -71,9 +71,9 @@ BLOCKS = (
     Chart(
         id="staleness-ratios",
         title="Length and reward, trained ÷ taken",
-        sentence=f"Means over the last {STEPS} steps of what was trained, divided by those of all that was taken. "
-        f"Outside the band, {BAND[0]} to {BAND[1]}, the policy learns from shorter or longer responses than it gives: "
-        "use mask, or a larger bound. For several runs: the length.",
+        sentence=f"Means over the trained responses of the last {STEPS} steps, divided by those over all taken ones. "
+        f"Outside the band, {BAND[0]} to {BAND[1]}, the policy learns from shorter or longer responses than it "
+        "generates: use mask, or a larger bound. For several runs: the length.",
         build=lines(
             _ratios,
             lambda run: measured(run, "length_ratio"),
@@ -87,7 +87,7 @@ BLOCKS = (
     Table(
         id="staleness-bias",
         title="Length bias",
-        sentence="The same ratios in figures. Dropping favours short responses where the length is below the band, and "
+        sentence="The same ratios as numbers. Dropping favours short responses where the length is below the band, and "
         "long ones where it is above.",
         build=_table,
         wide=True,

@@ -1,6 +1,6 @@
-"""The building blocks of a view: charts and tables, each with a sentence that says what it shows.
+"""The building blocks of a view: charts and tables with a description.
 
-A block depends on the data and not on the page: page, export and tests build the same ones.
+Blocks depend only on the data, so page, export and tests build the same blocks.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,12 +19,12 @@ class Chart:
     """Unique among all blocks; letters, digits, dashes."""
     title: str
     sentence: str
-    """What it shows, for a first-time reader."""
+    """Description for a first-time reader."""
     build: Callable[[Sequence[RunData]], go.Figure]
     wide: bool = False
-    """Takes the whole width of the page."""
+    """Whether it takes the whole width of the page."""
     requires: Callable[[RunData], bool] | None = None
-    """Whether a run has what this shows. A page leaves the block out if none of its runs has it. None: all have."""
+    """Whether a run has the data; the block is hidden if none of the runs does. None: always shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +36,9 @@ class Rows:
     verdict: str | None = None
     """`good` or `bad`, shown in green or red."""
     note: str = ""
-    """Another sentence, such as what is wrong."""
+    """Another sentence, such as an error."""
     values: bool = False
-    """Whether all columns but the first hold values to compare, numbers or not, aligned to the right."""
+    """Whether all columns except the first contain values to compare, which are right-aligned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Table:
     build: Callable[[Sequence[RunData]], Rows]
     wide: bool = False
     requires: Callable[[RunData], bool] | None = None
-    """As of a chart."""
+    """See `Chart.requires`."""
 
 
 Block = Chart | Table
@@ -62,11 +62,11 @@ class View:
     """One page of a run."""
 
     name: str
-    """In the address: letters and dashes."""
+    """Name in the address: letters and dashes."""
     title: str
     sentence: str
     blocks: Sequence[Block]
 
     def blocks_for(self, runs: Sequence[RunData]) -> list[Block]:
-        """The blocks that have something to show for at least one of the runs."""
+        """Returns the blocks with data for at least one of the runs."""
         return [block for block in self.blocks if block.requires is None or any(map(block.requires, runs))]

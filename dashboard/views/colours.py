@@ -1,7 +1,7 @@
-"""Data colours: one per meaning, readable on white and near-black.
+"""Data colours: one per meaning, legible on white and near-black.
 
-Any two that stand beside each other in a chart differ by a ΔE of 10 at least, also to a reader who lacks one kind of
-cones. Most are near those of Okabe and Ito.
+Colours that are adjacent in a chart differ by a ΔE of at least 10, even for readers with colour blindness. Most are
+close to those of Okabe and Ito.
 
 Text, axes and grid get their colours from the page's style, light or dark.
 """
@@ -13,7 +13,7 @@ PINK, SKY, VIOLET, OLIVE = "#b86aa1", "#1b9ad8", "#9878ee", "#928102"
 BROWN, PURPLE, GREY = "#ac5e36", "#b40ad2", "#858281"
 
 SEQUENCE = (BLUE, "#d55e00", GREEN, "#c0679a", "#8a78f2", "#507231", "#9f05f5", "#fd1458")
-"""For things identified only by a number: runs, generators. On white and on the dark card each has a contrast of 3."""
+"""Colours for numbered things such as runs and generators, with a contrast of 3 on light and dark backgrounds."""
 
 _DEVICE = "#58626a"
 
@@ -43,7 +43,7 @@ MEANINGS: Mapping[str, str] = {
     "store for late generators": "#6e56b2",
     "sleep": "#af8a3d",
     "wake": "#3d77f9",
-    # What runs beside the pipeline now and then.
+    # Occasional stages outside the pipeline.
     "bootstrap": BROWN,
     "evaluate": VIOLET,
     # Waiting is grey, some with a tint.
@@ -65,7 +65,7 @@ MEANINGS: Mapping[str, str] = {
 }
 
 SCALE = ((0.0, "#2a6fb0"), (0.5, "#c0679a"), (1.0, "#f0a030"))
-"""Of a heat map, from few to many."""
+"""Colours of a heat map, from few to many."""
 
 
 def colour_of(meaning: str) -> str:
@@ -73,5 +73,5 @@ def colour_of(meaning: str) -> str:
 
 
 def colour_number(number: int) -> str:
-    """The colour for this number, from 0; colours repeat."""
+    """Returns the colour for a number from 0; colours repeat."""
     return SEQUENCE[number % len(SEQUENCE)]

@@ -1,8 +1,8 @@
-"""How the charts of a page are shown: smoothed, and over policy versions or wall time. It applies to finished figures.
+"""Chart options, applied to finished figures: smoothing, and policy versions or wall time as x axis.
 
-    figure ─► each line: the mean of the last versions, in front of its values, now faint ─► x in minutes ─► page
+    figure ─► each line: mean of the last versions, over its faint raw values ─► x in minutes ─► page
 
-A line is smoothed before it is moved, so that both x axes show the same values.
+A line is smoothed before its x is converted, so that both x axes show the same values.
 """
 
 from dataclasses import dataclass
@@ -16,26 +16,25 @@ from dashboard.read.model import RunData
 from dashboard.views.per_run import MINUTES, VERSIONS
 
 SMOOTHINGS = (1, 5, 10, 25, 50, 100)
-"""Policy versions that a line may be averaged over."""
+"""Choices for the number of policy versions to average over."""
 _FAINT = 0.28
 
 
 @dataclass(frozen=True, kw_only=True)
 class Display:
-    """What the reader has chosen for all charts."""
+    """Options for all charts of a page."""
 
     smoothing: int = 1
-    """Each point of a line is the mean of this many policy versions, up to its own; of a line over time, of this many
-    points."""
+    """Number of policy versions, up to its own, that a point averages; in lines over time, number of points."""
     by_time: bool = False
-    """Whether what is measured by policy version is shown over wall time."""
+    """Whether data by policy version is shown over wall time."""
 
 
 PLAIN = Display()
 
 
 def displayed(figure: go.Figure, display: Display, run: RunData | None) -> go.Figure:
-    """The figure as chosen; `run` is whose versions it shows, None for several, which stay over versions."""
+    """Applies the options; `run` is None for several runs, which stay over versions."""
     if display.smoothing > 1:
         _smooth(figure, display.smoothing)
     if display.by_time and run is not None and _is_over_versions(figure):
@@ -44,10 +43,10 @@ def displayed(figure: go.Figure, display: Display, run: RunData | None) -> go.Fi
 
 
 def mean_of_last(line: Line, width: float) -> Line:
-    """At each x the mean of the known values in (x - width, x]; NaN where there is none."""
-    known = np.isfinite(line.y)
-    sums = np.cumsum(np.append(0.0, np.where(known, line.y, 0.0)))
-    counts = np.cumsum(np.append(0, known))
+    """Returns at each x the mean of the finite values in (x - width, x]; NaN without any."""
+    finite = np.isfinite(line.y)
+    sums = np.cumsum(np.append(0.0, np.where(finite, line.y, 0.0)))
+    counts = np.cumsum(np.append(0, finite))
     starts = np.searchsorted(line.x, line.x - width, side="right")
     ends = np.arange(1, len(line.x) + 1)
     number = counts[ends] - counts[starts]
@@ -76,7 +75,7 @@ def _smooth(figure: go.Figure, smoothing: int) -> None:
 
 
 def _is_line(trace: go.Figure) -> bool:
-    """Whether it is a line between measured points: no area, no band, no steps such as those of a bound."""
+    """Whether it is a line between measured points, not an area, a band or a stepped line such as a bound."""
     return (
         trace.type == "scatter"
         and "lines" in (trace.mode or "")

@@ -1,6 +1,6 @@
-"""Plotly figures from arrays: lines, areas, bars, heat maps, tracks. This module knows nothing of runs.
+"""Plotly figures from arrays: lines, areas, bars, heat maps, tracks. This module is independent of runs.
 
-Backgrounds are transparent and only data has a colour, so that the page's style can make figures light or dark.
+Backgrounds are transparent and only data has colours, so that the page's style can make figures light or dark.
 `uirevision` never changes, so a zoom survives new data. Names may come from a store, and Plotly interprets markup in
 them, so they are escaped.
 """
@@ -17,10 +17,10 @@ from dashboard.queries.series import Heat, Line, Track
 from dashboard.views.colours import GREEN, SCALE, colour_of
 
 _DOTS = 30
-"""Lines of at most this many points get markers: a line alone hides how few they are, and one point makes no line."""
+"""Lines with at most this many points get markers, which also show single points."""
 _TRACK_PIXELS, _TRACKS_MARGIN = 42, 120
 _TRACK_GAP = 0.18
-"""Between two tracks, as a share of a track's height."""
+"""Gap between two tracks, as a share of a track's height."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Series:
     """One line, area or set of bars of a chart."""
 
     name: str
-    """In the legend; plain text."""
+    """Name in the legend; plain text."""
     line: Line
     """NaN leaves a gap."""
     colour: str
@@ -40,11 +40,11 @@ class Series:
     interval: tuple[Line, Line] | None = None
     """The lower and upper ends of the uncertainty around the line, drawn as a band."""
     interval_opacity: float = 0.18
-    """Of many bands over each other, little each."""
+    """Opacity of the band; small for many overlapping bands."""
 
 
 def nothing(sentence: str) -> go.Figure:
-    """A figure with one sentence that says why there is nothing to see."""
+    """Draws one sentence that explains why the chart is empty."""
     figure = _figure([])
     figure.add_annotation(text=plain(sentence), showarrow=False, xref="paper", yref="paper", x=0.5, y=0.5)
     figure.update_xaxes(visible=False)
@@ -63,33 +63,33 @@ def line_chart(
     legend: bool = True,
     band: tuple[float, float] | None = None,
 ) -> go.Figure:
-    """Lines; `x` and `y` are axis titles with units, `empty` is shown if no series has a point.
+    """Draws lines; `x` and `y` are axis titles with units, `empty` is shown if no series has points.
 
-    `band` are the lowest and the highest y that are as they should be.
+    `band`: lowest and highest desired y.
     """
-    found = [one for one in series if len(one.line.x)]
-    if not found:
+    drawn = [entry for entry in series if len(entry.line.x)]
+    if not drawn:
         return nothing(empty)
-    bands = [_interval(one) for one in found if one.interval is not None]
-    figure = _figure([*bands, *(_scatter(one) for one in found)], x=x, y=y)
+    bands = [_interval(entry) for entry in drawn if entry.interval is not None]
+    figure = _figure([*bands, *(_scatter(entry) for entry in drawn)], x=x, y=y)
     figure.update_layout(showlegend=legend)
     if from_zero:
         figure.update_yaxes(rangemode="tozero")
     if logarithmic:
-        figure.update_yaxes(type="log", dtick=1 if _decades(found) > 2 else None)
+        figure.update_yaxes(type="log", dtick=1 if _decades(drawn) > 2 else None)
     if band is not None:
         figure.add_hrect(y0=band[0], y1=band[1], fillcolor=GREEN, opacity=0.15, line_width=0, layer="below")
     return figure
 
 
 def area_chart(series: Sequence[Series], *, x: str, y: str, empty: str, whole: float | None = None) -> go.Figure:
-    """Areas stacked in the order of `series`, which share their x; `whole` is the top of the axis if it is known."""
-    found = [one for one in series if len(one.line.x)]
-    if not found:
+    """Draws stacked areas in the order of `series`, which share their x; `whole` is the top of the axis, if known."""
+    drawn = [entry for entry in series if len(entry.line.x)]
+    if not drawn:
         return nothing(empty)
     traces = [
-        _scatter(one) | {"stackgroup": "one", "mode": "lines", "line": {"width": 0}, "fillcolor": one.colour}
-        for one in found
+        _scatter(entry) | {"stackgroup": "one", "mode": "lines", "line": {"width": 0}, "fillcolor": entry.colour}
+        for entry in drawn
     ]
     figure = _figure(traces, x=x, y=y)
     figure.update_yaxes(range=None if whole is None else [0, whole], rangemode="tozero")
@@ -97,29 +97,30 @@ def area_chart(series: Sequence[Series], *, x: str, y: str, empty: str, whole: f
 
 
 def bar_chart(series: Sequence[Series], *, x: str, y: str, empty: str) -> go.Figure:
-    """Bars side by side at whole numbers x."""
-    found = [one for one in series if len(one.line.x)]
-    if not found:
+    """Draws bars side by side at integer x."""
+    drawn = [entry for entry in series if len(entry.line.x)]
+    if not drawn:
         return nothing(empty)
     traces = [
-        {"type": "bar", "name": plain(one.name), **one.line._asdict(), "marker": {"color": one.colour}} for one in found
+        {"type": "bar", "name": plain(entry.name), **entry.line._asdict(), "marker": {"color": entry.colour}}
+        for entry in drawn
     ]
     figure = _figure(traces, x=x, y=y)
-    most = max(float(one.line.x.max()) for one in found)
+    most = max(float(entry.line.x.max()) for entry in drawn)
     figure.update_xaxes(dtick=1 if most < 20 else None)
     return figure
 
 
 def heat_maps(heats: Sequence[Heat], *, x: str, y: str, unit: str, empty: str) -> go.Figure:
-    """Heat maps side by side with one logarithmic colour scale; `unit` is the unit of the counts."""
-    found = [one for one in heats if one.counts.size]
-    if not found:
+    """Draws heat maps side by side with one logarithmic colour scale; `unit` is the unit of the counts."""
+    drawn = [heat for heat in heats if heat.counts.size]
+    if not drawn:
         return nothing(empty)
     figure = _figure([], x=x, y=y)
-    figure.update_layout(hovermode="closest", coloraxis=_counted_colours(found, unit))
-    for number, heat in enumerate(found):
+    figure.update_layout(hovermode="closest", coloraxis=_counted_colours(drawn, unit))
+    for number, heat in enumerate(drawn):
         suffix = "" if number == 0 else str(number + 1)
-        left, right = number / len(found), (number + 0.88) / len(found)
+        left, right = number / len(drawn), (number + 0.88) / len(drawn)
         figure.update_layout(
             {
                 f"xaxis{suffix}": {"title": {"text": x}, "domain": [left, right], "anchor": f"y{suffix}"},
@@ -127,7 +128,7 @@ def heat_maps(heats: Sequence[Heat], *, x: str, y: str, unit: str, empty: str) -
             }
         )
         figure.add_trace(_heat_map(heat, suffix, x, y, unit))
-        if len(found) > 1:
+        if len(drawn) > 1:
             figure.add_annotation(
                 text=plain(heat.name), showarrow=False, xref="paper", yref="paper", x=left, y=1.08, xanchor="left"
             )
@@ -137,20 +138,20 @@ def heat_maps(heats: Sequence[Heat], *, x: str, y: str, unit: str, empty: str) -
 
 
 def tracks_chart(tracks: Sequence[Track], *, x: str, y: str, empty: str) -> go.Figure:
-    """One row per track over a common x axis, with each interval divided into the shares of its kinds."""
-    found = [track for track in tracks if track.shares]
-    if not found:
+    """Draws one row per track over a common x axis, with each interval divided by kind."""
+    drawn = [track for track in tracks if track.shares]
+    if not drawn:
         return nothing(empty)
     figure = _figure([], x=x)
-    figure.update_layout(height=_TRACKS_MARGIN + _TRACK_PIXELS * len(found), margin={"t": 56})
-    figure.update_xaxes(anchor=f"y{len(found)}" if len(found) > 1 else "y")
+    figure.update_layout(height=_TRACKS_MARGIN + _TRACK_PIXELS * len(drawn), margin={"t": 56})
+    figure.update_xaxes(anchor=f"y{len(drawn)}" if len(drawn) > 1 else "y")
     named: set[str] = set()
-    longest = max(found, key=lambda track: len(track.name))
-    for number, track in enumerate(found):
+    longest = max(drawn, key=lambda track: len(track.name))
+    for number, track in enumerate(drawn):
         suffix = "" if number == 0 else str(number + 1)
-        top = 1 - number / len(found)
+        top = 1 - number / len(drawn)
         axis = {
-            "domain": [top - (1 - _TRACK_GAP) / len(found), top],
+            "domain": [top - (1 - _TRACK_GAP) / len(drawn), top],
             "range": [0, 1],
             "fixedrange": True,
             "tickvals": [0.5],
@@ -158,7 +159,7 @@ def tracks_chart(tracks: Sequence[Track], *, x: str, y: str, empty: str) -> go.F
             "showgrid": False,
             "zeroline": False,
             "automargin": True,
-            # Beside the longest name, so that it overlaps none of the others.
+            # Next to the longest name, so that the title overlaps no name.
             "title": {"text": y if track is longest else "", "standoff": 8},
         }
         figure.update_layout({f"yaxis{suffix}": axis})
@@ -183,31 +184,36 @@ def _figure(traces: Sequence[Mapping[str, Any]], x: str = "", y: str = "") -> go
     return go.Figure(data=list(traces), layout=layout)
 
 
-def _scatter(one: Series) -> dict[str, Any]:
-    dotted = one.dots_only or (len(one.line.x) <= _DOTS and not one.stepped)
+def _scatter(series: Series) -> dict[str, Any]:
+    dotted = series.dots_only or (len(series.line.x) <= _DOTS and not series.stepped)
     return {
         "type": "scatter",
-        "name": plain(one.name),
-        # So that a click in the legend hides the line with its band.
-        "legendgroup": plain(one.name),
-        **one.line._asdict(),
-        "mode": "markers" if one.dots_only else "lines+markers" if dotted else "lines",
-        "line": {"color": one.colour, "dash": one.dash, "shape": "hv" if one.stepped else "linear", "width": 2},
-        "marker": {"color": one.colour, "size": 8 if one.dots_only else 5},
+        "name": plain(series.name),
+        # A click in the legend hides the line with its band.
+        "legendgroup": plain(series.name),
+        **series.line._asdict(),
+        "mode": "markers" if series.dots_only else "lines+markers" if dotted else "lines",
+        "line": {
+            "color": series.colour,
+            "dash": series.dash,
+            "shape": "hv" if series.stepped else "linear",
+            "width": 2,
+        },
+        "marker": {"color": series.colour, "size": 8 if series.dots_only else 5},
     }
 
 
-def _interval(one: Series) -> dict[str, Any]:
-    assert one.interval is not None
-    low, high = (Line(*(values[np.isfinite(line.y)] for values in line)) for line in one.interval)
+def _interval(series: Series) -> dict[str, Any]:
+    assert series.interval is not None
+    low, high = (Line(*(values[np.isfinite(line.y)] for values in line)) for line in series.interval)
     return {
         "type": "scatter",
-        "legendgroup": plain(one.name),
+        "legendgroup": plain(series.name),
         "x": np.concatenate([high.x, low.x[::-1]]),
         "y": np.concatenate([high.y, low.y[::-1]]),
         "fill": "toself",
-        "fillcolor": one.colour,
-        "opacity": one.interval_opacity,
+        "fillcolor": series.colour,
+        "opacity": series.interval_opacity,
         "line": {"width": 0},
         "mode": "lines",
         "hoverinfo": "skip",
@@ -251,7 +257,7 @@ def _heat_map(heat: Heat, suffix: str, x: str, y: str, unit: str) -> dict[str, A
 
 
 def _counted_colours(heats: Sequence[Heat], unit: str) -> dict[str, Any]:
-    """A colour axis of logarithms whose ticks are counts."""
+    """Returns a logarithmic colour axis with counts as ticks."""
     most = max(int(heat.counts.max()) for heat in heats)
     powers = range(len(str(most)))
     bar = {"title": {"text": unit}, "tickvals": list(powers), "ticktext": [f"{10**power:,}" for power in powers]}
@@ -260,11 +266,11 @@ def _counted_colours(heats: Sequence[Heat], unit: str) -> dict[str, Any]:
 
 
 def _decades(series: Sequence[Series]) -> float:
-    values = np.concatenate([one.line.y for one in series])
+    values = np.concatenate([entry.line.y for entry in series])
     values = values[np.isfinite(values) & (values > 0)]
     return float(np.log10(values.max() / values.min())) if len(values) else 0.0
 
 
 def plain(text: str) -> str:
-    """Text that may come from a store, without what Plotly takes for markup."""
+    """Escapes text that may come from a store, because Plotly interprets markup."""
     return escape(text, quote=False)

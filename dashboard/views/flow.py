@@ -1,4 +1,4 @@
-"""How the stages spend their time, how fast tokens move, and how weights travel."""
+"""The flow page: the stages' time, throughput, queues and weight transfers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,10 +17,10 @@ from dashboard.views.figures import Series, line_chart, tracks_chart
 from dashboard.views.in_flight import IN_FLIGHT
 from dashboard.views.per_run import MINUTES, VERSIONS, Build, line_per_run, lines, missing, number, rows_per_run
 
-_NO_TIME = "No stage has recorded its time yet: each does so every two seconds."
+_NO_TIME = "No stage has recorded its time yet; stages do so every two seconds."
 _NO_PUSH = "No policy version has reached all generators yet."
 _DASHES = ("solid", "dash", "dot")
-"""Of the replicas of a stage, which share their colour."""
+"""Line styles of a stage's replicas, which share their colour."""
 _NO_PAUSE = "No generator has loaded new weights yet."
 _TIMES = ("stage", "replicas", "busy, s", "waiting, s", "busy share")
 _OVERLAP = ("Σ busy, s", "longest", "bound = Σ ÷ longest", "trainer ran, s", "overlap = Σ ÷ that", "overlap ÷ bound")
@@ -42,23 +42,23 @@ def _queues(run: RunData) -> list[Series]:
     ]
 
 
-def _by_stage(found: Callable[[RunData], Mapping[str, Line]], y: str) -> Build:
-    """A line per stage over time; for several runs, the trainer's."""
+def _by_stage(query: Callable[[RunData], Mapping[str, Line]], y: str) -> Build:
+    """Builds a chart with a line per stage over time; for several runs, of the trainer."""
 
     def single(run: RunData) -> list[Series]:
-        return [Series(name=stage, line=line, colour=colour_of(stage)) for stage, line in found(run).items()]
+        return [Series(name=stage, line=line, colour=colour_of(stage)) for stage, line in query(run).items()]
 
-    return lines(single, lambda run: found(run).get("train", NO_LINE), x=MINUTES, y=y, empty=_NO_TIME)
+    return lines(single, lambda run: query(run).get("train", NO_LINE), x=MINUTES, y=y, empty=_NO_TIME)
 
 
-def _by_generator(found: Callable[[RunData], Mapping[str, Line]]) -> Build:
-    """A line per generator over versions, in seconds; for several runs, the mean."""
+def _by_generator(query: Callable[[RunData], Mapping[str, Line]]) -> Build:
+    """Builds a chart of seconds per generator over versions; for several runs, of the mean."""
 
     def single(run: RunData) -> list[Series]:
-        named = enumerate(found(run).items())
+        named = enumerate(query(run).items())
         return [Series(name=name, line=thin(line), colour=colour_number(i)) for i, (name, line) in named]
 
-    return lines(single, lambda run: thin(averaged([*found(run).values()])), x=VERSIONS, y="seconds", empty=_NO_PAUSE)
+    return lines(single, lambda run: thin(averaged([*query(run).values()])), x=VERSIONS, y="seconds", empty=_NO_PAUSE)
 
 
 def _pushes(run: RunData) -> list[Series]:
@@ -84,17 +84,17 @@ def _times(run: RunData) -> list[tuple[str, ...]]:
 
 
 def _overlap(run: RunData) -> list[tuple[str, ...]]:
-    found = queries.overlap(run)
-    if found is None:
+    overlap = queries.overlap(run)
+    if overlap is None:
         return []
     return [
         (
-            number(found.busy, 1),
-            found.slowest,
-            number(found.bound),
-            number(found.wall, 1),
-            number(found.overlap),
-            number(found.share),
+            number(overlap.busy, 1),
+            overlap.slowest,
+            number(overlap.bound),
+            number(overlap.wall, 1),
+            number(overlap.overlap),
+            number(overlap.share),
         )
     ]
 
@@ -107,12 +107,12 @@ def _overtaken(run: RunData) -> list[Series]:
     ]
 
 
-def _usage(found: Callable[[RunData], Mapping[str, Line]], y: str) -> Build:
-    """A line per stage replica over time; for several runs, the trainer's."""
+def _usage(query: Callable[[RunData], Mapping[str, Line]], y: str) -> Build:
+    """Builds a chart with a line per stage replica over time; for several runs, of the trainer."""
 
     def build(runs: Sequence[RunData]) -> go.Figure:
         if len(runs) > 1:
-            series = line_per_run(runs, lambda run: found(run).get(TRAINER, NO_LINE))
+            series = line_per_run(runs, lambda run: query(run).get(TRAINER, NO_LINE))
         else:
             series = [
                 Series(
@@ -121,7 +121,7 @@ def _usage(found: Callable[[RunData], Mapping[str, Line]], y: str) -> Build:
                     colour=colour_of(name.rpartition("-")[0]),
                     dash=_DASHES[int(name.rpartition("-")[2]) % len(_DASHES)],
                 )
-                for name, line in found(runs[0]).items()
+                for name, line in query(runs[0]).items()
             ]
         return line_chart(series, x=MINUTES, y=y, empty=missing(runs), from_zero=True)
 
@@ -131,13 +131,13 @@ def _usage(found: Callable[[RunData], Mapping[str, Line]], y: str) -> Build:
 VIEW = View(
     name="flow",
     title="Flow",
-    sentence="How each stage spends its time, what waits between stages, and how fast tokens and weights move.",
+    sentence="How each stage spends its time, the queues between stages, and the speed of tokens and weights.",
     blocks=(
         Chart(
             id="flow-tracks",
             title="Time by replica",
             sentence="One row per stage replica: the share of its time spent on each kind of work, and on waiting "
-            "(grey). Empty stretches were not measured. Last, when the start model was made, and the evaluations.",
+            "(grey). Empty intervals were not measured. The last rows show the bootstrap and the evaluations.",
             build=_tracks,
             wide=True,
         ),
@@ -152,8 +152,8 @@ VIEW = View(
         Chart(
             id="flow-overtaken",
             title="Overtaken groups",
-            sentence="How many later groups of the same generator the trainer had taken before a group of this step: "
-            "in the order of admission, each of these would have had to wait for it. For several runs: the largest.",
+            sentence="Number of later groups of the same generator that the trainer took before a group of this step; "
+            "in the order of admission, they would have had to wait for it. For several runs: the largest.",
             build=lines(
                 _overtaken, lambda run: measured(run, "overtaken_groups_max"), x=VERSIONS, y="groups taken before"
             ),
@@ -169,28 +169,28 @@ VIEW = View(
         Chart(
             id="flow-idle",
             title="Waiting",
-            sentence="Share of each stage's time spent waiting for another stage: the one that never waits is the "
+            sentence="Share of each stage's time spent waiting for another stage: the stage that never waits is the "
             "bottleneck. For several runs: the trainer's share.",
             build=_by_stage(queries.idle, "share of time spent waiting"),
         ),
         Chart(
             id="flow-cpu",
             title="CPU",
-            sentence="Cores that each stage replica keeps busy, its child processes included. For several runs: the "
+            sentence="Cores that each stage replica keeps busy, including its child processes. For several runs: the "
             "trainer's.",
             build=_usage(usage.cpu_cores, "cores"),
         ),
         Chart(
             id="flow-memory",
             title="Memory",
-            sentence="Resident memory of each stage replica and its child processes; what they share counts for each. "
+            sentence="Resident memory of each stage replica and its child processes; shared memory counts for each. "
             "For several runs: the trainer's.",
             build=_usage(usage.memory_gib, "GiB"),
         ),
         Table(
             id="flow-times",
             title="Time by stage",
-            sentence="Over the whole run so far, as the mean of a stage's replicas.",
+            sentence="In the whole run so far, mean over a stage's replicas.",
             build=lambda runs: rows_per_run(runs, _TIMES, _times),
         ),
         Table(
@@ -211,7 +211,7 @@ VIEW = View(
             id="flow-deliveries",
             title="Weights: until one generator has them",
             sentence="Seconds from the trainer's handover of each policy version until this generator has loaded it, "
-            "and the route it came by. For several runs: the mean.",
+            "and the route. For several runs: the mean.",
             build=_by_generator(queries.deliveries),
         ),
         Chart(

@@ -1,4 +1,4 @@
-"""A run's home page: whether it learns, how stale it is, how far off policy, and where a step's time goes."""
+"""A run's home page: reward, staleness, off-policy measures and the time of a step."""
 
 from collections.abc import Callable, Sequence
 
@@ -18,14 +18,6 @@ _PIXELS = 400
 Move = Callable[[Line], Line]
 
 
-def _by_version(runs: Sequence[RunData]) -> go.Figure:
-    return _home(runs[0], VERSIONS, lambda line: line)
-
-
-def _by_time(runs: Sequence[RunData]) -> go.Figure:
-    return _home(runs[0], MINUTES, lambda line: phases.by_clock(runs[0], line))
-
-
 def _home(run: RunData, x: str, move: Move) -> go.Figure:
     charts = [
         ("reward (10 steps), ● accuracy, ★ promoted", _reward(run, x, move)),
@@ -38,14 +30,14 @@ def _home(run: RunData, x: str, move: Move) -> go.Figure:
 
 def _marks(run: RunData, move: Move) -> list[Mark]:
     changed = events.config_changes(run)
-    found = [Mark(x=at) for at in _at(phases.restarts(run).tolist(), move)]
+    marks = [Mark(x=at) for at in _at(phases.restarts(run).tolist(), move)]
     for at, sentences in zip(_at([*changed], move), changed.values(), strict=True):
-        found.append(Mark(x=at, dash="dash", label="config", details="; ".join(sentences)))
-    return found
+        marks.append(Mark(x=at, dash="dash", label="config", details="; ".join(sentences)))
+    return marks
 
 
 def _at(versions: Sequence[float], move: Move) -> list[float]:
-    """Where these policy versions are on the x axis."""
+    """Converts policy versions to positions on the x axis."""
     at = np.array(versions, np.float64)
     return [float(x) for x in move(Line(at, at)).x]
 
@@ -68,16 +60,16 @@ def _reward(run: RunData, x: str, move: Move) -> go.Figure:
 
 
 def _add_promotions(figure: go.Figure, run: RunData, move: Move) -> None:
-    """A star on the accuracy of each version that was promoted."""
+    """Adds a star at the accuracy of each promoted version."""
     accuracy, promoted = learning.accuracy(run), events.promotions(run)
-    found = np.isin(accuracy.x, [*promoted])
-    if not found.any():
+    is_promoted = np.isin(accuracy.x, [*promoted])
+    if not is_promoted.any():
         return
-    at = move(Line(accuracy.x[found], accuracy.y[found]))
-    said = [plain(promoted[int(version)]) for version in accuracy.x[found]]
+    at = move(Line(accuracy.x[is_promoted], accuracy.y[is_promoted]))
+    texts = [plain(promoted[int(version)]) for version in accuracy.x[is_promoted]]
     figure.add_scatter(
         x=at.x, y=at.y, mode="markers", name="promoted", marker={"symbol": "star", "size": 13, "color": ORANGE},
-        text=said, hovertemplate="%{text}<extra></extra>",
+        text=texts, hovertemplate="%{text}<extra></extra>",
     )  # fmt: skip
 
 
@@ -95,15 +87,15 @@ def _staleness(run: RunData, x: str, move: Move) -> go.Figure:
 
 def _off_policy(run: RunData, x: str, move: Move) -> go.Figure:
     series = [
-        Series(name="π/μ, p95", line=move(phases.tail_ratio(run)), colour=ORANGE),
+        Series(name="π/μ, p95", line=move(learning.measured(run, "importance_ratio_p95")), colour=ORANGE),
         Series(name="effective sample size", line=move(learning.measured(run, "effective_sample_size")), colour=BLUE),
     ]
     return line_chart(series, x=x, y="", empty=missing([run]))
 
 
 def _phases(run: RunData, x: str, move: Move) -> go.Figure:
-    found = phases.step_phases(run)
-    series = [Series(name=kind, line=move(line), colour=colour_of(kind)) for kind, line in found.items()]
+    seconds = phases.step_phases(run)
+    series = [Series(name=kind, line=move(line), colour=colour_of(kind)) for kind, line in seconds.items()]
     figure = area_chart(series, x=x, y="", empty=missing([run]))
     at = phases.checkpoints(run)
     if series and len(at):
@@ -115,17 +107,22 @@ def _phases(run: RunData, x: str, move: Move) -> go.Figure:
     return figure
 
 
-_SENTENCE = "Dotted lines across: a stage was started again, or the run was resumed; dashed: with changes."
+_SENTENCE = "Dotted vertical lines: a stage was restarted, or the run was resumed; dashed: resumed with changes."
 
-HOME = View(
-    name="home",
-    title="Home",
-    sentence="",
-    blocks=(Chart(id="home-charts", title="By version", sentence=_SENTENCE, build=_by_version, wide=True),),
+_BY_VERSION = Chart(
+    id="home-charts",
+    title="By version",
+    sentence=_SENTENCE,
+    build=lambda runs: _home(runs[0], VERSIONS, lambda line: line),
+    wide=True,
 )
-HOME_BY_TIME = View(
-    name="home-time",
-    title="By time",
-    sentence="",
-    blocks=(Chart(id="home-time-charts", title="By wall time", sentence=_SENTENCE, build=_by_time, wide=True),),
+_BY_TIME = Chart(
+    id="home-time-charts",
+    title="By wall time",
+    sentence=_SENTENCE,
+    build=lambda runs: _home(runs[0], MINUTES, lambda line: phases.by_clock(runs[0], line)),
+    wide=True,
 )
+
+HOME = View(name="home", title="Home", sentence="", blocks=(_BY_VERSION,))
+HOME_BY_TIME = View(name="home-time", title="By time", sentence="", blocks=(_BY_TIME,))

@@ -1,4 +1,4 @@
-"""What the generators are working on, and whether it will be too old when it is done."""
+"""The generators' work in flight, with a warning if it exceeds the staleness bound."""
 
 from collections.abc import Sequence
 
@@ -20,31 +20,31 @@ _HEADER = (
 
 
 def _table(runs: Sequence[RunData]) -> Rows:
-    found = {run.info.run_id: in_flight(run) for run in runs}
-    notes = [_note(run, one) for run in runs for one in found[run.info.run_id] if one.beyond_bound]
-    rows = rows_per_run(runs, _HEADER, lambda run: [_row(one) for one in found[run.info.run_id]])
+    by_run = {run.info.run_id: in_flight(run) for run in runs}
+    notes = [_note(run, work) for run in runs for work in by_run[run.info.run_id] if work.beyond_bound]
+    rows = rows_per_run(runs, _HEADER, lambda run: [_row(work) for work in by_run[run.info.run_id]])
     return Rows(header=rows.header, rows=rows.rows, verdict="bad" if notes else None, note=" ".join(notes))
 
 
-def _note(run: RunData, one: InFlight) -> str:
+def _note(run: RunData, work: InFlight) -> str:
     masked = run.info.config.get("staleness", {}).get("too_old") == "mask"
-    consequence = "tokens that are older carry no loss" if masked else "the trainer drops a group that is older"
+    consequence = "older tokens are masked" if masked else "the trainer drops older groups"
     return (
-        f"{run.info.run_id}: the oldest group of generate-{one.generator} is {one.versions} policy versions old, "
-        f"beyond the bound of {one.bound}: {consequence}."
+        f"{run.info.run_id}: the oldest group of generate-{work.generator} is {work.versions} policy versions old, "
+        f"beyond the bound of {work.bound}: {consequence}."
     )
 
 
-def _row(one: InFlight) -> tuple[str, ...]:
+def _row(work: InFlight) -> tuple[str, ...]:
     return (
-        f"generate-{one.generator}",
-        _count(one.requests),
-        _count(one.groups),
-        _count(one.tokens),
-        "–" if one.seconds is None else f"{one.seconds:,.1f}",
-        "–" if one.versions is None else f"{one.versions} of {one.bound}",
-        _count(one.continued),
-        _count(one.discarded),
+        f"generate-{work.generator}",
+        _count(work.requests),
+        _count(work.groups),
+        _count(work.tokens),
+        "–" if work.seconds is None else f"{work.seconds:,.1f}",
+        "–" if work.versions is None else f"{work.versions} of {work.bound}",
+        _count(work.continued),
+        _count(work.discarded),
     )
 
 
@@ -55,9 +55,9 @@ def _count(number: int | None) -> str:
 IN_FLIGHT = Table(
     id="flow-in-flight",
     title="In flight",
-    sentence="What each generator is working on, and its oldest group: the time since it was admitted, and how far the "
-    "trainer is ahead of its oldest weights. Continued are tokens taken over from an earlier process; discarded are "
-    "tokens that were lost with one and had to be generated again.",
+    sentence="The work of each generator, and the age of its oldest group: the time since its admission, and the "
+    "policy versions since its oldest weights. Continued tokens were taken over from an earlier process; discarded "
+    "tokens were lost with one and generated again.",
     build=_table,
     wide=True,
     requires=lambda run: bool(in_flight(run)),

@@ -1,4 +1,4 @@
-"""Whether the policy improves, and whether its training is sound."""
+"""The learning page: rewards, accuracy and training metrics."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ from dashboard.views.blocks import Chart, View
 from dashboard.views.colours import BLUE, GREY, ORANGE, SKY, VERMILION, colour_number
 from dashboard.views.figures import Series, line_chart
 from dashboard.views.per_run import NO_STEP, VERSIONS, line_per_run, missing
-from dashboard.views.rewards import BLOCKS as OF_RESPONSES
+from dashboard.views.rewards import BLOCKS as RESPONSE_BLOCKS
 
 RATIOS = dict(zip(queries.RATIO_QUANTILES, (SKY, BLUE, ORANGE, VERMILION), strict=True))
 
@@ -83,13 +83,13 @@ VIEW = View(
             id="learning-reward",
             title="Reward and accuracy",
             sentence="Mean reward of the groups trained at each step, and the share of held-out prompts answered "
-            "correctly by each version evaluated.",
+            "correctly by each evaluated version.",
             build=_reward,
             wide=True,
         ),
         Chart(
             id="learning-accuracy",
-            title="Accuracy of the versions evaluated",
+            title="Accuracy of the evaluated versions",
             sentence="Mean reward of one greedy answer per held-out prompt, with its 95 % interval, and of further "
             "evaluation sets. For several runs: the held-out prompts alone.",
             build=_accuracy,
@@ -99,14 +99,14 @@ VIEW = View(
             _chart(
                 "zero_advantage_share",
                 "Groups without spread",
-                "Share of the groups taken for each step whose rewards are all equal, dropped ones included: their "
+                "Share of the groups taken for each step in which all rewards are equal, including dropped ones: their "
                 "advantages are 0, because the prompts are too easy or too hard.",
                 "share of groups",
                 from_zero=True,
             ),
             requires=lambda run: queries.is_measured(run, "zero_advantage_share"),
         ),
-        *OF_RESPONSES,
+        *RESPONSE_BLOCKS,
         _chart(
             "response_length_mean_tokens",
             "Response length",
@@ -117,15 +117,15 @@ VIEW = View(
         _chart(
             "entropy",
             "Entropy",
-            "Entropy of the policy's next token, mean over the trained tokens: near zero, it has stopped exploring.",
+            "Entropy of the policy's next token, mean over the trained tokens: near zero, it no longer explores.",
             "nats",
             from_zero=True,
         ),
         Chart(
             id="learning-ratio",
             title="Importance ratio",
-            sentence="How much likelier a token is under the policy in training (π) than under the one that sampled it "
-            "(μ): a twentieth of the tokens is below p05, half below p50, and so on. For several runs: the mean.",
+            sentence="Probability of a token under the policy in training (π) divided by that under the policy that "
+            "sampled it (μ): 5 % of the tokens are below p05, half below p50, and so on. For several runs: the mean.",
             build=_ratios,
         ),
         _chart(
@@ -144,28 +144,28 @@ VIEW = View(
         _chart(
             "mismatch_kl",
             "Mismatch",
-            "KL divergence of the policy in training from the one that sampled, estimated from the sampled tokens.",
+            "KL divergence of the policy in training from the sampling policy, estimated from the sampled tokens.",
             "nats per token",
         ),
         _chart(
             "chi_square",
             "Spread of the ratios",
-            "χ² divergence of the policy in training from the one that sampled, estimated from the sampled tokens: "
-            "what importance weights without a bound would add to the variance.",
+            "χ² divergence of the policy in training from the sampling policy, estimated from the sampled tokens: "
+            "the variance that unbounded importance weights would add.",
             "no unit, per token",
         ),
         _chart(
             "kl_to_reference",
             "Distance to the reference",
-            "KL divergence of the policy in training from the start model, by the estimator of the config; 0 if the "
-            "config gives it no weight.",
+            "KL divergence of the policy in training from the start model, by the config's estimator; 0 if its "
+            "coefficient is 0.",
             "nats per token",
             from_zero=True,
         ),
         _chart(
             "learning_rate",
             "Learning rate",
-            "In force at each step: the schedule's, and with several updates on a batch their mean.",
+            "Learning rate of the schedule at each step; with several updates per batch, their mean.",
             "learning rate",
             from_zero=True,
         ),
@@ -173,11 +173,11 @@ VIEW = View(
             "changed_weight_share",
             "Changed weights",
             "Share of the trained weights that a step changed, in the number format that generators receive; a small "
-            "one in bfloat16 means that most updates are smaller than its precision, and add up in the trainer.",
+            "share in bfloat16 means that most updates are below its precision, and accumulate in the trainer.",
             "share of weights",
             from_zero=True,
         ),
-        _chart("grad_norm", "Gradient norm", "Global L2 norm before it is clipped.", "L2 norm", from_zero=True),
+        _chart("grad_norm", "Gradient norm", "Global L2 norm before clipping.", "L2 norm", from_zero=True),
         _chart("loss", "Loss", "Surrogate loss of the batch, after aggregation; its sign has no meaning.", "loss"),
     ),
 )

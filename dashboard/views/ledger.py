@@ -1,4 +1,4 @@
-"""Whether every trajectory is accounted for."""
+"""The ledger page: a check that every trajectory is accounted for."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ def _balance(runs: Sequence[RunData]) -> Rows:
         if run.status is None:
             notes.append(f"{run.info.run_id}: {' '.join(run.problems) or 'its trajectories were not counted.'}")
         elif queries.sum_of_parts(run.status["ledger"]) != Amount.from_json(run.status["ledger"]["generated"]):
-            notes.append(f"{run.info.run_id}: the parts do not add up to what was generated.")
+            notes.append(f"{run.info.run_id}: the parts do not add up to the generated amount.")
     table = rows_per_run(runs, _AMOUNTS, lambda run: [] if run.status is None else _parts(run.status["ledger"]))
     return replace(table, verdict="bad" if notes else "good", note=" ".join(notes))
 
@@ -45,10 +45,12 @@ def _parts(ledger: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _recount(runs: Sequence[RunData]) -> Rows:
-    found = {run.info.run_id: queries.recount(run) for run in runs}
-    table = rows_per_run(runs, _RECOUNT, lambda run: _entries(found[run.info.run_id]))
-    notes = [_as_of(one) if len(runs) == 1 else f"{run_id}: {_as_of(one)}" for run_id, one in found.items()]
-    agree = all(one is None or one.agrees for one in found.values())
+    recounts = {run.info.run_id: queries.recount(run) for run in runs}
+    table = rows_per_run(runs, _RECOUNT, lambda run: _entries(recounts[run.info.run_id]))
+    notes = [
+        _as_of(recount) if len(runs) == 1 else f"{run_id}: {_as_of(recount)}" for run_id, recount in recounts.items()
+    ]
+    agree = all(recount is None or recount.agrees for recount in recounts.values())
     return replace(table, verdict="good" if agree else "bad", note=" ".join(notes))
 
 
@@ -70,10 +72,10 @@ def _as_of(recount: queries.Recount | None) -> str:
         return "The trainer has not written an account yet."
     if recount.behind:
         return (
-            f"The account is as of version {recount.policy_version}; the rows of its last {recount.behind} steps are "
-            "not committed yet, so a recount may be lower."
+            f"The account is at version {recount.policy_version}; the rows of its last {recount.behind} steps are "
+            "not committed yet, so the recount may be lower."
         )
-    return f"Both as of version {recount.policy_version}."
+    return f"Both at version {recount.policy_version}."
 
 
 def _drops(run: RunData) -> list[tuple[str, ...]]:
@@ -93,7 +95,7 @@ def _drops(run: RunData) -> list[tuple[str, ...]]:
 VIEW = View(
     name="ledger",
     title="Ledger",
-    sentence="Where every trajectory went: none may be lost, and none counted twice.",
+    sentence="The outcome of every trajectory: none may be lost or counted twice.",
     blocks=(
         Table(
             id="ledger-balance",
@@ -104,14 +106,14 @@ VIEW = View(
         Table(
             id="ledger-recount",
             title="Account and recount",
-            sentence="What the trainer's account says it took, and a count of the stored rows.",
+            sentence="The amounts in the trainer's account, and a count of the stored rows.",
             build=_recount,
         ),
         Table(
             id="ledger-drops",
             title="Dropped groups",
-            sentence=f"The last {queries.MOST_DROPS}, newest first: the rows of the generator's stream that were taken "
-            "but not trained on.",
+            sentence=f"The last {queries.MOST_DROPS}, newest first: rows of the generator's stream that were taken "
+            "but not trained.",
             build=lambda runs: rows_per_run(runs, _DROPS, _drops),
             wide=True,
         ),

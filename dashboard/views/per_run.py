@@ -1,4 +1,4 @@
-"""What is shown for one run, or for several beside each other."""
+"""Charts and tables for one run, or for several in comparison."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,14 +13,14 @@ from dashboard.views.figures import Series, line_chart
 
 VERSIONS = "policy version"
 MINUTES = "minutes since the run was started"
-NO_STEP = "No step was finished yet."
+NO_STEP = "No step has finished yet."
 NOT_RECORDED = "Not recorded in this run."
 
 Build = Callable[[Sequence[RunData]], go.Figure]
 
 
 def missing(runs: Sequence[RunData]) -> str:
-    """Why a chart of the trainer's steps has nothing to show."""
+    """Returns the reason that a chart of the trainer's steps is empty."""
     return NOT_RECORDED if any(len(run.consumed["t"]) for run in runs) else NO_STEP
 
 
@@ -44,19 +44,19 @@ def lines(
 
 
 def line_per_run(runs: Sequence[RunData], line: Callable[[RunData], Line]) -> list[Series]:
-    """The same line of each run, in its colour and under its name."""
+    """Returns the line of each run, with its colour and name."""
     return [Series(name=run.info.run_id, line=line(run), colour=colour_number(index)) for index, run in enumerate(runs)]
 
 
 def rows_per_run(
     runs: Sequence[RunData], header: Sequence[str], rows: Callable[[RunData], Sequence[Sequence[str]]]
 ) -> Rows:
-    """The rows of each run; with several runs, the run's name comes first in each row."""
+    """Returns the rows of all runs; with several runs, each row starts with the run's name."""
     if len(runs) == 1:
         return Rows(header=header, rows=rows(runs[0]))
     return Rows(header=["run", *header], rows=[[run.info.run_id, *row] for run in runs for row in rows(run)])
 
 
 def number(value: float, digits: int = 2, unit: str = "") -> str:
-    """For a table; a dash for NaN."""
+    """Formats a number for a table; NaN is a dash."""
     return f"{value:,.{digits}f}{unit}" if np.isfinite(value) else "–"

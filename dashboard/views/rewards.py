@@ -1,10 +1,11 @@
-"""Charts of the learning page about single responses: what they earn, how rewards differ, and how long they are."""
+"""Charts of the learning page about responses: reward spread, reward components, length and truncation."""
 
 from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
 from dashboard.queries import rewards as queries
+from dashboard.queries.learning import measured
 from dashboard.queries.series import NO_LINE
 from dashboard.read.model import RunData
 from dashboard.views.blocks import Chart
@@ -21,8 +22,8 @@ def _spread(runs: Sequence[RunData]) -> go.Figure:
     if len(runs) > 1:
         series = line_per_run(runs, lambda run: queries.reward_spread(run).get("mean", NO_LINE))
     else:
-        found = queries.reward_spread(runs[0])
-        series = [Series(name=name, line=line, colour=SPREAD[name]) for name, line in found.items()]
+        spread = queries.reward_spread(runs[0])
+        series = [Series(name=name, line=line, colour=SPREAD[name]) for name, line in spread.items()]
     return line_chart(series, x=VERSIONS, y="standard deviation of the reward", empty=missing(runs), from_zero=True)
 
 
@@ -30,14 +31,14 @@ def _lengths(runs: Sequence[RunData]) -> go.Figure:
     if len(runs) > 1:
         series = line_per_run(runs, lambda run: queries.lengths(run).get("p90", NO_LINE))
     else:
-        found = queries.lengths(runs[0])
-        series = [Series(name=name, line=line, colour=LENGTHS[name]) for name, line in found.items()]
+        lengths = queries.lengths(runs[0])
+        series = [Series(name=name, line=line, colour=LENGTHS[name]) for name, line in lengths.items()]
     return line_chart(series, x=VERSIONS, y="response tokens", empty=missing(runs), from_zero=True)
 
 
 def _components(runs: Sequence[RunData]) -> go.Figure:
-    found = [queries.components(run) for run in runs]
-    names = sorted({name for lines in found for name in lines})
+    by_run = [queries.components(run) for run in runs]
+    names = sorted({name for lines in by_run for name in lines})
     if len(runs) > 1:
         series = [
             Series(
@@ -46,7 +47,7 @@ def _components(runs: Sequence[RunData]) -> go.Figure:
                 colour=colour_number(number),
                 dash=_DASHES[names.index(name) % len(_DASHES)],
             )
-            for number, (run, lines) in enumerate(zip(runs, found, strict=True))
+            for number, (run, lines) in enumerate(zip(runs, by_run, strict=True))
             for name in lines
         ]
     else:
@@ -57,13 +58,13 @@ def _components(runs: Sequence[RunData]) -> go.Figure:
                 colour=colour_number(number),
                 dash=_DASHES[number // len(SEQUENCE) % len(_DASHES)],
             )
-            for number, (name, line) in enumerate(found[0].items())
+            for number, (name, line) in enumerate(by_run[0].items())
         ]
     return line_chart(series, x=VERSIONS, y="mean of the component", empty=missing(runs), from_zero=True)
 
 
 def _truncated(runs: Sequence[RunData]) -> go.Figure:
-    series = line_per_run(runs, queries.truncated_share)
+    series = line_per_run(runs, lambda run: measured(run, "truncated_share"))
     empty, legend = missing(runs), len(runs) > 1
     return line_chart(series, x=VERSIONS, y="share of responses", empty=empty, from_zero=True, legend=legend)
 
@@ -73,26 +74,26 @@ BLOCKS = (
         id="learning-reward-spread",
         title="Reward spread",
         sentence="Standard deviation of the rewards within a group: mean and quantiles over the groups taken for each "
-        "step, dropped ones included. A group at 0 teaches nothing. For several runs: the mean.",
+        "step, including dropped ones. A group at 0 teaches nothing. For several runs: the mean.",
         build=_spread,
     ),
     Chart(
         id="learning-reward-components",
         title="Components of the reward",
-        sentence="Mean of each number that the reward reports beside its total, over the responses of each step.",
+        sentence="Mean over the responses of each step of each component that the reward reports with its total.",
         build=_components,
     ),
     Chart(
         id="learning-lengths",
         title="Response length, quantiles",
-        sentence="A tenth of the responses taken for each step, dropped ones included, are no longer than p10, half no "
+        sentence="10 % of the responses taken for each step, including dropped ones, are no longer than p10, half no "
         "longer than p50, and so on. For several runs: p90.",
         build=_lengths,
     ),
     Chart(
         id="learning-truncated",
         title="Truncated responses",
-        sentence="Share of each step's responses that were cut off, by max_new_tokens or by the limit of turns.",
+        sentence="Share of each step's responses that were cut off by max_new_tokens or by the limit on turns.",
         build=_truncated,
     ),
 )

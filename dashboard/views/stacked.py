@@ -1,4 +1,4 @@
-"""Charts over one x axis below each other, with one crosshair and one zoom."""
+"""Charts stacked over a common x axis, with a common crosshair and zoom."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,23 +9,23 @@ from dashboard.views.colours import GREY
 from dashboard.views.figures import plain
 
 _GAP = 0.05
-"""Between two charts, as a share of the figure's height."""
+"""Gap between two charts, as a share of the figure's height."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """A line across all charts."""
+    """A vertical line across all charts."""
 
     x: float
     dash: str = "dot"
     label: str = ""
-    """At its top, plain text."""
+    """Label at the top, plain text."""
     details: str = ""
-    """Shown while the pointer is on the label, plain text."""
+    """Tooltip of the label, plain text."""
 
 
 def stacked(charts: Sequence[tuple[str, go.Figure]], *, x: str, height: int, marks: Sequence[Mark] = ()) -> go.Figure:
-    """The charts, each with its title, from top to bottom; `height` is in pixels."""
+    """Stacks the charts with their titles from top to bottom; `height` is in pixels."""
     figure = go.Figure(layout=charts[0][1].layout)
     figure.update_layout(
         height=height,
@@ -47,13 +47,13 @@ def stacked(charts: Sequence[tuple[str, go.Figure]], *, x: str, height: int, mar
             trace.update(xaxis="x", yaxis=f"y{suffix}")
             figure.add_trace(trace)
         if not chart.data and any(other.data for _, other in charts):
-            # Plotly leaves out an axis without a trace, and what is anchored to it moves.
+            # Plotly omits an axis without traces, which would move elements anchored to it.
             figure.add_scatter(x=[None], y=[None], yaxis=f"y{suffix}", hoverinfo="skip")
         figure.add_annotation(
             text=title, showarrow=False, xref="paper", yref="paper", x=0, y=top, xanchor="left", yanchor="bottom"
         )
-        for one in chart.layout.annotations:
-            figure.add_annotation(one.to_plotly_json() | {"yref": "paper", "y": top - (share - _GAP) / 2})
+        for annotation in chart.layout.annotations:
+            figure.add_annotation(annotation.to_plotly_json() | {"yref": "paper", "y": top - (share - _GAP) / 2})
     for mark in marks:
         line = {"color": GREY, "width": 1, "dash": mark.dash}
         figure.add_shape(type="line", x0=mark.x, x1=mark.x, y0=0, y1=1, yref="paper", line=line)

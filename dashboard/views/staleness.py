@@ -1,4 +1,4 @@
-"""How stale the trained trajectories are, where that comes from, and what the bound costs."""
+"""The staleness page: staleness of the trained trajectories, its sources, and the cost of the bound."""
 
 from collections.abc import Callable, Sequence
 
@@ -49,9 +49,9 @@ def _distribution(of: Callable[[RunData], tuple[Line, Line] | None], y: str) -> 
     def build(runs: Sequence[RunData]) -> go.Figure:
         series = []
         for index, run in enumerate(runs):
-            if (found := of(run)) is None:
+            if (distribution := of(run)) is None:
                 continue
-            recent, whole = found
+            recent, whole = distribution
             name = "newest tenth" if len(runs) == 1 else run.info.run_id
             series.append(Series(name=name, line=recent, colour=colour_number(index)))
             if len(runs) == 1:
@@ -94,26 +94,26 @@ def _versions(number: int) -> str:
 def _outcomes(run: RunData) -> list[tuple[str, ...]]:
     return [
         (
-            one.name,
-            f"{one.rollouts:,}",
-            f"{one.tokens:,}",
-            number(one.mean_length),
-            number(one.length_ratio),
-            number(one.mean_reward, 3),
+            outcome.name,
+            f"{outcome.rollouts:,}",
+            f"{outcome.tokens:,}",
+            number(outcome.mean_length),
+            number(outcome.length_ratio),
+            number(outcome.mean_reward, 3),
         )
-        for one in queries.outcomes(run)
+        for outcome in queries.outcomes(run)
     ]
 
 
 def _decisions(run: RunData) -> list[tuple[str, ...]]:
     return [
         (
-            f"{one['policy_version']:,}",
-            one["change"],
-            str(one["max_staleness"]),
-            one["reason"],
+            f"{decision['policy_version']:,}",
+            decision["change"],
+            str(decision["max_staleness"]),
+            decision["reason"],
         )
-        for one in reversed(queries.decisions(run))
+        for decision in reversed(queries.decisions(run))
     ]
 
 
@@ -133,17 +133,17 @@ VIEW = View(
         Table(
             id="staleness-decisions",
             title="Decisions",
-            sentence="What the trainer decided about the bound and rollbacks, and why; "
-            "the newest first. Decisions of versions that were rolled back stay in the list.",
+            sentence="The trainer's decisions about the bound and rollbacks, with reasons; newest first. Decisions of "
+            "rolled-back versions stay in the list.",
             build=lambda runs: rows_per_run(runs, _DECISIONS, _decisions),
             wide=True,
             requires=lambda run: bool(queries.decisions(run)),
         ),
         Chart(
             id="staleness-split",
-            title="Where it comes from",
-            sentence="Staleness gained while trajectories were being sampled, and while they waited in queues; the sum "
-            "is the mean. For several runs: the part from queues.",
+            title="Sources of staleness",
+            sentence="Mean staleness gained while trajectories were sampled, and while they waited in queues; the sum "
+            "is the mean staleness. For several runs: the part from queues.",
             build=_split,
         ),
         Chart(
@@ -186,8 +186,8 @@ VIEW = View(
         Table(
             id="staleness-outcomes",
             title="Trained and dropped",
-            sentence="The trajectories that the trainer took, by outcome. If a mean length differs from that of the "
-            "trained ones, dropping favours long or short responses.",
+            sentence="The trajectories that the trainer took, by outcome. If a mean length differs from that of "
+            "trained trajectories, dropping favours long or short responses.",
             build=lambda runs: rows_per_run(runs, _OUTCOMES, _outcomes),
         ),
         *bias.BLOCKS,

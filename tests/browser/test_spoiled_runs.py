@@ -21,7 +21,7 @@ from storage.stores.local import LocalStore
 pytestmark = pytest.mark.browser
 
 TRAINER_METRICS = layout.metrics("train", 0)
-NOT_RECORDED, NO_STEP = "Not recorded in this run.", "No step was finished yet."
+NOT_RECORDED, NO_STEP = "Not recorded in this run.", "No step has finished yet."
 
 
 @dataclass(frozen=True, kw_only=True)

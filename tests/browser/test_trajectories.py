@@ -46,7 +46,7 @@ def test_a_typed_query_is_in_the_address_and_back_leads_to_the_one_before(run: R
 
     page.locator("#trajectories-reward").fill("1..0")
     page.locator("#trajectories-reward").press("Enter")
-    expect(page.locator("#trajectories-found")).to_contain_text("reward is '1..0': expected a range whose first number")
+    expect(page.locator("#trajectories-found")).to_contain_text("reward is '1..0'; expected a range whose first number")
     page.go_back()
     expect(page.locator("#trajectories-version")).to_have_value("7")
     expect(page.locator("#trajectories-found .note")).to_contain_text(f"{of_version} groups found")

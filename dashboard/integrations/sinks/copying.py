@@ -1,13 +1,13 @@
-"""Copies metrics, evaluations, flow and texts of a run into a sink, each time only what is new.
+"""Copies new metrics, evaluations, flow and texts of a run into a sink.
 
     ║ metrics/train-0 ║ ─► points, one per step ────────────┐
-                          (tells of rollbacks)              ├─► sink ─► MirrorState
+                          (and rollbacks)                   ├─► sink ─► MirrorState
     evaluations/*.json ─► points, one per version ──────────┤
     ║ metrics/<stage>-<r> ║ ─► `flow`: rates, idle shares ──┤
     attempts, trajectories ─► `texts`: configs, samples ────┘
 
-MirrorState is saved after the points it counts are written: a mirror that is killed in between writes some points twice
-and omits none. Time metrics (`time/…`, `total/…`) are not copied as they are; `flow` sums them by policy version.
+MirrorState is saved after the points that it counts are written, so a mirror that is killed in between repeats some
+points and omits none. Time metrics (`time/…`, `total/…`) are not copied; `flow` sums them by policy version.
 """
 
 import sys
@@ -32,12 +32,12 @@ _PARTS_PER_BATCH = 256
 
 
 class Mirror:
-    """Copies one run into one sink, again and again. Raises InputError and RunMissing."""
+    """Copies one run into one sink incrementally. Raises InputError and RunMissing."""
 
     def __init__(self, store: Store, sink: Sink) -> None:
         self.sink = sink
         self.points = 0
-        """Written since this mirror was created."""
+        """Points written since this mirror was created."""
         self._store = store
         self._results = ResultsReader(store)
         self._opened = False
@@ -48,7 +48,7 @@ class Mirror:
         self._samples: Samples | None = None
 
     def copy(self) -> None:
-        """Write everything that was committed since the last call. Raises StreamCorrupt for a damaged record."""
+        """Writes everything committed since the last call. Raises StreamCorrupt for a damaged record."""
         # Read before the metrics, so that all steps up to an evaluation's version are written first.
         evaluations = self._evaluations()
         while points := self._next_points():
@@ -56,22 +56,19 @@ class Mirror:
             self._save_state()
         if self._new(evaluations):
             self._open()
-            # Again: opening a sink may have removed some from the state.
+            # Opening a sink may have discarded evaluations from the state.
             new = self._new(evaluations)
             self._write(new)
             self._state.evaluations.update({str(point.policy_version): point.t for point in new})
             self._save_state()
         if self._opened:
-            self._copy_flow()
+            # After the trainer's points, which include rollbacks.
+            if flow_points := self._flow.read_new():
+                self._write(flow_points)
+                self._state.flow = self._flow.to_json()
+                self._save_state()
             if self.sink.takes_texts:
                 self._copy_texts()
-
-    def _copy_flow(self) -> None:
-        # After the trainer's points, which tell of rollbacks.
-        if points := self._flow.read_new():
-            self._write(points)
-            self._state.flow = self._flow.to_json()
-            self._save_state()
 
     def _copy_texts(self) -> None:
         state = self._state
@@ -94,22 +91,22 @@ class Mirror:
         return [point for point in evaluations if written.get(str(point.policy_version)) != point.t]
 
     def _open(self) -> None:
-        """Opens the sink just before the first write: W&B would create a folder on each start."""
+        """Opens the sink before the first write, because W&B creates a folder whenever it is opened."""
         if not self._opened:
             self.sink.open(read_run(self._store), latest_attempt(self._store).config, self._state)
             self._opened = True
 
     def _next_points(self) -> list[Point]:
-        """The trainer's points of the next parts, in order; empty at the end of the stream."""
+        """Reads the trainer's points from the next parts, in order; empty at the end of the stream."""
         points: list[Point] = []
         parts = 0
         for part in self._reader.each():
             if isinstance(part, UnreadablePart):
-                print(f"millrace: left out: {part.error}", file=sys.stderr)
+                print(f"millrace: skipped: {part.error}", file=sys.stderr)
                 continue
             new = _points(part.table.to_pylist())
             points += new
-            # Parts without points do not count: the batch would look like the end of the stream.
+            # Parts without points are not counted: an empty batch means the end of the stream.
             parts += bool(new)
             if parts == _PARTS_PER_BATCH:
                 break
@@ -127,11 +124,11 @@ class Mirror:
             if result["accuracy"] is not None
         ]
         for error in self._results.damaged:
-            print(f"millrace: left out: {error}", file=sys.stderr)
+            print(f"millrace: skipped: {error}", file=sys.stderr)
         return points
 
     def _write_trained(self, points: Sequence[Point]) -> None:
-        """Write points. Before versions that a newer incarnation repeats, tell the sink of the rollback."""
+        """Writes points, and rolls the sink back before versions that a newer incarnation repeats."""
         self._open()
         state = self._state
         survivors = Survivors({state.incarnation: state.newest})
@@ -141,7 +138,7 @@ class Mirror:
                 self._write(pending)
                 pending = []
                 self.sink.roll_back(point.policy_version, state)
-                state.forget_evaluations(point.policy_version)
+                state.discard_evaluations(point.policy_version)
                 state.sampled = min(state.sampled, point.policy_version - 1)
             state.incarnation, state.newest = point.incarnation, survivors.newest[point.incarnation]
             pending.append(point)
@@ -159,7 +156,7 @@ class Mirror:
 
 
 def _points(rows: Sequence[dict[str, Any]]) -> list[Point]:
-    """One point for adjacent rows of the same version."""
+    """Makes one point of adjacent rows of the same version."""
     kept = [row for row in rows if not row["name"].startswith(TIME_METRICS)]
     groups = groupby(kept, lambda row: (row["incarnation"], row["policy_version"]))
     return [

@@ -1,14 +1,15 @@
-"""What each stage replica did at each policy version: the share of its time that it waited, and its tokens per second.
+"""Idle share and tokens per second of each stage replica at each policy version.
 
     ║ metrics/<stage>-<r> ║ ─► time/…, total/tokens ─► summed while the version is the same ─► a point once it changes
 
-What is summed so far is part of the state, so a mirror that is started again goes on where it was. The newest version
-of each replica follows once there is a newer one.
+The sums are part of the state, so a restarted mirror continues where it stopped. A replica's newest version is written
+once a newer one appears.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from dashboard.integrations.sinks.sink import Point
@@ -26,33 +27,33 @@ _TOKENS = "total/tokens"
 
 @dataclass(kw_only=True)
 class FlowState:
-    """One replica, as far as it was read."""
+    """Progress and sums of one replica."""
 
     cursor: dict[str, Any] = field(default_factory=dict)
-    """Position in its metrics, a `LogCursor` as JSON; empty at the start."""
+    """Position in the replica's metrics, a `LogCursor` as JSON; empty at the start."""
     version: int = -1
-    """The policy version whose time is being summed; -1: none yet."""
+    """Policy version being summed; -1: none yet."""
     incarnation: int = 0
-    """Of the trainer."""
+    """Trainer incarnation."""
     t: float = 0.0
-    """The newest row of that version, unix seconds."""
+    """Time of the newest row of that version, unix seconds."""
     waited: float = 0.0
-    """Seconds."""
+    """Seconds spent waiting."""
     whole: float = 0.0
     """Seconds measured."""
     tokens: float = 0.0
     """Response tokens processed."""
     total: float = 0.0
-    """The newest `total/tokens`."""
+    """Newest `total/tokens`."""
 
     def begin(self, version: int, incarnation: int) -> None:
-        """Sum another version."""
+        """Starts to sum another version."""
         self.version, self.incarnation = version, incarnation
         self.waited = self.whole = self.tokens = 0.0
 
 
 class Flow:
-    """The points of all stage replicas of one run."""
+    """Reads the points of all stage replicas of a run."""
 
     def __init__(self, store: Store, config: Any, states: dict[str, dict[str, Any]]) -> None:
         names = [f"{stage}-{replica}" for stage, replica in replicas(config)]
@@ -65,19 +66,19 @@ class Flow:
         }
 
     def read_new(self) -> Sequence[Point]:
-        """By ascending version. Of versions that were made twice since the last call only the later ones.
+        """Returns new points by ascending version; of a version made twice since the last call, only the later point.
 
-        A part that can't be read is left out. Raises StreamCorrupt for a damaged record.
+        Skips parts that can't be read. Raises StreamCorrupt for a damaged record.
         """
-        found = {
+        points = {
             (point.policy_version, name): point
             for name, reader in self._readers.items()
             for point in _points(name, reader, self._states[name])
         }
-        return [found[key] for key in sorted(found)]
+        return [points[key] for key in sorted(points)]
 
     def to_json(self) -> dict[str, dict[str, Any]]:
-        """What `states` of the constructor was."""
+        """Returns the state to pass to the constructor next time."""
         return {
             name: {**state.__dict__, "cursor": self._readers[name].cursor.to_json()}
             for name, state in self._states.items()
@@ -92,7 +93,8 @@ def _points(name: str, reader: StreamReader, state: FlowState) -> Iterator[Point
     for part in reader.each():
         if isinstance(part, UnreadablePart):
             continue
-        for (version, incarnation, t), rows in groupby(part.table.to_pylist(), _measured):
+        key = itemgetter("policy_version", "incarnation", "t")
+        for (version, incarnation, t), rows in groupby(part.table.to_pylist(), key):
             values = {row["name"]: row["value"] for row in rows}
             seconds = {what: value for what, value in values.items() if what.startswith(TIME)}
             if not seconds:
@@ -102,15 +104,11 @@ def _points(name: str, reader: StreamReader, state: FlowState) -> Iterator[Point
                     yield _point(name, state)
                 state.begin(version, incarnation)
             total = values.get(_TOKENS, state.total)
-            # A process that was started again counts from its checkpoint, or from 0.
+            # A restarted process counts from its checkpoint, or from 0.
             state.tokens += max(0.0, total - state.total)
             state.total, state.t = total, t
             state.whole += sum(seconds.values())
             state.waited += sum(value for what, value in seconds.items() if what.startswith(_WAITING))
-
-
-def _measured(row: dict[str, Any]) -> tuple[int, int, float]:
-    return row["policy_version"], row["incarnation"], row["t"]
 
 
 def _point(name: str, state: FlowState) -> Point:

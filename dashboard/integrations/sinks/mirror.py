@@ -1,7 +1,7 @@
-"""`millrace mirror`: copies the trainer's metrics of a run to the tools a team already uses.
+"""`millrace mirror`: copies a run's metrics to TensorBoard or Weights & Biases.
 
 run ─► Mirror ─► TensorBoard's event files, under FOLDER/RUN_ID
-    └► Mirror ─► a run of Weights & Biases                           each with a state of its own
+    └► Mirror ─► a run of Weights & Biases                           each with separate state
 """
 
 import argparse
@@ -27,25 +27,25 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     mirror.add_argument(
         "--wandb", metavar="PROJECT", help="write a run of this project; offline, unless WANDB_MODE says otherwise"
     )
-    mirror.add_argument("--follow", action="store_true", help="go on until the run has ended or was killed, or Ctrl-C")
+    mirror.add_argument("--follow", action="store_true", help="keep copying until the run ends or is killed, or Ctrl-C")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code. Raises InputError and StorageError."""
+    """Runs the command and returns its exit code. Raises InputError and StorageError."""
     from dashboard.integrations.sinks.copying import Mirror
     from millrace.errors import InputError
     from millrace.runs.record import read_run
     from storage.stores.factory import open_store
 
     if arguments.tensorboard is None and arguments.wandb is None:
-        raise InputError("mirror needs a place to copy to: add --tensorboard FOLDER, --wandb PROJECT, or both")
+        raise InputError("mirror has no destination", expected="--tensorboard FOLDER, --wandb PROJECT, or both")
     store = open_store(arguments.run_url)
     record = read_run(store)
     if arguments.follow:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     with ExitStack() as opened:
         mirrors = [opened.enter_context(closing(Mirror(store, sink))) for sink in _sinks(arguments, record["run_id"])]
-        # Ctrl-C ends --follow, between two copies: in the middle of one it could interrupt an import.
+        # Ctrl-C ends --follow between two copies, so that it never interrupts an import.
         with suppress(KeyboardInterrupt):
             while not _copy_all(store, mirrors) and arguments.follow:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -57,11 +57,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _copy_all(store: "Store", mirrors: "Sequence[Mirror]") -> bool:
-    """Copies what is new into each; returns whether the run had ended or been killed, so that everything is copied."""
+    """Copies new data into each mirror. Returns whether the run had ended before, so that the copies are complete."""
     from millrace.runs.record import latest_attempt, read_end, run_state
     from storage.progress import read_progress
 
-    # Before copying, so that everything written until the end is copied.
+    # Read before copying, so that everything written until the end is copied.
     attempt = latest_attempt(store)
     state, _ = run_state(read_end(store, attempt.number), attempt.t_started, read_progress(store))
     for mirror in mirrors:
@@ -70,7 +70,7 @@ def _copy_all(store: "Store", mirrors: "Sequence[Mirror]") -> bool:
 
 
 def _sinks(arguments: argparse.Namespace, run_id: str) -> "Iterator[Sink]":
-    """Imports each only if requested: both packages are optional."""
+    """Creates the requested sinks. Imports are local because both packages are optional."""
     if arguments.tensorboard is not None:
         from dashboard.integrations.sinks.tensorboard import TensorBoard
 

@@ -1,10 +1,10 @@
-"""Event files for TensorBoard: `FOLDER/RUN_ID/events.out.tfevents.…`, one per start of the mirror, by tensorboardX.
+"""Event files for TensorBoard, by tensorboardX: `FOLDER/RUN_ID/events.out.tfevents.…`, one per start of the mirror.
 
     first start     v1 ─ v2 ─ v3 ✗ killed; state saved up to v2
-    second start    purge from v3 on ─ v3 ─ v4 ─ …             TensorBoard hides what the first one wrote after v2,
-    rolled back     purge from v2 on ─ v2' ─ v3' ─ …           and the versions that a restarted trainer repeated
+    second start    purge from v3 on ─ v3 ─ v4 ─ …             TensorBoard hides points of the first start after v2,
+    rolled back     purge from v2 on ─ v2' ─ v3' ─ …           and versions that a restarted trainer repeated
 
-A purge is `purge_step` of TensorBoard's own writer: the points stay in their file and are not shown.
+A purge works like `purge_step` of TensorBoard's writer: points stay in their file but are not shown.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ except ImportError as error:
 
 
 class TensorBoard:
-    """Writes event files into `folder`, and its state to `folder/millrace.json`."""
+    """Writes event files to `folder`, and the mirror's state to `folder/millrace.json`."""
 
     takes_texts = True
 
@@ -36,12 +36,12 @@ class TensorBoard:
         self._events: EventsWriter
 
     def open(self, run: Mapping[str, Any], config: Mapping[str, Any], state: MirrorState) -> None:
-        """Begin a file that follows what `state` counts. Raises InputError if the folder can't be written."""
+        """Begins a file that continues from `state`. Raises InputError if the folder can't be written."""
         if state.opened == 0:
             self._begin(state)
         else:
             self._begin(state, purge_from=state.newest + 1)
-            state.forget_evaluations(state.newest + 1)
+            state.discard_evaluations(state.newest + 1)
 
     def write(self, points: Sequence[Point], state: MirrorState) -> None:
         for point in points:
@@ -50,7 +50,7 @@ class TensorBoard:
         state.rows += len(points)
 
     def write_texts(self, texts: Sequence[Text]) -> None:
-        """For TensorBoard's page of texts, which renders Markdown."""
+        """Writes to TensorBoard's text plugin, which renders Markdown."""
         metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
         for text in texts:
             tensor = TensorProto(dtype="DT_STRING", string_val=[text.markdown.encode()])
@@ -59,7 +59,7 @@ class TensorBoard:
             self._events.write_event(event)
 
     def roll_back(self, policy_version: int, state: MirrorState) -> None:
-        """Begin another file, which hides the points of `policy_version` and later."""
+        """Begins another file, which hides points of `policy_version` and later."""
         self._events.close()
         self._begin(state, purge_from=policy_version)
 
@@ -75,10 +75,10 @@ class TensorBoard:
             # TensorBoard reads files in the order of their names, which begin with their creation time in seconds.
             self._events = EventsWriter(str(self._folder / "events"), f".{state.opened:06d}")
             state.opened += 1
-            # Saved before anything is in the file, so that its name is not used twice.
+            # Saved before the first event, so that the file name is not used twice.
             state.save(self.state_file)
         except OSError as error:
-            raise InputError(f"--tensorboard: can't write to {self._folder}: {error.strerror or error}") from error
+            raise InputError(f"can't be written: {error.strerror or error}", file=self._folder) from error
         if purge_from is not None:
             start = SessionLog(status=SessionLog.START)
             self._events.write_event(Event(step=purge_from, session_log=start))

@@ -1,6 +1,6 @@
-"""Texts of a run for a sink: the config of each attempt, and every so many steps the best and the worst response.
+"""Texts of a run for a sink: the config of each attempt, and the best and the worst response every 20 steps.
 
-attempts/<n>.json                      ─► `config`, at the version that the attempt went on from
+attempts/<n>.json                      ─► `config`, at the version that the attempt resumed from
 consumed, trajectories, tokenizer      ─► `samples`, at versions 1, 20, 40, …
 """
 
@@ -19,14 +19,14 @@ from millrace.runs.record import latest_attempt, read_attempt
 from storage.stores.base import Store
 
 SAMPLE_STEPS = 20
-"""A sample every so many steps."""
+"""Steps between samples."""
 _CHARACTERS = 4000
-"""Of a prompt or a response."""
+"""Limit for a prompt or a response."""
 
 
 def config_texts(store: Store, first: int) -> Sequence[Text]:
-    """The config of each attempt from number `first` on, as indented JSON."""
-    found = [read_attempt(store, number) for number in range(first, latest_attempt(store).number + 1)]
+    """Returns the configs of attempt `first` and later as indented JSON."""
+    attempts = [read_attempt(store, number) for number in range(first, latest_attempt(store).number + 1)]
     return [
         Text(
             policy_version=attempt.first_step,
@@ -34,17 +34,17 @@ def config_texts(store: Store, first: int) -> Sequence[Text]:
             name="config",
             markdown=_verbatim(json.dumps(attempt.config, indent=2, sort_keys=True)),
         )
-        for attempt in found
+        for attempt in attempts
     ]
 
 
 def sampled_versions(after: int, newest: int) -> Sequence[int]:
-    """The versions above `after` up to `newest` of which samples are shown: 1, 20, 40, …"""
+    """Returns the versions above `after` up to `newest` that get samples: 1, 20, 40, …"""
     return [version for version in range(after + 1, newest + 1) if version == 1 or version % SAMPLE_STEPS == 0]
 
 
 class Samples:
-    """Reads the responses that were trained, and writes them as text."""
+    """Formats trained responses as text."""
 
     def __init__(self, store: Store) -> None:
         self._reader = RunReader(store)
@@ -52,10 +52,10 @@ class Samples:
         self._groups, self._texts = GroupReader(store, config), read_tokens(store, config)
 
     def of_versions(self, versions: Sequence[int]) -> Sequence[Text]:
-        """A text for each version that any trajectory with a reward was trained for."""
+        """Returns a text for each version with at least one trained trajectory that has a reward."""
         run = self._reader.look()
-        found = [self._of_version(run, version) for version in versions]
-        return [text for text in found if text is not None]
+        texts = [self._of_version(run, version) for version in versions]
+        return [text for text in texts if text is not None]
 
     def _of_version(self, run: RunData, version: int) -> Text | None:
         rewards = np.where(run.trained, run.consumed["reward"], np.nan)
@@ -63,29 +63,29 @@ class Samples:
         if not len(mine):
             return None
         best, worst = mine[np.argmax(rewards[mine])], mine[np.argmin(rewards[mine])]
-        written = [self._written(run, int(row), title) for row, title in ((best, "Best"), (worst, "Worst"))]
+        samples = [self._sample(run, int(row), title) for row, title in ((best, "Best"), (worst, "Worst"))]
         return Text(
             policy_version=version,
             t=float(run.consumed["t"][best]),
             name="samples",
-            markdown="\n\n".join(written),
+            markdown="\n\n".join(samples),
         )
 
-    def _written(self, run: RunData, row: int, title: str) -> str:
+    def _sample(self, run: RunData, row: int, title: str) -> str:
         generator, row_id = (int(run.consumed[name][row]) for name in ("generator", "trajectory_row_id"))
         heading = f"**{title}: reward {run.consumed['reward'][row]:.3g}**"
         try:
             group = self._groups.read(run, generator, row_id)
         except InputError as error:
             return f"{heading}\n\n{_verbatim(str(error))}"
-        found = next((one for one in group.responses if one.row_id == row_id), None)
-        if found is None or found.trajectory is None or group.prompt is None:
-            return f"{heading}\n\n{_verbatim('; '.join(group.problems) or 'not stored any more')}"
+        response = next((response for response in group.responses if response.row_id == row_id), None)
+        if response is None or response.trajectory is None or group.prompt is None:
+            return f"{heading}\n\n{_verbatim('; '.join(group.problems) or 'no longer stored')}"
         prompt = self._texts.text(group.prompt["prompt_tokens"])
-        response = self._texts.text(found.trajectory["response_tokens"])
-        return f"{heading}, group {group.group_id}\n\n{_verbatim(prompt)}\n\n→\n\n{_verbatim(response)}"
+        response_text = self._texts.text(response.trajectory["response_tokens"])
+        return f"{heading}, group {group.group_id}\n\n{_verbatim(prompt)}\n\n→\n\n{_verbatim(response_text)}"
 
 
 def _verbatim(text: str) -> str:
-    """`text` as Markdown's indented code, so that nothing in it is read as markup."""
+    """Formats `text` as a Markdown code block, so that its markup has no effect."""
     return "\n".join(f"    {line}" for line in shortened(text, _CHARACTERS).splitlines() or [""])

@@ -1,12 +1,12 @@
-"""A run of Weights & Biases, with the run's own id; offline unless WANDB_MODE says otherwise.
+"""A run of Weights & Biases with the same id; offline unless WANDB_MODE says otherwise.
 
     a point ─► a row of W&B's history: policy_version, incarnation, unix_seconds, train/…  or  evaluation/…
-               numbered across starts, so that runs written offline in several starts fit together
+               rows are numbered across starts, so that offline runs of several starts can be merged
 
-W&B's own process buffers rows before they are in its log, `….wandb`, and loses them if this one is killed. So state is
-saved only after that log has grown and stopped growing.
+W&B's process buffers rows before it writes them to its log, `….wandb`, and loses them if this process is killed. So
+state is saved only after that log has grown and stopped growing.
 
-W&B can't delete rows. Versions that a restarted trainer repeats get rows of their own, with a higher incarnation.
+W&B can't delete rows. Versions that a restarted trainer repeats get new rows with a higher incarnation.
 """
 
 import os
@@ -31,17 +31,19 @@ _PROJECT = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
 class WeightsAndBiases:
-    """Writes into `wandb/` of WANDB_DIR or the current folder, with its state beside it.
+    """Writes rows and the mirror's state to `wandb/` in WANDB_DIR or the current folder.
 
     Raises InputError for a project name that W&B does not allow.
     """
 
     takes_texts = False
-    """W&B has the config from `open`, and a row of its history shows no text."""
+    """W&B receives the config in `open`, and rows of its history show no text."""
 
     def __init__(self, project: str, run_id: str) -> None:
         if not _PROJECT.fullmatch(project):
-            raise InputError(f"--wandb {project!r}: expected the name of a project: letters, digits, '-', '_' and '.'")
+            raise InputError(
+                repr(project), key="--wandb", expected="a project name of letters, digits, '-', '_' and '.'"
+            )
         self._project, self._run_id = project, run_id
         self._mode = os.environ.get("WANDB_MODE") or "offline"
         self.name = f"W&B, project {project}, {self._mode}"
@@ -53,14 +55,16 @@ class WeightsAndBiases:
         """Length of the log at the last flush, bytes."""
 
     def open(self, run: Mapping[str, Any], config: Mapping[str, Any], state: MirrorState) -> None:
-        """Begin or continue W&B's run. Raises InputError if W&B can't."""
+        """Begins or continues W&B's run. Raises InputError for W&B's errors."""
         if self._mode == "disabled":
-            raise InputError("--wandb with WANDB_MODE=disabled would keep nothing: unset it, or leave --wandb out")
+            raise InputError(
+                "disabled, which stores nothing", key="WANDB_MODE", expected="online, offline or no --wandb"
+            )
         if self._mode == "offline":
             # W&B would send its own error reports over the network.
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         try:
-            # Before wandb.init, which would silently choose another folder if this one can't be written.
+            # Fails if the folder can't be written; wandb.init would silently choose another one.
             state.save(self.state_file)
             self._run = wandb.init(
                 project=self._project,
@@ -82,7 +86,7 @@ class WeightsAndBiases:
             )
         except (OSError, ValueError, wandb.Error) as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise InputError(f"--wandb {self._project}, mode {self._mode}: W&B says: {first}") from error
+            raise InputError(f"W&B, mode {self._mode}: {first}", file=f"--wandb {self._project}") from error
         self.name += f", {self._run.dir.removesuffix('/files')}"
         self._log = Path(self._run.settings.sync_file)
         self._logged = self._log.stat().st_size
@@ -90,30 +94,30 @@ class WeightsAndBiases:
 
     def write(self, points: Sequence[Point], state: MirrorState) -> None:
         for point in points:
-            own = {"policy_version": point.policy_version, "unix_seconds": point.t}
+            columns = {"policy_version": point.policy_version, "unix_seconds": point.t}
             if point.incarnation >= 0:
-                own["incarnation"] = point.incarnation
+                columns["incarnation"] = point.incarnation
             # Without commit, W&B keeps the row open until the next one begins.
-            self._run.log({**own, **point.values}, step=state.rows, commit=True)
+            self._run.log({**columns, **point.values}, step=state.rows, commit=True)
             state.rows += 1
 
     def write_texts(self, texts: Sequence[Text]) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def roll_back(self, policy_version: int, state: MirrorState) -> None:
-        """Nothing: the rows that follow have a higher incarnation."""
+        """Does nothing: later rows have a higher incarnation."""
 
     def flush(self) -> None:
-        """Wait until the rows are in W&B's log. Raises InputError if it does not grow; call only after `write`."""
-        before, deadline = -1, time.monotonic() + _LOG_DEADLINE
-        # Unchanged over two write intervals: nothing more is pending.
-        while (length := self._log.stat().st_size) != before or length <= self._logged:
+        """Waits until the rows are in W&B's log. Raises InputError if it does not grow; call only after `write`."""
+        previous, deadline = -1, time.monotonic() + _LOG_DEADLINE
+        # A length that is unchanged for two write intervals means that no rows are pending.
+        while (length := self._log.stat().st_size) != previous or length <= self._logged:
             if time.monotonic() > deadline:
-                raise InputError(f"--wandb: W&B has not written to {self._log} for {_LOG_DEADLINE:.0f} s")
-            before = length
+                raise InputError(f"W&B has not written to {self._log} for {_LOG_DEADLINE:.0f} s", file="--wandb")
+            previous = length
             time.sleep(2 * _LOG_SECONDS)
         self._logged = length
 
     def close(self) -> None:
-        """Wait until W&B has written everything, and sent it unless offline."""
+        """Waits until W&B has written everything and, if online, sent it."""
         self._run.finish()

@@ -1,1 +1,1 @@
-"""All runs at once: which the table shows, and how several compare."""
+"""Queries over several runs: the table of all runs, and comparisons."""

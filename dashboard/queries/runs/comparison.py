@@ -1,4 +1,4 @@
-"""Runs beside each other: in which settings they differ, their final and best figures, and lines that stay legible."""
+"""Comparison of runs: different settings, final and best figures, and smoothed lines."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,35 +15,36 @@ from millrace.control.collapse import STEPS
 
 _NOW_STEPS = 20
 _WINDOWS = 40
-"""How many windows the longest run has: enough to see a rise and a fall, few enough to see runs apart."""
+"""Windows in the longest run: enough to show trends, few enough to keep the runs' lines apart."""
 _MOST_POINTS = 150
-"""Per line: eight runs are drawn at once, each with a band."""
+"""Points per line; up to eight runs are drawn at once, each with a band."""
 
 
 def differences(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
-    """The keys in which the configs differ, each with its value in every run."""
-    told = [settings(run.info.config) for run in runs]
-    return [(key, [one.get(key, ABSENT) for one in told]) for key in differing(told)]
+    """Returns the config keys whose values differ, each with its value in every run."""
+    configs = [settings(run.info.config) for run in runs]
+    return [(key, [config.get(key, ABSENT) for config in configs]) for key in differing(configs)]
 
 
 def window(runs: Sequence[RunData]) -> int:
-    """Versions that a line of these runs is smoothed over: a fortieth of the longest run."""
+    """Returns the number of versions to smooth over: a fortieth of the longest run."""
     longest = max(len(metric(run, TRAINER, "reward_mean")["value"]) for run in runs)
     return max(1, longest // _WINDOWS)
 
 
 def smoothed(run: RunData, name: str, versions: int) -> Smoothed:
-    """One of the trainer's metrics over policy versions, smoothed over so many of them."""
+    """Smooths one of the trainer's metrics over `versions` policy versions."""
     return smooth(over_versions(run, TRAINER, name), versions, _MOST_POINTS)
 
 
 def figures(run: RunData) -> Mapping[str, str]:
-    """What a run has come to, as text by what it is; in the same order for every run."""
+    """Name of a figure → its value as text; in the same order for every run."""
     status = run.status or {}
     staleness = status.get("staleness", {})
     reward = over_versions(run, TRAINER, "reward_mean")
     rewards = trailing_mean(reward, STEPS)
-    taken = run.consumed["outcome"] != _code(run, "rolled_back")
+    rolled_back = run.outcomes.index("rolled_back") if "rolled_back" in run.outcomes else -1
+    taken = run.consumed["outcome"] != rolled_back
     dropped = np.count_nonzero(taken & ~run.trained)
     times = metric(run, TRAINER, "reward_mean")["t"]
     accuracies = Line(run.evaluations["policy_version"], run.evaluations["accuracy"])
@@ -64,10 +65,6 @@ def figures(run: RunData) -> Mapping[str, str]:
             over_versions(run, TRAINER, "response_length_mean_tokens"), digits=1
         ),
     }
-
-
-def _code(run: RunData, outcome: str) -> int:
-    return run.outcomes.index(outcome) if outcome in run.outcomes else -1
 
 
 def _last(line: Line, digits: int = 3) -> str:

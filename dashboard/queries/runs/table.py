@@ -1,9 +1,9 @@
-"""Which runs the table of all runs shows, in which order, and what its columns hold.
+"""Filters and sorts the table of all runs.
 
-rows ─► filter: every term holds ─► sort by a column ─► the rows of the table
+rows ─► filter: all terms match ─► sort by a column ─► rows of the table
 
-A term is a word, found in the run's name, state, note or shown settings, or a comparison: `state=running`,
-`reward>0.5`, `training.learning_rate!=1e-5`. A text with spaces stands in quotes. Upper and lower case are the same.
+A term is a word that occurs in the run's name, state, note or shown settings, or a comparison: `state=running`,
+`reward>0.5`, `training.learning_rate!=1e-5`. Text with spaces needs quotes. Case is ignored.
 """
 
 import operator
@@ -20,7 +20,7 @@ from dashboard.read.runs import OverviewRow
 
 ABSENT = "–"
 _CURVE_WINDOW = 8
-"""Points of a curve that its smoothed line averages: an eighth of the curve at least."""
+"""A sparkline averages over this fraction of its points, an eighth."""
 _TERM = re.compile(r"([^<>=!\s]+)(<=|>=|!=|=|<|>)(.*)", re.DOTALL)
 _COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
@@ -42,38 +42,38 @@ FIELDS: Mapping[str, Callable[[OverviewRow], Value]] = {
     "hours": lambda row: None if row.wall_seconds is None else row.wall_seconds / 3600,
     "note": lambda row: row.note,
 }
-"""What can be sorted and filtered by, beside each key of the config."""
+"""Fields to sort and filter by, in addition to the keys of the config."""
 
 
 def differing(configs: Sequence[Mapping[str, str]]) -> list[str]:
-    """The keys, sorted, that do not have the same value in all of these `settings`."""
+    """Returns the sorted keys whose values are not the same in all `configs`."""
     keys = sorted(set().union(*configs))
     return [key for key in keys if len({config.get(key) for config in configs}) > 1]
 
 
 def chosen(rows: Sequence[OverviewRow], text: str, columns: Sequence[str]) -> list[OverviewRow]:
-    """The rows for which every term of `text` holds; `columns` are the keys of the config that are shown."""
+    """Returns the rows that match every term of `text`; `columns` are the shown config keys."""
     terms = _terms(text)
     return [row for row in rows if _holds(row, terms, columns)] if terms else list(rows)
 
 
 def ordered(rows: Sequence[OverviewRow], sort: str) -> list[OverviewRow]:
-    """The rows by the field or key `sort`, downwards after a `-`. Numbers come before text, what is unknown is last."""
+    """Sorts by the field or key `sort`, descending after a `-`: numbers first, then text, then unknown values."""
     name = sort.removeprefix("-")
-    known = [(value, row) for row in rows if (value := value_of(row, name)) is not None and value != ""]
-    numbers = [(value, row) for value, row in known if not isinstance(value, str)]
-    words = [(value.casefold(), row) for value, row in known if isinstance(value, str)]
+    with_value = [(value, row) for row in rows if (value := value_of(row, name)) is not None and value != ""]
+    numbers = [(value, row) for value, row in with_value if not isinstance(value, str)]
+    words = [(value.casefold(), row) for value, row in with_value if isinstance(value, str)]
     down = sort.startswith("-")
     by_value = operator.itemgetter(0)
-    found = [
+    sorted_rows = [
         row for _, row in [*sorted(numbers, key=by_value, reverse=down), *sorted(words, key=by_value, reverse=down)]
     ]
-    ids = {row.run_id for row in found}
-    return [*found, *(row for row in rows if row.run_id not in ids)]
+    ids = {row.run_id for row in sorted_rows}
+    return [*sorted_rows, *(row for row in rows if row.run_id not in ids)]
 
 
 def value_of(row: OverviewRow, name: str) -> Value:
-    """A field of a run, or a setting by its key: a number where the setting is one; None if it is unknown."""
+    """Returns a field or setting of a run, numeric settings as numbers; None if unknown."""
     if name in FIELDS:
         return FIELDS[name](row)
     text = row.settings.get(name)
@@ -82,7 +82,7 @@ def value_of(row: OverviewRow, name: str) -> Value:
 
 
 def curve(points: Columns | None, accuracies: Sequence[tuple[int, float]]) -> tuple[str, Line]:
-    """What a sparkline shows, `reward` or `accuracy`, and its line: the reward smoothed, if there is any."""
+    """Returns the name and the line of the sparkline: the smoothed reward if known, otherwise the accuracy."""
     if points is not None and len(points["reward"]) >= 2:
         window = -(-len(points["reward"]) // _CURVE_WINDOW)
         return "reward", trailing_mean(Line(points["policy_version"], points["reward"]), window)
@@ -96,7 +96,7 @@ def _terms(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError:
-        # A quote that is still open.
+        # An unclosed quote.
         return text.split()
 
 

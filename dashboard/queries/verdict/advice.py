@@ -1,4 +1,4 @@
-"""One piece of advice on a run: of the rules below, the first one whose cause is among the clauses."""
+"""One piece of advice on a run: from the first rule whose cause is among the clauses."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,23 +6,23 @@ from dashboard.queries.verdict.facts import Facts
 from dashboard.queries.verdict.rules import CLAUSES, Clause, Verdict
 
 FEW_IDLE = 0.25
-"""Generators that wait for more of their time than this could do with fewer devices."""
+"""Idle share above which generators could use fewer devices."""
 
 NOTHING = "Nothing needs to be changed."
 
 
 def judge(facts: Facts) -> Verdict:
-    """The verdict on a run with these facts."""
+    """Computes the verdict from a run's facts."""
     clauses = [rule(facts) for rule in CLAUSES]
     return Verdict(clauses=clauses, advice=advise(clauses, facts))
 
 
 def advise(clauses: Sequence[Clause], facts: Facts) -> str:
-    """One sentence."""
+    """Returns one sentence of advice."""
     causes = {clause.cause for clause in clauses}
     for cause, sentence in ADVICE.items():
-        if cause in causes and (said := sentence(facts)) is not None:
-            return said
+        if cause in causes and (advice := sentence(facts)) is not None:
+            return advice
     return NOTHING
 
 
@@ -63,7 +63,7 @@ def _off_policy(facts: Facts) -> str:
             return f"Lower training.epochs or training.minibatches: {updates} updates on a batch move the policy away."
         return "The bound is 0, so engine and trainer disagree: look at probe_difference and the importance ratios."
     if facts.is_adaptive:
-        return "Lower training.learning_rate: the bound is lowered already, by adaptive control."
+        return "Lower training.learning_rate: adaptive control already lowers the bound."
     # Adaptive control needs importance ratios.
     control = "" if facts.setting("training.loss.name") == "reinforce" else ", or set staleness.control to adaptive"
     return f"Lower staleness.max_staleness (now {facts.bound}){control}."
@@ -86,31 +86,29 @@ def _no_spread(facts: Facts) -> str:
 def _sync_bound(facts: Facts) -> str:
     other = {"shm": "direct", "direct": "shm on one host"}.get(str(facts.setting("weights.transport")))
     transport = other or "direct, or shm on one host"
-    return (
-        f"Set weights.transport to {transport}, or raise training.groups_per_step: weights travel for most of a step."
-    )
+    return f"Set weights.transport to {transport}, or raise training.groups_per_step: transfers take most of a step."
 
 
 def _waits(facts: Facts) -> str | None:
     if facts.sync or facts.is_adaptive:
         return None
-    return "Raise staleness.max_staleness by one: then generators wait less for the trainer."
+    return "Raise staleness.max_staleness by one, so that generators wait less for the trainer."
 
 
 def _trainer_bound(facts: Facts) -> str | None:
     idle = facts.idle.get("generate", 0.0)
     if idle <= FEW_IDLE or facts.sync or (facts.setting("generation.replicas") or 1) == 1:
         return None
-    return f"Generators wait {idle:.0%} of their time: fewer would do, or give the trainer one's device."
+    return f"Generators wait {idle:.0%} of their time: use fewer, or give the device of one to the trainer."
 
 
 ADVICE: dict[str, Callable[[Facts], str | None]] = {
-    "damaged": lambda facts: f"Run `millrace fsck {facts.run_url}`: it says what is damaged and what can be done.",
+    "damaged": lambda facts: f"Run `millrace fsck {facts.run_url}`: it lists the damage and possible repairs.",
     "hanging": _hanging,
-    "failed": lambda facts: "Mend the cause, then continue it: `millrace run` with its config, --run-id and --resume.",
-    "killed": lambda facts: "Continue it: `millrace run` with its config, --run-id and --resume.",
+    "failed": lambda facts: "Fix the cause, then resume: `millrace run` with its config, --run-id and --resume.",
+    "killed": lambda facts: "Resume it: `millrace run` with its config, --run-id and --resume.",
     "collapsed": _collapsed,
-    "stopped": lambda facts: "Continue it: `millrace run` with its config, --run-id and --resume.",
+    "stopped": lambda facts: "Resume it: `millrace run` with its config, --run-id and --resume.",
     "finished": _finished,
     "too stale": _too_stale,
     "far off policy": _off_policy,
@@ -124,4 +122,4 @@ ADVICE: dict[str, Callable[[Facts], str | None]] = {
     "waits": _waits,
     "trainer-bound": _trainer_bound,
 }
-"""By cause, the most urgent first; None where nothing applies to this run."""
+"""Cause → advice, most urgent first; None where the advice does not apply to the run."""

@@ -1,4 +1,4 @@
-"""What the rules of the verdict look at, read off a run. What a run did not record is None.
+"""The facts that the verdict's rules use. Facts that a run did not record are None.
 
 status, status records ─► state, silence, restarts      ┐
 metrics of the trainer ─► pace, staleness, ESS, collapse │
@@ -23,54 +23,54 @@ from millrace.runtime.messages import STOPPED
 from millrace.runtime.metrics import TIME
 
 STEPS = 20
-"""Steps that count as now."""
+"""Number of newest steps that count as current."""
 IDLE_SECONDS = 120.0
-"""Idle shares of a running run are of so much of its newest time."""
+"""Window of the idle shares of a running run."""
 _COLLAPSE_STEPS = 2000
-"""The newest steps, among which a collapse is looked for."""
+"""Number of newest steps searched for a collapse."""
 _HANG_SECONDS = 120.0
-"""`supervision.hang_seconds` of a run that does not say."""
+"""Default of `supervision.hang_seconds`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """A run, as far as the rules look at it."""
+    """Input of the verdict's rules."""
 
     run_url: str
     config: Mapping[str, Any] = field(default_factory=dict)
-    """The newest attempt's."""
+    """Config of the newest attempt."""
     state: str | None = None
     """One of `millrace.runs.record.STATES`; None if the status can't be computed."""
     cause: str | None = None
-    """Why it failed, or what is known of a kill."""
+    """Cause of a failure or kill."""
     version: int = 0
     target: int | None = None
-    """The version at which this attempt ends."""
+    """Version at which this attempt ends."""
     step_seconds: float | None = None
-    """Median of the newest steps."""
+    """Median duration of the newest steps."""
     doing: Mapping[str, str] = field(default_factory=dict)
-    """What each replica did last."""
+    """Replica → last activity."""
     silent: Mapping[str, float] = field(default_factory=dict)
-    """Seconds since each replica that has not stopped wrote its status record."""
+    """Replica that has not stopped → age of its status record, seconds."""
     hang_seconds: float = _HANG_SECONDS
     stalled: str | None = None
-    """The newest incident, if it is a stall after which no step was made."""
+    """Sentence of the newest incident, if it is a stall not followed by a step."""
     problems: Sequence[str] = ()
     collapse: str | None = None
-    """The sentence of a collapse that is not over."""
+    """Sentence of an ongoing collapse."""
     alarm: str | None = None
-    """The newest incident that a person wants to know of, if it was within the newest steps."""
+    """Sentence of the newest alarm within the newest steps."""
     restarts: Mapping[str, int] = field(default_factory=dict)
-    """Restarts by stage replica, in the whole run."""
+    """Stage replica → restarts in the whole run."""
     length_bias: float | None = None
-    """Mean length, trained ÷ taken, if that is outside its band."""
+    """Trained ÷ taken length, if outside its band."""
     no_spread: float | None = None
-    """Share of the newest groups whose rewards are all equal."""
+    """Share of the newest groups in which all rewards are equal."""
     idle: Mapping[str, float] = field(default_factory=dict)
-    """Share of its time that each stage waited; of a running run, of the newest two minutes."""
+    """Stage → share of time spent waiting; of a running run, in the last two minutes."""
     sync: bool = False
     push_seconds: float | None = None
-    """From the handover of a version until all generators have it: the median of the newest."""
+    """Median time from the handover of a recent version until all generators had it."""
     bound: int | None = None
     """Staleness bound, policy versions."""
     staleness_mean: float | None = None
@@ -78,16 +78,16 @@ class Facts:
     dropped_share: float | None = None
     """Share of the trajectories taken for the newest steps that were dropped as too old."""
     masked_share: float | None = None
-    """Share of the newest steps' response tokens that were too old to carry loss."""
+    """Share of the newest steps' response tokens that were masked as too old."""
     ess: float | None = None
-    """Effective sample size of the newest steps, as a share."""
+    """Effective sample size of the newest steps, as a share of the tokens."""
     ess_target: float = 0.95
     ess_floor: float = 0.5
     best_version: int | None = None
-    """The one with the best evaluation, 0 for the base model."""
+    """Version with the best evaluation; 0 is the base model."""
 
     def setting(self, key: str) -> Any:
-        """A setting by its key, such as `staleness.too_old`; None if the run does not say."""
+        """Returns a setting by its key, such as `staleness.too_old`; None if it is missing."""
         value: Any = self.config
         for name in key.split("."):
             value = value.get(name) if isinstance(value, Mapping) else None
@@ -95,7 +95,7 @@ class Facts:
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether the trainer moves the staleness bound."""
+        """Whether the trainer adapts the staleness bound."""
         return bool(self.setting("staleness.control") == "adaptive")
 
 
@@ -107,11 +107,11 @@ _ALARMS = (
     "reward.failed",
     "placement.waiting",
 )
-"""Kinds of incidents that a person wants to know of while they are new."""
+"""Kinds of incidents that are alarms while they are recent."""
 
 
 def read_facts(run: RunData) -> Facts:
-    """The facts of a run as it is now."""
+    """Reads the current facts of a run."""
     status, config = run.status or {}, run.info.config
     newest = run.info.attempts[-1]
     return Facts(
@@ -146,12 +146,12 @@ def read_facts(run: RunData) -> Facts:
 
 
 def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = config.get(name)
-    return found if isinstance(found, Mapping) else {}
+    section = config.get(name)
+    return section if isinstance(section, Mapping) else {}
 
 
 def _doing(run: RunData) -> dict[str, str]:
-    """What each replica of the pipeline's stages was doing last."""
+    """Replica of the pipeline's stages → last activity."""
     return {
         name: record.get("doing", "") for name, record in run.stage_status.items() if name.rpartition("-")[0] in STAGES
     }
@@ -163,7 +163,7 @@ def _silent(run: RunData) -> dict[str, float]:
 
 
 def _newest(run: RunData, name: str) -> Any:
-    """The metric's values at the newest steps, without NaN."""
+    """Returns the metric's values at the newest steps, without NaN."""
     values = metric(run, TRAINER, name)["value"][-STEPS:]
     return values[np.isfinite(values)]
 
@@ -183,12 +183,12 @@ def _median(values: Any) -> float | None:
 
 
 def _step_seconds(run: RunData) -> float | None:
-    """A median, so that the pause between two attempts does not count."""
+    """Returns the median, which ignores the pause between two attempts."""
     return _median(np.diff(metric(run, TRAINER, "staleness_mean")["t"][-STEPS - 1 :]))
 
 
 def _incidents(run: RunData) -> list[Mapping[str, Any]]:
-    """The latest ones, oldest first."""
+    """Returns the latest incidents, oldest first."""
     return list((run.status or {}).get("incidents", {}).get("latest", []))
 
 
@@ -203,15 +203,15 @@ def _stalled(run: RunData) -> str | None:
 def _alarm(run: RunData) -> str | None:
     steps = metric(run, TRAINER, "staleness_mean")["t"]
     since = steps[-STEPS] if len(steps) >= STEPS else 0.0
-    found = [one for one in _incidents(run) if one["kind"] in _ALARMS and one["t"] >= since]
-    return str(found[-1]["sentence"]) if found else None
+    alarms = [incident for incident in _incidents(run) if incident["kind"] in _ALARMS and incident["t"] >= since]
+    return str(alarms[-1]["sentence"]) if alarms else None
 
 
 def _collapse(run: RunData) -> str | None:
-    """By the trainer's own rules, from what it logged."""
+    """Applies the trainer's collapse rules to its metrics."""
     rewards, entropies, kls = (metric(run, TRAINER, name) for name in ("reward_mean", "entropy", "mismatch_kl"))
     rows = min(len(rewards["value"]), len(entropies["value"]), len(kls["value"]), _COLLAPSE_STEPS)
-    watch, found = CollapseWatch(), None
+    watch, sentence = CollapseWatch(), None
     for version, reward, entropy, kl in zip(
         rewards["policy_version"][len(rewards["value"]) - rows :],
         rewards["value"][len(rewards["value"]) - rows :],
@@ -219,25 +219,25 @@ def _collapse(run: RunData) -> str | None:
         kls["value"][len(kls["value"]) - rows :],
         strict=True,
     ):
-        told = watch.step(int(version), reward=float(reward), entropy=float(entropy), mismatch_kl=float(kl))
-        found = told or (found if watch.is_collapsed else None)
-    return found
+        signal = watch.step(int(version), reward=float(reward), entropy=float(entropy), mismatch_kl=float(kl))
+        sentence = signal or (sentence if watch.is_collapsed else None)
+    return sentence
 
 
 def _idle(run: RunData) -> Mapping[str, float]:
-    """From the newest rows of time; before there are any, and of a run that has ended, from the status records."""
-    found = _idle_now(run) if (run.status or {}).get("state", "running") == "running" else {}
+    """Returns idle shares from the newest time metrics; without any, and after the run, from the status records."""
+    newest = _idle_now(run) if (run.status or {}).get("state", "running") == "running" else {}
     whole = {time.stage: time.idle / (time.busy + time.idle) for time in stage_times(run) if time.busy + time.idle}
-    return {**whole, **found}
+    return {**whole, **newest}
 
 
 def _idle_now(run: RunData) -> dict[str, float]:
-    found: dict[str, float] = {}
+    idle_shares: dict[str, float] = {}
     for stage in STAGES:
         shares = [share for name in replicas(run, stage) if (share := _idle_share(run, name)) is not None]
         if shares:
-            found[stage] = sum(shares) / len(shares)
-    return found
+            idle_shares[stage] = sum(shares) / len(shares)
+    return idle_shares
 
 
 def _idle_share(run: RunData, replica: str) -> float | None:

@@ -1,7 +1,7 @@
-"""The verdict on a run: fixed rules from its facts to clauses. docs/dashboard.md has them as a table.
+"""The rules that turn a run's facts into the clauses of its verdict; see the table in docs/dashboard.md.
 
 Facts ─► state, health, bottleneck, staleness, ESS: a clause each ─► Verdict
-      └► the first rule of `advice` that holds: one sentence       ┘
+      └► the first rule of `advice` that applies: one sentence     ┘
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,9 @@ from millrace.runtime.messages import LOADING, STARTING
 Level = Literal["good", "warning", "bad", "unknown"]
 
 SILENT_SECONDS = 30.0
-"""A replica that has not written its status record for so long is named; for `supervision.hang_seconds`, it hangs."""
+"""Age of a status record that causes a warning; after `supervision.hang_seconds`, the replica hangs."""
 DROPPED, MANY_DROPPED = 0.05, 0.25
-"""Shares of what the trainer took that was too old, dropped or masked: above the first a warning, above the second
-bad."""
+"""Shares of taken data that is dropped or masked as too old: above the first a warning, above the second bad."""
 _BOUND = {
     "train": "trainer-bound",
     "generate": "generator-bound",
@@ -27,36 +26,36 @@ _BOUND = {
 }
 _UNHEALTHY = {"failed": "unhealthy: it failed", "killed": "unhealthy: it was killed"}
 NO_SPREAD = 0.8
-"""A warning above this share of groups whose rewards are all equal."""
+"""Share of groups with equal rewards above which there is a warning."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clause:
-    """One statement on the run."""
+    """One statement about the run."""
 
     cause: str
-    """Which rule it follows from, such as `too stale`; letters and spaces."""
+    """The rule's result, such as `too stale`; letters and spaces."""
     level: Level
     words: str
-    """What a person reads, with the numbers."""
+    """Text with figures for the reader."""
     view: str
-    """The page with the chart that shows it."""
+    """Page of the chart or table with the evidence."""
     block: str
-    """That chart, or table."""
+    """Id of that chart or table."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What is said of a run."""
+    """Clauses and advice on a run."""
 
     clauses: Sequence[Clause]
-    """In the order in which they are read: state, health, bottleneck, staleness, ESS."""
+    """In order: state, health, bottleneck, staleness, ESS."""
     advice: str
-    """What to do now."""
+    """One sentence on the next action."""
 
 
 def state(facts: Facts) -> Clause:
-    """Where the run is, and whether it moves."""
+    """Returns the run's state and progress."""
     step = f"version {facts.version} of {facts.target or '?'}"
 
     def clause(cause: str, level: Level, words: str) -> Clause:
@@ -88,7 +87,7 @@ def state(facts: Facts) -> Clause:
 
 
 def health(facts: Facts) -> Clause:
-    """The worst alarm, or that there is none."""
+    """Returns the worst alarm, or that the run is healthy."""
     if facts.problems:
         more = f", and {len(facts.problems) - 1} more" if len(facts.problems) > 1 else ""
         words = f"damaged: {facts.problems[0]}{more}"
@@ -109,12 +108,12 @@ def health(facts: Facts) -> Clause:
             cause="no spread", level="warning", words=words, view="learning", block="learning-zero-advantage-share"
         )
     restarts = ", ".join(f"{stage} {count} ×" for stage, count in facts.restarts.items())
-    words = f"healthy; started again: {restarts}" if restarts else "healthy: no alarm"
+    words = f"healthy; restarts: {restarts}" if restarts else "healthy: no alarm"
     return Clause(cause="healthy", level="good", words=words, view="learning", block="learning-reward")
 
 
 def bottleneck(facts: Facts) -> Clause:
-    """What holds the pipeline up. Only the trainer should: then no step waits for rollouts."""
+    """Returns the bottleneck. It should be the trainer, so that no step waits for rollouts."""
     if "train" not in facts.idle or "generate" not in facts.idle:
         return _unknown(facts, "bottleneck", "flow", "flow-idle")
     push = facts.push_seconds or 0.0
@@ -125,21 +124,21 @@ def bottleneck(facts: Facts) -> Clause:
 
 
 def staleness(facts: Facts) -> Clause:
-    """What was trained against its bound, and what the bound cost."""
+    """Compares staleness with its bound, and returns the cost of the bound."""
     if facts.staleness_mean is None or facts.staleness_max is None:
         return _unknown(facts, "staleness", "staleness", "staleness-over-time")
     words = f"staleness mean {facts.staleness_mean:.2g}, largest {facts.staleness_max:.0f}, bound {facts.bound}"
-    lost, what = max((facts.dropped_share or 0.0, "dropped"), (facts.masked_share or 0.0, "masked"))
+    lost, action = max((facts.dropped_share or 0.0, "dropped"), (facts.masked_share or 0.0, "masked"))
     level: Level = "bad" if lost > MANY_DROPPED else "warning" if lost > DROPPED else "good"
     if level == "good":
         return Clause(cause="in bound", level=level, words=words, view="staleness", block="staleness-over-time")
-    things = "of the rollouts" if what == "dropped" else "of the tokens"
-    words += f": {lost:.0%} {things} were too old and {what}"
+    things = "of the rollouts" if action == "dropped" else "of the tokens"
+    words += f": {lost:.0%} {things} were too old and {action}"
     return Clause(cause="too stale", level=level, words=words, view="staleness", block="staleness-outcomes")
 
 
 def sample_size(facts: Facts) -> Clause:
-    """How much of a step's sample the importance ratios leave."""
+    """Compares the effective sample size with its target and floor."""
     if facts.ess is None:
         return _unknown(facts, "effective sample size", "learning", "learning-effective-sample-size")
     level: Level = "bad" if facts.ess < facts.ess_floor else "warning" if facts.ess < facts.ess_target else "good"
@@ -154,11 +153,11 @@ def sample_size(facts: Facts) -> Clause:
 
 
 CLAUSES = (state, health, bottleneck, staleness, sample_size)
-"""A rule for each clause, in the order of the verdict."""
+"""Rules in the order of the verdict's clauses."""
 
 
 def duration(seconds: float) -> str:
-    """`seconds` in the largest unit of which it has at least 2, or in seconds."""
+    """Formats `seconds` in the largest unit that gives at least 2, otherwise in seconds."""
     seconds = max(0.0, seconds)
     for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:

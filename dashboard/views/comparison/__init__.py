@@ -1,1 +1,1 @@
-"""Runs beside each other: the first pages of a comparison."""
+"""The first pages of a comparison of runs."""

@@ -16,12 +16,12 @@ from dashboard.views.figures import Series, line_chart
 from dashboard.views.per_run import MINUTES, NO_STEP, VERSIONS
 
 _BANDS_OPACITY = 0.4
-"""Of all bands over each other: the lines stay in front."""
+"""Total opacity of all bands, so that lines stay visible."""
 Move = Callable[[RunData, Line], Line]
 
 _METRICS = (
     ("reward_mean", "Reward", "Mean reward of the groups trained at each step.", "mean reward"),
-    ("staleness_mean", "Staleness", "Mean staleness of what each step trained.", "policy versions"),
+    ("staleness_mean", "Staleness", "Mean staleness of the trajectories trained at each step.", "policy versions"),
     (
         "effective_sample_size",
         "Effective sample size",
@@ -41,11 +41,11 @@ def _smoothed(metric: str, unit: str, x: str, move: Move) -> Callable[[Sequence[
         for number, run in enumerate(runs):
             parts = queries.smoothed(run, metric, window)
             mean, low, high = (move(run, line) for line in parts)
-            own = _series(run, number, mean)
+            line_series = _series(run, number, mean)
             band: dict[str, Any] = (
                 {"interval": (low, high), "interval_opacity": _BANDS_OPACITY / len(runs)} if window > 1 else {}
             )
-            series.append(replace(own, **band))
+            series.append(replace(line_series, **band))
         smoothing = f"; lines: mean of {window} versions, bands: the middle half of them" if window > 1 else ""
         return line_chart(series, x=x + smoothing, y=unit, empty=NO_STEP)
 
@@ -61,7 +61,7 @@ def _accuracy(x: str, move: Move) -> Callable[[Sequence[RunData]], go.Figure]:
 
 
 def progress(runs: Sequence[RunData]) -> go.Figure:
-    """The policy version that each run had made, over wall time."""
+    """Draws the policy version of each run over wall time."""
     series = []
     for number, run in enumerate(runs):
         versions = phases.clock(run)
@@ -74,8 +74,8 @@ def _series(run: RunData, number: int, line: Line) -> Series:
 
 
 def charts(prefix: str, x: str, move: Move) -> list[Chart]:
-    """A chart of each metric, and of the accuracy; `prefix` begins their ids, `move` brings a line to the x axis."""
-    found = [
+    """Returns a chart per metric and one of the accuracy; ids start with `prefix`, `move` converts x values."""
+    metric_charts = [
         Chart(
             id=f"{prefix}-{metric.replace('_', '-')}",
             title=title,
@@ -88,7 +88,7 @@ def charts(prefix: str, x: str, move: Move) -> list[Chart]:
     accuracy = Chart(
         id=f"{prefix}-accuracy",
         title="Held-out accuracy",
-        sentence="Mean reward of one greedy answer per held-out prompt, of each version evaluated.",
+        sentence="Mean reward of one greedy answer per held-out prompt, for each evaluated version.",
         build=_accuracy(x, move),
     )
-    return [found[0], accuracy, *found[1:]]
+    return [metric_charts[0], accuracy, *metric_charts[1:]]

@@ -1,4 +1,4 @@
-"""The first pages of a comparison: in which settings the runs differ, what they came to, and how they got there."""
+"""The first pages of a comparison: different settings, final figures, and metrics over versions and time."""
 
 from collections.abc import Sequence
 
@@ -23,8 +23,8 @@ def _differences(runs: Sequence[RunData]) -> Rows:
 
 
 def _figures(runs: Sequence[RunData]) -> Rows:
-    told = [queries.figures(run) for run in runs]
-    rows = [[name, *(visible(one[name]) for one in told)] for name in told[0]]
+    figures = [queries.figures(run) for run in runs]
+    rows = [[name, *(visible(values[name]) for values in figures)] for name in figures[0]]
     return Rows(header=["", *_names(runs)], rows=rows, values=True)
 
 
@@ -39,7 +39,7 @@ COMPARISON = View(
     blocks=(
         Table(
             id="compare-config",
-            title="What the configs differ in",
+            title="Different settings",
             sentence="Only the settings that are not the same in all of these runs.",
             build=_differences,
             wide=True,
@@ -63,7 +63,7 @@ COMPARISON_BY_TIME = View(
         Chart(
             id="compare-time-progress",
             title="Progress",
-            sentence="The policy version that each run had made: the steeper, the faster.",
+            sentence="The policy version that each run had reached: the steeper, the faster.",
             build=progress,
         ),
     ),

@@ -133,7 +133,7 @@ def test_a_damaged_part_is_named_and_left_out_and_the_rest_is_copied(
     store.objects[file] = bytes(len(store.objects[file]))
     copy(store, tmp_path / "mine")
     assert _shown(tmp_path / "mine") == _expected(1, 3)
-    assert f"millrace: left out: {file}" in capsys.readouterr().err
+    assert f"millrace: skipped: {file}" in capsys.readouterr().err
 
 
 def test_points_of_two_runs_with_one_name_are_never_mixed(tmp_path: Path) -> None:

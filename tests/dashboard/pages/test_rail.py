@@ -59,12 +59,12 @@ def test_hostile_text_stays_text_with_its_control_characters_escaped() -> None:
 
 def test_ledger_and_config_are_told_in_short() -> None:
     changes = {f"training.setting_{number}": [number, "x"] for number in range(5)}
-    told = said(run(Origin(preset="tiny-cpu", changes=changes)))
-    assert "30 generated = 12 trained + 14 waiting + 4 dropped" in told["Ledger"]
-    assert "training.setting_0" in told["Config"]
-    assert "training.setting_4" not in told["Config"]
+    text = said(run(Origin(preset="tiny-cpu", changes=changes)))
+    assert "30 generated = 12 trained + 14 waiting + 4 dropped" in text["Ledger"]
+    assert "training.setting_0" in text["Config"]
+    assert "training.setting_4" not in text["Config"]
     young = said(run(consumed=consumed_rows([]), status=None, metrics={}))
-    assert young.keys() == told.keys()
+    assert young.keys() == text.keys()
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:4200/flow-runs/flow-run/1", "javascript:alert(1)", None])

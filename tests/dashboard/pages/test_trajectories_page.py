@@ -97,9 +97,9 @@ def test_hostile_text_is_only_ever_the_text_of_an_element_and_is_spelt_out() -> 
     kinds = {type(component).__name__ for component in components(shown)}
     assert kinds <= {"Section", "Div", "P", "H2", "H3", "Span"}
     for component in components(shown):
-        others = {name: value for name, value in component.to_plotly_json()["props"].items() if name != "children"}
-        assert "alert(" not in str(others)
-        assert not {"href", "src", "dangerously_allow_html"} & others.keys()
+        attributes = {name: value for name, value in component.to_plotly_json()["props"].items() if name != "children"}
+        assert "alert(" not in str(attributes)
+        assert not {"href", "src", "dangerously_allow_html"} & attributes.keys()
 
 
 def test_tokens_carry_their_ratio_version_and_color_and_messages_their_role() -> None:

@@ -12,7 +12,7 @@ from dashboard.pages import versions
 from dashboard.pages.trajectories import GroupReaders, answer
 from dashboard.read.groups import Group
 from dashboard.read.runs import Runs
-from dashboard.read.same_prompt import Asked, SamePrompt
+from dashboard.read.same_prompt import PromptGroup, SamePrompt
 from dashboard.read.search import from_address
 
 
@@ -47,14 +47,14 @@ def test_a_group_leads_to_its_prompt_at_other_versions_and_back(runs: Runs) -> N
     assert "Group 17" in words(again)
 
 
-def asked(number: int) -> Asked:
-    return Asked(generator=0, row_id=4 * number, policy_version=number)
+def prompt_group(number: int) -> PromptGroup:
+    return PromptGroup(generator=0, row_id=4 * number, policy_version=number)
 
 
 @pytest.mark.parametrize("at", [0, 7, 19])
 def test_of_many_groups_the_first_the_last_and_the_opened_one_are_shown_in_order(at: int) -> None:
-    result = SamePrompt(groups=tuple(asked(number) for number in range(20)), searched=1, parts=1)
-    shown = [one.policy_version for one in versions.chosen(result, asked(at))]
+    result = SamePrompt(groups=tuple(prompt_group(number) for number in range(20)), searched=1, parts=1)
+    shown = [group.policy_version for group in versions.chosen(result, prompt_group(at))]
     assert len(shown) == versions.MAX_COLUMNS
     assert shown == sorted(shown)
     assert {0, at, 19} <= set(shown)
@@ -64,12 +64,12 @@ def test_hostile_text_is_only_ever_the_text_of_an_element_and_is_spelt_out() -> 
     whole = hostile_response(0, 2)
     unread = replace(whole, row_id=1, trajectory=None, score=None, consumed=None)
     group = Group(generator=0, group_id=1, responses=(whole, unread), problems=(HOSTILE,))
-    result = SamePrompt(groups=(asked(1),), searched=3, parts=9)
+    result = SamePrompt(groups=(prompt_group(1),), searched=3, parts=9)
     shown = versions.view([group], group, result, HostileTexts(None), lambda other: "?open=0.0")
     assert words(shown).count(SPELT) >= 5
     assert "version 3 to 4" in words(shown)
     assert "It can't be read." in words(shown)
     for component in components(shown):
-        others = {name: value for name, value in component.to_plotly_json()["props"].items() if name != "children"}
-        assert "alert(" not in str(others)
-        assert others.get("href", "?").startswith("?")
+        attributes = {name: value for name, value in component.to_plotly_json()["props"].items() if name != "children"}
+        assert "alert(" not in str(attributes)
+        assert attributes.get("href", "?").startswith("?")

@@ -37,7 +37,7 @@ def test_each_stage_tells_how_busy_it_is_how_fast_and_when_it_was_heard_last() -
     generate, score, train, sync = pipeline_now(_run()).stages
     assert (generate.replicas, generate.busy, generate.silent, generate.doing) == (2, 0.5, 9.0, "generate")
     assert generate.tokens_per_second == pytest.approx(200.0)
-    assert (train.busy, train.holds_up, generate.holds_up) == (1.0, True, False)
+    assert (train.busy, train.is_bottleneck, generate.is_bottleneck) == (1.0, True, False)
     assert (score.silent, score.busy) == (None, None)
     assert (sync.replicas, sync.doing) == (0, "not started")
 
@@ -60,8 +60,8 @@ def test_the_picture_outlines_the_bottleneck() -> None:
 
 def test_the_start_model_has_a_progress_bar_until_it_is_made() -> None:
     making = {"doing": "warm start step 120 of at most 2000", "t": T, "step": 120, "most_steps": 2000}
-    before = picture(run_data(status=None, metrics={}, stage_status={"bootstrap-0": making})).children
-    title, bar, words = before[0].children
+    earlier = picture(run_data(status=None, metrics={}, stage_status={"bootstrap-0": making})).children
+    title, bar, words = earlier[0].children
     assert (title.children, words.children) == ("making the start model", making["doing"])
     assert (bar.value, bar.max) == ("120", "2000")
     older = {name: making[name] for name in ("doing", "t")}

@@ -70,7 +70,7 @@ def test_components_are_those_that_the_trainer_measured() -> None:
     }
     components = rewards.components(run_data(metrics=metrics))
     assert [(name, line.y.tolist()) for name, line in components.items()] == [("a", [0.5]), ("b", [1.0])]
-    assert len(rewards.truncated_share(run_data(metrics=metrics)).x) == 0
+    assert len(learning.measured(run_data(metrics=metrics), "truncated_share").x) == 0
 
 
 def _line(x: list[float], y: list[float]) -> Line:

@@ -34,7 +34,7 @@ def test_the_newest_best_worst_and_spreadless_groups_are_notable() -> None:
         trajectory_row_id=np.arange(2 * groups),
     )
     result = {notable_group.why: notable_group for notable_group in notable_groups(run_data(consumed=consumed))}
-    assert {why: one.group_id for why, one in result.items()} == {"best": 3, "worst": 2, "no spread": 2}
+    assert {why: group.group_id for why, group in result.items()} == {"best": 3, "worst": 2, "no spread": 2}
     best = result["best"]
     assert (best.generator, best.row_id, best.policy_version, best.reward) == (1, 6, 32, 0.75)
 

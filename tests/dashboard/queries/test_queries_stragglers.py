@@ -28,8 +28,8 @@ def test_what_is_in_flight_is_as_old_as_the_trainer_is_ahead_of_its_oldest_weigh
 
 @pytest.mark.parametrize(("oldest", "beyond"), [(5, False), (4, True)])
 def test_beyond_the_bound_is_more_than_the_bound(oldest: int, beyond: bool) -> None:
-    (one,) = in_flight(_run(generate_0=generating(oldest_version_in_flight=oldest)))
-    assert (one.versions, one.beyond_bound) == (9 - oldest, beyond)
+    (work,) = in_flight(_run(generate_0=generating(oldest_version_in_flight=oldest)))
+    assert (work.versions, work.beyond_bound) == (9 - oldest, beyond)
 
 
 @pytest.mark.parametrize(
@@ -42,9 +42,15 @@ def test_beyond_the_bound_is_more_than_the_bound(oldest: int, beyond: bool) -> N
     ids=["drained", "loading its model", "killed with its run"],
 )
 def test_a_generator_that_is_not_at_work_has_only_what_it_left(run: RunData) -> None:
-    (one,) = in_flight(run)
-    assert (one.requests, one.groups, one.seconds, one.versions, one.beyond_bound) == (None, None, None, None, False)
-    assert (one.tokens, one.continued, one.discarded) == (700, 40, 7)
+    (work,) = in_flight(run)
+    assert (work.requests, work.groups, work.seconds, work.versions, work.beyond_bound) == (
+        None,
+        None,
+        None,
+        None,
+        False,
+    )
+    assert (work.tokens, work.continued, work.discarded) == (700, 40, 7)
 
 
 def _ratios(**values: list[float]) -> RunData:

@@ -47,8 +47,8 @@ RECORDED = run_data(
 )
 
 
-def told(found: Timeline, row_id: int = 0) -> list[tuple[str, float, float]]:
-    return [(row.label, pytest.approx(row.start), pytest.approx(row.end)) for row in found.rows[row_id]]
+def told(result: Timeline, row_id: int = 0) -> list[tuple[str, float, float]]:
+    return [(row.label, pytest.approx(row.start), pytest.approx(row.end)) for row in result.rows[row_id]]
 
 
 def test_each_moment_that_is_recorded_ends_a_segment() -> None:

@@ -247,7 +247,7 @@ def test_new_incidents_are_told_and_old_ones_only_counted() -> None:
         incidents = {"restarts": {"score-0": 2}, "latest": [{**probe, "t": t}]}
         clause = _verdict(_run(status={**STATUS, "incidents": incidents})).clauses[1]
         assert clause.cause == cause
-    assert clause.words == "healthy; started again: score-0 2 ×"
+    assert clause.words == "healthy; restarts: score-0 2 ×"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from dashboard.read.group_readers import GroupReaders
-from dashboard.read.groups import GroupReader, asked_tokens
+from dashboard.read.groups import GroupReader, last_message_tokens
 from dashboard.read.model import RunData
 from dashboard.read.run_reader import RunReader
 from dashboard.read.search import find, parse
@@ -40,10 +40,10 @@ def reader(stored_run: StoredRun, run: RunData) -> GroupReader:
     return GroupReader(stored_run.store, run.info.config)
 
 
-def places(run: RunData, **asked: str) -> list[tuple[int, int]]:
+def places(run: RunData, **fields: str) -> list[tuple[int, int]]:
     """Generator and first row of each group found, newest first."""
     columns = run.consumed
-    starts = find(columns, run.outcomes, parse(asked)).starts
+    starts = find(columns, run.outcomes, parse(fields)).starts
     return [(int(columns["generator"][i]), int(columns["trajectory_row_id"][i])) for i in starts]
 
 
@@ -88,10 +88,10 @@ def score_path(run: RunData, generator: int, scorer: int) -> str:
 def test_a_group_that_the_trainer_has_not_taken_is_located_by_its_number(
     reader: GroupReader, run: RunData, stored_run: StoredRun, watch: Callable[..., Look]
 ) -> None:
-    before = set(run.consumed["group_id"].tolist())
+    older = set(run.consumed["group_id"].tolist())
     stored_run.append(2)
     now = set(watch(stored_run.store)().consumed["group_id"].tolist())
-    new = min(now - before)
+    new = min(now - older)
     # The look is the one before: to it, that group is not taken yet.
     place = reader.locate(new)
     assert place is not None
@@ -100,10 +100,10 @@ def test_a_group_that_the_trainer_has_not_taken_is_located_by_its_number(
     assert all(response.consumed is None for response in group.responses)
     assert all(response.importance_ratios is None for response in group.responses)
     assert all(response.trajectory is not None and response.score is not None for response in group.responses)
-    for known in sorted(before):
-        located = reader.locate(known)
+    for group_id in sorted(older):
+        located = reader.locate(group_id)
         assert located is not None
-        assert reader.read(run, *located).group_id == known
+        assert reader.read(run, *located).group_id == group_id
     assert reader.locate(10**9) is None
     assert reader.locate(-3) is None
 
@@ -133,9 +133,9 @@ def test_a_damaged_part_is_a_problem_and_the_trainers_rows_are_still_shown(
     assert len(group.problems) == 1
     assert group.problems[0].startswith(f"{path} (named by record ")
     assert (group.prompt, group.group_id) == (None, whole.group_id)
-    for response, before in zip(group.responses, whole.responses, strict=True):
-        assert (response.row_id, response.trajectory) == (before.row_id, None)
-        assert (response.consumed, response.score) == (before.consumed, before.score)
+    for response, intact in zip(group.responses, whole.responses, strict=True):
+        assert (response.row_id, response.trajectory) == (intact.row_id, None)
+        assert (response.consumed, response.score) == (intact.consumed, intact.score)
         assert response.importance_ratios is None
 
 
@@ -196,7 +196,7 @@ def test_of_a_conversation_the_last_message_is_what_was_asked() -> None:
             "message_starts": [[0, 2, 5, 8], [], [0, 3]],
         }
     )
-    assert [asked_tokens(table, row) for row in range(3)] == [[12, 13, 14], [10, 11], [10, 11, 12]]
+    assert [last_message_tokens(table, row) for row in range(3)] == [[12, 13, 14], [10, 11], [10, 11, 12]]
 
 
 def test_a_run_seen_before_it_had_a_tokenizer_shows_texts_once_it_has_one(tmp_path: Path) -> None:

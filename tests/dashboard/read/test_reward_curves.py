@@ -54,9 +54,9 @@ def test_a_run_that_grows_is_read_on_and_looks_as_if_read_at_once() -> None:
         write(store, range(first, first + 20))
         read(growing)
     assert read(growing) == read(RewardCurve(store))
-    before = parts_read(store)
+    earlier = parts_read(store)
     read(growing)
-    assert parts_read(store) == before
+    assert parts_read(store) == earlier
 
 
 def test_what_a_restarted_trainer_made_again_replaces_what_was_there() -> None:

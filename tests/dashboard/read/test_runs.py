@@ -72,8 +72,8 @@ def test_what_is_no_run_id_of_this_root_can_not_be_reached(tmp_path: Path) -> No
 def test_a_run_made_anew_under_an_old_name_is_read_anew(tmp_path: Path, clock: HandClock) -> None:
     store_run(tmp_path, "a")
     runs = Runs(str(tmp_path), clock)
-    before = runs.reader("a")
-    assert before.look().consumed["policy_version"].max() == 3
+    original = runs.reader("a")
+    assert original.look().consumed["policy_version"].max() == 3
     shutil.rmtree(tmp_path / "a")
     clock.now += 2.0
     assert runs.ids() == []
@@ -89,7 +89,7 @@ def test_a_row_says_how_a_run_is_doing_and_reads_no_stream(tmp_path: Path) -> No
     shutil.rmtree(tmp_path / "a" / "streams")
     status = read_status(LocalStore(tmp_path / "a"), "train", 0)
     histogram = {int(staleness): count for staleness, count in status["account"]["staleness"].items()}
-    before = time.time()
+    earlier = time.time()
     row = rows(Runs(str(tmp_path)))["a"]
     assert row.problem is None
     assert (row.state, row.policy_version, row.max_steps, row.max_staleness) == ("running", 9, 10, 4)
@@ -97,7 +97,7 @@ def test_a_row_says_how_a_run_is_doing_and_reads_no_stream(tmp_path: Path) -> No
     assert row.staleness_mean == sum(s * n for s, n in histogram.items()) / sum(histogram.values())
     assert row.staleness_max == max(histogram) > 0
     assert set(row.ages) == {"generate", "score", "train", "sync_weights"}
-    assert before - status["t"] <= row.ages["train"] <= time.time() - status["t"]
+    assert earlier - status["t"] <= row.ages["train"] <= time.time() - status["t"]
 
 
 def test_a_row_has_the_newest_start_its_duration_and_the_newest_accuracy(tmp_path: Path, clock: HandClock) -> None:

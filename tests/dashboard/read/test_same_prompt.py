@@ -38,8 +38,8 @@ def expected(store: DictStore) -> set[tuple[int, int]]:
     }
 
 
-def places(found: SamePrompt) -> set[tuple[int, int]]:
-    return {(group.generator, group.row_id) for group in found.groups}
+def places(result: SamePrompt) -> set[tuple[int, int]]:
+    return {(group.generator, group.row_id) for group in result.groups}
 
 
 def test_the_groups_of_a_prompt_are_found_in_the_order_of_their_versions(
@@ -48,7 +48,7 @@ def test_the_groups_of_a_prompt_are_found_in_the_order_of_their_versions(
     result = reader.same_prompt(PROMPT)
     assert places(result) == expected(dict_store)
     assert len(result.groups) == 4 - 1
-    assert all(one.policy_version <= other.policy_version for one, other in pairwise(result.groups))
+    assert all(group.policy_version <= other.policy_version for group, other in pairwise(result.groups))
     assert (result.searched, result.parts) == (20, 20)
     assert reader.same_prompt("no such prompt").groups == ()
 
@@ -73,8 +73,8 @@ def test_a_search_reads_a_bounded_number_of_bytes(reader: GroupReader, monkeypat
 
 
 def test_a_part_that_cannot_be_read_is_passed_over(reader: GroupReader, dict_store: DictStore) -> None:
-    before = expected(dict_store)
+    intact = expected(dict_store)
     dict_store.objects[part_files(dict_store, layout.trajectories(0))[0]] = b"damaged"
     result = reader.same_prompt(PROMPT)
     assert (result.searched, result.parts) == (20, 20)
-    assert places(result) <= before
+    assert places(result) <= intact

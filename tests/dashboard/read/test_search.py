@@ -10,8 +10,8 @@ import pytest
 from dashboard.read.search import (
     MAX_TEXT_GROUPS,
     PAGE_SIZE,
-    Found,
     Query,
+    SearchResult,
     address,
     find,
     from_address,
@@ -45,8 +45,8 @@ def taken(num_groups: int, group_size: int = 4, seed: int = SEED) -> dict[str, n
     }
 
 
-def groups_of(found: Found, columns: Mapping[str, npt.NDArray[Any]]) -> list[int]:
-    return [int(columns["group_id"][start]) for start in found.starts]
+def groups_of(result: SearchResult, columns: Mapping[str, npt.NDArray[Any]]) -> list[int]:
+    return [int(columns["group_id"][start]) for start in result.starts]
 
 
 def inside(value: float, limits: tuple[float | None, float | None]) -> bool:
@@ -78,14 +78,14 @@ def found_slowly(columns: Mapping[str, npt.NDArray[Any]], query: Query) -> list[
     sign = -1 if query.order == "highest" else 1
 
     def place(group: int) -> float:
-        known = rewards[group]
-        return sign * sum(known) / len(known) if known else float("inf")
+        finite = rewards[group]
+        return sign * sum(finite) / len(finite) if finite else float("inf")
 
     return sorted(newest, key=place)
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "fields",
     [
         {},
         {"group": "7"},
@@ -97,9 +97,9 @@ def found_slowly(columns: Mapping[str, npt.NDArray[Any]], query: Query) -> list[
         {"order": "highest", "outcome": "error", "version": "2.."},
     ],
 )
-def test_a_query_finds_what_a_loop_over_all_rows_finds_in_the_same_order(asked: dict[str, str]) -> None:
+def test_a_query_finds_what_a_loop_over_all_rows_finds_in_the_same_order(fields: dict[str, str]) -> None:
     columns = taken(60)
-    query = parse(asked)
+    query = parse(fields)
     result = find(columns, OUTCOMES, query)
     expected = found_slowly(columns, query)
     assert groups_of(result, columns) == expected, f"seed {SEED}"

@@ -22,11 +22,11 @@ def columns(first: int, rows: int) -> dict[str, np.ndarray]:
 def test_a_view_stays_as_it_was_while_rows_come_and_go() -> None:
     growing = GrowingColumns({"a": np.int64, "b": np.float64})
     growing.append(columns(0, 10))
-    before = growing.view()
+    earlier = growing.view()
     growing.append(columns(10, 5))
     growing.keep(growing.view()["a"] % 2 == 0)
     growing.append(columns(100, 10))
-    assert before["a"].tolist() == list(range(10))
+    assert earlier["a"].tolist() == list(range(10))
     assert growing.view()["a"].tolist() == [*range(0, 15, 2), *range(100, 110)]
     assert growing.view()["b"].tolist() == [value / 2 for value in [*range(0, 15, 2), *range(100, 110)]]
 

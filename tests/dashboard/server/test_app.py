@@ -177,9 +177,9 @@ def test_a_page_is_shown_and_every_callback_of_the_app_is_known(root: Path) -> N
     answer = page.post("/_dash-update-component", json=show_request(), headers=LOCAL)
     assert answer.status_code == 200
     assert answer.json["response"]["shown"]["data"]["path"] == "/run/one"
-    known = {one["output"] for one in page.get("/_dash-dependencies", headers=LOCAL).json}
-    for output in known:
-        assert is_callback(show_request(output=output), known)
+    outputs = {output["output"] for output in page.get("/_dash-dependencies", headers=LOCAL).json}
+    for output in outputs:
+        assert is_callback(show_request(output=output), outputs)
 
 
 def test_a_malformed_request_is_refused_without_an_exception(root: Path) -> None:
@@ -205,12 +205,12 @@ def test_a_malformed_request_is_refused_without_an_exception(root: Path) -> None
 
 def senseless_requests(page: FlaskClient) -> Iterator[dict[str, Any]]:
     """Requests for every callback of the app, with values, and numbers of them, that no page sends."""
-    for one in page.get("/_dash-dependencies", headers=LOCAL).json:
-        yield show_request(output=one["output"])
-        yield show_request(output=one["output"], inputs=[])
-        yield show_request(output=one["output"], outputs=[], state=[])
-        shown = {"id": "shown", "property": "data", "value": {"path": "/run/one", "page": "run", "found": 3}}
-        yield show_request(output=one["output"], state=[shown] * 4)
+    for entry in page.get("/_dash-dependencies", headers=LOCAL).json:
+        yield show_request(output=entry["output"])
+        yield show_request(output=entry["output"], inputs=[])
+        yield show_request(output=entry["output"], outputs=[], state=[])
+        shown = {"id": "shown", "property": "data", "value": {"path": "/run/one", "page": "run", "runs": 3}}
+        yield show_request(output=entry["output"], state=[shown] * 4)
 
 
 def test_a_well_formed_request_without_sense_is_refused(root: Path) -> None:

@@ -56,7 +56,7 @@ def test_markup_in_a_name_is_shown_as_text(figure: Callable[[str], go.Figure]) -
 
 
 def test_where_no_series_has_a_point_there_is_a_note_in_place_of_the_chart() -> None:
-    figure = line_chart([_series(0)], x="x", y="y", empty="No step was finished yet.")
+    figure = line_chart([_series(0)], x="x", y="y", empty="No step has finished yet.")
     assert not figure.data
     assert len(figure.layout.annotations) == 1
 

@@ -40,11 +40,11 @@ def test_only_settings_that_differ_are_told_with_a_dash_where_a_run_has_none() -
 
 def test_final_and_best_figures_are_told_with_their_versions() -> None:
     rewards = [0.0] * 20 + [1.0] * 10 + [0.5] * 20
-    told = figures(run_of(rewards))
-    assert told["reward, best mean of 10 steps"] == "1.000 (v30)"
-    assert told["held-out accuracy, newest"] == "0.250 (v8)"
-    assert told["held-out accuracy, best"] == "0.500 (v4)"
-    assert told["policy version"] == "8/12"
+    values = figures(run_of(rewards))
+    assert values["reward, best mean of 10 steps"] == "1.000 (v30)"
+    assert values["held-out accuracy, newest"] == "0.250 (v8)"
+    assert values["held-out accuracy, best"] == "0.500 (v4)"
+    assert values["policy version"] == "8/12"
     young = replace(run_of([]), status=None, metrics={})
     assert figures(young)["reward, best mean of 10 steps"] == figures(young)["policy version"] == "–"
 
@@ -83,6 +83,6 @@ def test_a_line_is_hidden_with_its_band_and_has_the_colour_of_its_run(runs: list
     assert charts
     for figure in charts:
         for number, run in enumerate(runs):
-            own = [trace for trace in figure.data if trace.legendgroup == run.info.run_id]
-            assert [trace.showlegend for trace in own].count(None) == 1
-            assert {trace.fillcolor or trace.line.color for trace in own} == {SEQUENCE[number]}
+            run_traces = [trace for trace in figure.data if trace.legendgroup == run.info.run_id]
+            assert [trace.showlegend for trace in run_traces].count(None) == 1
+            assert {trace.fillcolor or trace.line.color for trace in run_traces} == {SEQUENCE[number]}

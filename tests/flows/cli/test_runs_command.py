@@ -50,7 +50,7 @@ def test_runs_that_cannot_be_read_are_listed_last_with_the_reason(tmp_path: Path
     assert any(line.startswith("fine") and "2/10" in line for line in lines)
     assert any(line.startswith("partly") and "finished" in line and "–/10" in line for line in lines)
     assert [line.split()[0] for line in lines if line.endswith(" –")] == ["creating", "torn"]
-    assert "creating: no run.json yet: being created, or no run" in lines
+    assert "creating: no run.json yet: being created, or not a run" in lines
     assert any(line.startswith("torn: ") and layout.RUN in line for line in lines)
     assert any(line.startswith("partly: ") and layout.progress("train", 0) in line for line in lines)
     assert "\x1b" not in "".join(lines)

@@ -58,4 +58,10 @@ def form_field(page: Page, *labels: str) -> Locator:
 
 
 def fill(page: Page, value: object, *labels: str) -> None:
-    form_field(page, *labels).locator("input, textarea").fill(str(value))
+    field = form_field(page, *labels)
+    field.first.wait_for()
+    control = field.locator("input, textarea")
+    if not control.count():
+        # The field is null: choose its other type first.
+        field.get_by_role("button", name=type(value).__name__, exact=True).click()
+    control.fill(str(value))
