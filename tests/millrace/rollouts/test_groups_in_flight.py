@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from millrace.rollouts.groups_in_flight import GroupsInFlight, derived_seed, num_tokens, trajectory_seed
+from millrace.rollouts.groups_in_flight import GroupsInFlight, derived_seed, num_tokens
 from millrace.types import FinishReason, Prompt, Request, Response, Trajectory
 
 GROUP_SIZE = 3
@@ -149,7 +149,7 @@ def test_a_trajectory_is_what_was_admitted_and_what_came_back_for_it() -> None:
         assert trajectory.prompt == prompt(7)
         assert tuple(trajectory.request.prompt_tokens) == (1, 7)
         assert trajectory.response == sampled.response
-        assert trajectory.request.seed == trajectory_seed(11, 7, index)
+        assert trajectory.request.seed == derived_seed(11, 7, index)
         times = (trajectory.request.t_admitted, trajectory.t_started, trajectory.t_finished)
         assert times == (7.5, sampled.t_started, sampled.t_finished)
 
@@ -161,12 +161,12 @@ def test_a_trajectory_that_is_asked_for_again_gets_the_seed_it_had() -> None:
 
 
 def test_seeds_differ_by_run_group_and_place_and_fit_63_bits() -> None:
-    seeds = {trajectory_seed(run, group, index) for run in range(5) for group in range(50) for index in range(8)}
+    seeds = {derived_seed(run, group, index) for run in range(5) for group in range(50) for index in range(8)}
     assert len(seeds) == 5 * 50 * 8
     assert min(seeds) >= 0
     assert 2**60 < max(seeds) < 2**63
     # A stored run names its seeds: they must not change from one release to the next.
-    assert trajectory_seed(0, 0, 0) == 8387133978117270309
+    assert derived_seed(0, 0, 0) == 8387133978117270309
 
 
 @pytest.mark.parametrize("before", [False, True])
