@@ -35,7 +35,7 @@ _HOSTILE = {
 
 
 def quick(prompt: str, response: str, answer: str, meta: dict[str, Any]) -> float:
-    """A function for the reward `python`: runs the response if it looks like a program."""
+    """A reward function: runs the response if it looks like a program."""
     if response.startswith(("while", "import", "x =")):
         exec(response, {})
     return float(response.strip() == answer)
@@ -46,7 +46,7 @@ def rewards() -> dict[str, Reward]:
     return {
         "exact_match": make_reward(ScoringConfig(reward="exact_match", answer_pattern=_BAD_PATTERN)),
         "math": make_reward(ScoringConfig(reward="math")),
-        "python": make_reward(ScoringConfig(reward="python", function="benchmarks.rewards:quick")),
+        "python": make_reward(ScoringConfig(reward="benchmarks.rewards:quick")),
     }
 
 
@@ -54,7 +54,7 @@ def good_tasks(name: str, num: int) -> list[Task]:
     """Responses as a model writes them, half of them right."""
     return [
         Task(
-            reward=name,
+            reward="benchmarks.rewards:quick" if name == "python" else name,
             prompt=Prompt(prompt_id=str(n), text="?", answer=str(n), source="benchmark"),
             response=str(n + n % 2) if name != "math" else f"So we get $x = {n}$, that is \\boxed{{{n + n % 2}}}.",
         )

@@ -1,4 +1,4 @@
-"""What a user got wrong, as fields, and the one formatter that makes a line of them."""
+"""User errors as fields, and the formatter that makes a line of them."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ class UserError(ValueError):
         → seed is -1; expected a whole number of at least 0
 
     `file`: file, folder, URL or option that was read. `key`: setting, column or option that is wrong; `read` then
-    completes "KEY is …". `read`: what was found there. `expected`: what would have been right.
+    completes "KEY is …". `read`: the value there. `expected`: a right value.
     """
 
     def __init__(self, read: object, *, file: object = None, key: str | None = None, expected: str | None = None):

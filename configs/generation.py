@@ -102,7 +102,7 @@ class GenerationConfig(Section):
     each of them."""
     top_k: Count | None = None
     """At most this many of the likeliest tokens are sampled from, before `top_p` is applied to them; null: no limit. It
-    bounds what is stored of the kept tokens."""
+    limits how many kept tokens are stored."""
     max_new_tokens: Count = 16
     """Maximum length of a response, tokens, end-of-sequence token included."""
     threads: Count = 1

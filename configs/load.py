@@ -14,32 +14,31 @@ from collections.abc import Collection, Sequence
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_origin
 
 import yaml
 from pydantic import ValidationError
 
 from configs.errors import ConfigError, UserError
 from configs.schema import RunConfig, dotted_fields
-from configs.section import choices, holds_sections, is_list, is_mapping, is_section
+from configs.section import choices, holds_sections, is_section
 from configs.stored import put_key
 from configs.validation_errors import mistakes, show, unknown_key
 
 PRESETS = Path(__file__).parent / "presets"
 _LEAVES = frozenset(key for key, field in dotted_fields().items() if not is_section(field.annotation))
 _FIELDS = dotted_fields(with_parameters=True)
-_NESTED = frozenset(
-    key
-    for key, field in _FIELDS.items()
-    if is_list(field.annotation) or is_mapping(field.annotation) or choices(field.annotation)
-)
+_MAPPINGS = frozenset(key for key, field in _FIELDS.items() if get_origin(field.annotation) is dict)
+"""Keys with names below them that the schema does not list."""
+_NESTED = _MAPPINGS | {
+    key for key, field in _FIELDS.items() if get_origin(field.annotation) is list or choices(field.annotation)
+}
 """Keys whose values may be written as a list or a mapping."""
-_MAPPINGS = frozenset(key for key, field in _FIELDS.items() if is_mapping(field.annotation))
 _MAPPINGS_OF_SECTIONS = frozenset(key for key, field in _FIELDS.items() if holds_sections(field.annotation))
 
-# How long, where and how fast a run continues. None of these changes what a committed trajectory or step means. The
+# How long, where and how fast a run continues. None of these changes the meaning of a committed trajectory or step. The
 # number of ranks and the size of microbatches change only the last bits of a gradient; its number format changes more.
-# What became of tokens that were too old, and of groups without spread, is stored with each step.
+# Each step stores which tokens were too old, and which groups had no spread.
 _FREE_KEYS = {
     "scoring.workers", "staleness.too_old", "training.max_steps", "training.checkpoint_every",
     "training.checkpoint_minutes", "training.checkpoint_keep", "training.device", "training.activation_checkpointing",
@@ -47,7 +46,6 @@ _FREE_KEYS = {
 }  # fmt: skip
 _FREE_SECTIONS = (
     "training.parallel.", "weights.", "storage.", "evaluation.", "promotion.", "budget.", "supervision.", "placement.",
-    "plan",
 )  # fmt: skip
 _FREE_ON_RESUME = frozenset(
     key for key in _LEAVES if key in _FREE_KEYS or key.endswith(".threads") or key.startswith(_FREE_SECTIONS)
@@ -82,8 +80,11 @@ def with_overrides(
         key, equals, text = override.partition("=")
         if not equals or not key:
             errors.append(UserError(file=option, read=show(override), expected="section.key=value"))
-        elif (key not in _FIELDS or is_section(_FIELDS[key].annotation)) and not _is_in_mapping(key):
-            errors.append(_not_a_leaf(key, option))
+        elif key in _FIELDS and is_section(_FIELDS[key].annotation):
+            expected = "section.key=value with one of its keys"
+            errors.append(UserError(file=option, key=key, read="a section", expected=expected))
+        elif key not in _FIELDS and not _is_in_mapping(key):
+            errors.append(unknown_key(key, option))
         else:
             try:
                 put_key(values, key, parse_document(text) if _is_nested(key, text) else parse_scalar(text))
@@ -103,8 +104,8 @@ def with_overrides(
 def changed_immutably(old: RunConfig, new: RunConfig) -> list[str]:
     """One sentence per key that differs between `old` and `new` but must not change when a run is resumed."""
     return [
-        f"{key} was {json.dumps(before)} and is {json.dumps(after)}; expected a resumed run to keep it"
-        for key, (before, after) in _differences(old, new, IMMUTABLE_ON_RESUME).items()
+        f"{key} was {json.dumps(old_value)} and is {json.dumps(new_value)}; expected a resumed run to keep it"
+        for key, (old_value, new_value) in _differences(old, new, IMMUTABLE_ON_RESUME).items()
     ]
 
 
@@ -122,13 +123,15 @@ def nearest_preset(config: RunConfig) -> Nearest:
     # Every run has its own name and place.
     keys = _LEAVES - {"name", "storage.root"}
     presets = sorted(PRESETS.glob("*.yaml"))
-    found = [Nearest(file.stem, _differences(load_config(file), config, keys)) for file in presets]
-    return min(found, key=lambda nearest: len(nearest.changes))
+    candidates = [Nearest(file.stem, _differences(load_config(file), config, keys)) for file in presets]
+    return min(candidates, key=lambda nearest: len(nearest.changes))
 
 
 def _differences(old: RunConfig, new: RunConfig, keys: Collection[str]) -> dict[str, list[Any]]:
-    before, after = old.model_dump(mode="json"), new.model_dump(mode="json")
-    pairs = {key: [reduce(getitem, key.split("."), config) for config in (before, after)] for key in sorted(keys)}
+    old_values, new_values = old.model_dump(mode="json"), new.model_dump(mode="json")
+    pairs = {
+        key: [reduce(getitem, key.split("."), config) for config in (old_values, new_values)] for key in sorted(keys)
+    }
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
@@ -157,12 +160,6 @@ def _is_in_mapping(key: str) -> bool:
 def _is_nested(key: str, text: str) -> bool:
     """Whether `text` is a list or a mapping, and not a pattern in which brackets are characters."""
     return text[:1] in ("[", "{") and (key in _NESTED or key.rpartition(".")[0] in _MAPPINGS)
-
-
-def _not_a_leaf(key: str, option: str) -> UserError:
-    if key in _FIELDS:
-        return UserError(file=option, key=key, read="a section", expected="section.key=value with one of its keys")
-    return unknown_key(key, option)
 
 
 # ---- YAML ----

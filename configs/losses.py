@@ -18,7 +18,6 @@ class AipoConfig(Parameters):
     """AIPO, the default: the importance ratio π/μ of each token, clipped from above."""
 
     name: Literal["aipo"] = "aipo"
-    """The loss."""
     max_importance_ratio: AtLeastOne = 4.0
     """Upper clip ρ of a token's importance ratio π/μ, no unit; usually 2 to 10."""
 
@@ -27,14 +26,12 @@ class PlainConfig(Parameters):
     """Losses without parameters."""
 
     name: Literal["reinforce", "topr"]
-    """The loss."""
 
 
 class PpoClipConfig(Parameters):
     """PPO's clipped objective."""
 
     name: Literal["ppo_clip"] = "ppo_clip"
-    """The loss."""
     clip_low: AtMostOne = 0.2
     """Tokens with a negative advantage are clipped if their ratio is below 1 − `clip_low`, no unit."""
     clip_high: Positive = 0.2
@@ -48,7 +45,6 @@ class DecoupledPpoConfig(Parameters):
     """Decoupled PPO."""
 
     name: Literal["decoupled_ppo"] = "decoupled_ppo"
-    """The loss."""
     clip_low: AtMostOne = 0.2
     """As in `ppo_clip`, for the ratio to the proximal policy, no unit."""
     clip_high: Positive = 0.2
@@ -62,7 +58,6 @@ class TruncatedConfig(Parameters):
     """Truncated importance sampling, of tokens (`tis`) or of whole responses (`sequence_tis`)."""
 
     name: Literal["tis", "sequence_tis"]
-    """The loss."""
     max_importance_ratio: AtLeastOne = 2.0
     """Upper clip C of a token's importance ratio π/μ, or of the product of a response's, no unit."""
 
@@ -71,7 +66,6 @@ class IcePopConfig(Parameters):
     """IcePop."""
 
     name: Literal["icepop"] = "icepop"
-    """The loss."""
     low: AtMostOne = 0.5
     """Tokens with an importance ratio below this are dropped, no unit."""
     high: AtLeastOne = 5.0
@@ -82,7 +76,6 @@ class SequenceMaskConfig(Parameters):
     """Importance sampling with a mask of whole responses."""
 
     name: Literal["sequence_mask"] = "sequence_mask"
-    """The loss."""
     low: AtMostOne = 0.5
     """Responses are dropped if the product of their tokens' importance ratios is below this, no unit."""
     high: AtLeastOne = 2.0
@@ -93,7 +86,6 @@ class GeometricMaskConfig(Parameters):
     """Truncated importance sampling, with a mask of whole responses by their mean importance ratio."""
 
     name: Literal["geometric_mask"] = "geometric_mask"
-    """The loss."""
     low: AtMostOne = 0.1
     """Responses are dropped if the geometric mean of their tokens' importance ratios is below this, no unit. Use 0.999
     and a `high` of 1.001 if generators run exactly the trainer's weights."""
@@ -107,7 +99,6 @@ class CispoConfig(Parameters):
     """Clipped importance-sampling policy optimization."""
 
     name: Literal["cispo"] = "cispo"
-    """The loss."""
     clip_high: Positive = 0.2
     """The maximum weight of a token is 1 + `clip_high`, no unit."""
 
@@ -116,7 +107,6 @@ class GspoConfig(Parameters):
     """Group sequence policy optimization."""
 
     name: Literal["gspo"] = "gspo"
-    """The loss."""
     clip_low: AtMostOne = 3e-4
     """ε_low: responses with a negative advantage are clipped if the geometric mean of their ratios is below 1 − ε_low,
     no unit; the default is the paper's, for fresh rollouts."""
@@ -129,7 +119,6 @@ class SapoConfig(Parameters):
     """Soft adaptive policy optimization."""
 
     name: Literal["sapo"] = "sapo"
-    """The loss."""
     tau_positive: Positive = 1.0
     """How fast the gate closes as the ratio moves away from 1, for tokens with a positive advantage, no unit."""
     tau_negative: Positive = 1.05
@@ -140,7 +129,6 @@ class DppoTvConfig(Parameters):
     """Divergence proximal policy optimization with total variation."""
 
     name: Literal["dppo_tv"] = "dppo_tv"
-    """The loss."""
     max_divergence: AtMostOne = 0.15
     """δ: tokens are dropped if their probability has moved further than this in the direction of their advantage, no
     unit."""
@@ -148,22 +136,27 @@ class DppoTvConfig(Parameters):
     """Upper clip C of a token's importance ratio π/μ, no unit; a small value hurts learning."""
 
 
-_BUILT_IN = (
-    AipoConfig,
-    PlainConfig,
-    PpoClipConfig,
-    DecoupledPpoConfig,
-    TruncatedConfig,
-    IcePopConfig,
-    SequenceMaskConfig,
-    GeometricMaskConfig,
-    CispoConfig,
-    GspoConfig,
-    SapoConfig,
-    DppoTvConfig,
-)
-_KINDS = {name: kind for kind in _BUILT_IN for name in get_args(kind.model_fields["name"].annotation)}
-LOSS_NAMES = tuple(_KINDS)
+BUILT_IN, OWN = "built_in", "own"
+"""Where a loss is from. Pydantic puts this, and the name of a built-in one, into the place of an error."""
+_BuiltIn = Annotated[
+    AipoConfig
+    | PlainConfig
+    | PpoClipConfig
+    | DecoupledPpoConfig
+    | TruncatedConfig
+    | IcePopConfig
+    | SequenceMaskConfig
+    | GeometricMaskConfig
+    | CispoConfig
+    | GspoConfig
+    | SapoConfig
+    | DppoTvConfig,
+    Discriminator("name"),
+]
+PARAMETERS: dict[str, type[Parameters]] = {
+    name: kind for kind in get_args(get_args(_BuiltIn)[0]) for name in get_args(kind.model_fields["name"].annotation)
+}
+LOSS_NAMES = tuple(PARAMETERS)
 """The losses that come with Millrace."""
 
 
@@ -181,28 +174,16 @@ def _with_name(value: Any) -> Any:
     return {"name": "aipo", **value} if isinstance(value, dict) else value
 
 
-def _kind(value: Any) -> str | None:
+def _origin(value: Any) -> str | None:
     if not isinstance(value, dict | Parameters):
         return None
-    name = value["name"] if isinstance(value, dict) else getattr(value, "name", "")
-    return _KINDS.get(name, OwnLossConfig).__name__ if isinstance(name, str) else OwnLossConfig.__name__
+    name = value["name"] if isinstance(value, dict) else getattr(value, "name", None)
+    return BUILT_IN if name in LOSS_NAMES else OWN
 
 
 LossConfig = Annotated[
-    Annotated[AipoConfig, Tag("AipoConfig")]
-    | Annotated[PlainConfig, Tag("PlainConfig")]
-    | Annotated[PpoClipConfig, Tag("PpoClipConfig")]
-    | Annotated[DecoupledPpoConfig, Tag("DecoupledPpoConfig")]
-    | Annotated[TruncatedConfig, Tag("TruncatedConfig")]
-    | Annotated[IcePopConfig, Tag("IcePopConfig")]
-    | Annotated[SequenceMaskConfig, Tag("SequenceMaskConfig")]
-    | Annotated[GeometricMaskConfig, Tag("GeometricMaskConfig")]
-    | Annotated[CispoConfig, Tag("CispoConfig")]
-    | Annotated[GspoConfig, Tag("GspoConfig")]
-    | Annotated[SapoConfig, Tag("SapoConfig")]
-    | Annotated[DppoTvConfig, Tag("DppoTvConfig")]
-    | Annotated[OwnLossConfig, Tag("OwnLossConfig")],
-    Discriminator(_kind),
+    Annotated[_BuiltIn, Tag(BUILT_IN)] | Annotated[OwnLossConfig, Tag(OWN)],
+    Discriminator(_origin),
     # In a deployment's form: a name, or a JSON object.
     BeforeValidator(_with_name, json_schema_input_type=str | dict[str, Any]),
 ]
@@ -217,15 +198,13 @@ class KlConfig(Section):
     estimator: KlEstimator = "k3"
     """Schulman's estimator of KL(π‖π_ref) from a sampled token: `k2` has the gradient of that divergence; `k3` is
     GRPO's; `k1` has a gradient of mean 0, so it is useful only as a metric."""
-    straight_through: bool = False
-    """Whether the gradient is that of `k2`, whatever estimator gives the value."""
     importance_weighted: bool = False
-    """Whether the estimate is multiplied by the token's importance ratio π/μ, with a gradient of its own, so that it
-    holds on stale rollouts too (DeepSeek-V3.2, arXiv 2512.02556)."""
+    """Whether the estimate is multiplied by the token's importance ratio π/μ, which has a gradient too, so that it
+    holds on stale rollouts (DeepSeek-V3.2, arXiv 2512.02556)."""
 
 
 class MasksConfig(Section):
-    """Whole responses that carry no loss because π and μ are too far apart in them, whatever the loss; null: none."""
+    """Masks whole responses in which π and μ are too far apart, whatever the loss; null: none."""
 
     min_token_ratio: AtMostOne | None = None
     """Responses with a token whose importance ratio π/μ is below this are dropped, no unit; usually 1e-4 to 0.01."""

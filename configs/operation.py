@@ -1,35 +1,33 @@
 """How a run is operated: staleness control, weight sync, storage, hosts, and limits."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
 from configs.section import Count, NonNegative, Positive, Section, Text, ipv4_network
 
 Versions = Annotated[int, Field(ge=0)]
-OpenShare = Annotated[float, Field(gt=0, lt=1)]
 
 
 class StalenessConfig(Section):
     """Maximum age of a trajectory when it is trained on."""
 
+    min_staleness: ClassVar[int] = 1
+    """Lowest bound of `adaptive` control."""
+    ess_target: ClassVar[float] = 0.95
+    """With `adaptive` control the bound falls while the effective sample size of the ratios π/μ, as a share of what it
+    is on policy, is below this …"""
+    ess_floor: ClassVar[float] = 0.5
+    """… and at once to `min_staleness` if it is below this in three steps in a row."""
     max_staleness: Versions = 4
     """Maximum policy versions by which the trainer is ahead of the oldest one in a trajectory; 0 in `sync` mode."""
     too_old: Literal["drop", "wait", "mask"] = "mask"
     """What happens to a group with tokens older than that. `drop`: the whole group is dropped; `wait`: no step
-    is made that would leave a group in flight too old; `mask`: these tokens carry no loss, and the rest of the group is
+    is made that would leave a group in flight too old; `mask`: these tokens have no loss, and the rest of the group is
     trained on. No effect in `sync` mode."""
     control: Literal["fixed", "adaptive"] = "fixed"
-    """`fixed`: the bound is `max_staleness`. `adaptive`: the trainer moves the bound between `min_staleness` and
-    `max_staleness`, and the generators' places, by what it measures (docs/control.md)."""
-    min_staleness: Versions = 1
-    """Lowest bound with `adaptive` control. It starts from the lowest one at which all places can be filled."""
-    ess_target: OpenShare = 0.95
-    """With `adaptive` control the bound falls while the effective sample size of the ratios π/μ, as a share of what it
-    is on policy, is below this."""
-    ess_floor: OpenShare = 0.5
-    """With `adaptive` control the bound falls to `min_staleness` if that share is below this in three steps in a row.
-    No group is admitted on the way there."""
+    """`fixed`: the bound is `max_staleness`. `adaptive`: the trainer moves the bound between 1 and `max_staleness`, and
+    the number of responses in flight, by its measurements (docs/control.md)."""
 
 
 class WeightsConfig(Section):
@@ -38,17 +36,9 @@ class WeightsConfig(Section):
     transport: Literal["shm", "direct", "store"] = "shm"
     """`shm`: shared memory on one host; `direct`: shards from trainer ranks to generators, on one host or several;
     `store`: files in the run's storage, for hosts any distance apart."""
-    host: Text = "127.0.0.1"
-    """Address on which sync_weights listens for `direct`, or a network such as 10.0.0.0/24, in which it listens at its
-    host's own address. Any but loopback is open to the network."""
     deadline_seconds: Positive = 30.0
     """Time for a generator to receive a version, seconds. A generator that takes longer is named in the log and gets it
     through the store."""
-
-    @field_validator("host")
-    @classmethod
-    def _is_an_address_or_a_network(cls, host: str) -> str:
-        return ipv4_network(host) if "/" in host else host
 
 
 class StorageConfig(Section):
@@ -93,7 +83,7 @@ class SupervisionConfig(Section):
     """The same limit while a stage starts and loads its model, seconds."""
     drain_seconds: Positive = 600.0
     """Maximum time for a stage that is asked to stop to finish its optimizer step, batch or checkpoint, seconds. Then
-    it is killed, and what it had not committed is lost."""
+    it is killed, and its uncommitted work is lost."""
 
 
 class PlaceConfig(Section):
@@ -112,13 +102,13 @@ class TrainPlaceConfig(PlaceConfig):
     """Number of hosts among which the ranks are divided; must divide `training.parallel.data`. Each is a job of the
     pool; the first leads, and has sync_weights."""
     min_hosts: Count | None = None
-    """With how many hosts the trainer goes on while others are missing, with fewer data ranks; null: it waits for all
-    of them. A host that comes back is taken in again at the next step."""
-    join_seconds: Annotated[float, Field(ge=5)] = 60.0
-    """Time that it waits for missing hosts before it goes on with at least `min_hosts`, seconds."""
+    """Number of hosts with which the trainer continues, with fewer data ranks, once others have been missing for half a
+    minute;
+    null: it waits for all of them. A host that comes back is taken in again at the next step."""
     network: Text | None = None
-    """IPv4 network in which the hosts reach each other, such as 10.0.0.0/24: each listens at its own address in it and
-    nowhere else. Any network but loopback is open to those in it."""
+    """IPv4 network in which the hosts reach each other, and generators reach sync_weights with the transport `direct`,
+    such as 10.0.0.0/24: each listens at its own address in it and nowhere else. Any network but loopback is open to
+    those in it. null: loopback."""
 
     @field_validator("network")
     @classmethod
@@ -139,4 +129,4 @@ class PlacementConfig(Section):
     train: TrainPlaceConfig = Field(default_factory=TrainPlaceConfig)
     """Trainer and sync_weights; they share memory, so they are one job, with a further job for each further host."""
     evaluate: PlaceConfig = Field(default_factory=PlaceConfig)
-    """The evaluation while training goes on, and at the end of an attempt."""
+    """The evaluation during training, and at the end of an attempt."""

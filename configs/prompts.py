@@ -1,4 +1,4 @@
-"""What the policy is asked, in training and in evaluation, and what answers it between its turns."""
+"""Prompts for training and evaluation, and the environment that answers between turns."""
 
 import re
 from typing import Annotated, Any, Literal
@@ -9,30 +9,7 @@ from configs.section import Count, Parameters, Section, Text
 
 _HELD_OUT = "held_out"
 """The name of the held-out prompts among the results of an evaluation."""
-Weight = Annotated[float, Field(gt=0, le=1)]
 _SET_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
-
-
-class ArithmeticConfig(Parameters):
-    """The built-in prompts: all sums of two non-negative integers within these limits."""
-
-    digits: Annotated[int, Field(ge=1, le=3)] = 2
-    """Decimal digits of each summand, zero-padded."""
-    max_sum: Annotated[int, Field(ge=1, le=1998)] = 99
-    """Largest sum; answers are zero-padded to its number of digits."""
-
-
-class ChainsConfig(Parameters):
-    """The built-in prompts with long responses: chains of sums, whose number is log-normal."""
-
-    num_drawn: Count = 1000
-    """Chains drawn; equal ones count once."""
-    median_sums: Annotated[float, Field(ge=2, le=99)] = 4.0
-    """Median number of sums in a chain."""
-    spread: Annotated[float, Field(ge=0, le=2)] = 0.9
-    """Standard deviation of the natural logarithm of the number of sums."""
-    max_sums: Annotated[int, Field(ge=2, le=99)] = 40
-    """Most sums in a chain; a response has 9 tokens for each."""
 
 
 class ReasoningGymConfig(Parameters):
@@ -40,8 +17,6 @@ class ReasoningGymConfig(Parameters):
 
     size: Count = 1000
     """Problems per task, held-out ones included."""
-    seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
-    """Seed of the problems. They do not depend on the run's `seed`."""
     config: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Arguments by task name, such as `{chain_sum: {max_digits: 2}}`; missing ones have the task's defaults."""
 
@@ -53,20 +28,8 @@ class VerifiersConfig(Parameters):
     """Arguments for the environment's `load_environment`."""
 
 
-class CurriculumConfig(Parameters):
-    """Prompts that are always solved, or never, are asked less often."""
-
-    window: Count | None = None
-    """A prompt is easy if in its last `window` groups every reward was 1 or more, and hard if it was less, each time
-    without spread; null: every prompt is asked as often as the others."""
-    easy_weight: Weight = 0.25
-    """How often easy prompts are asked, relative to one that is neither easy nor hard."""
-    hard_weight: Weight = 0.25
-    """The same for hard prompts."""
-
-
 class PromptsConfig(Section):
-    """What the policy is asked."""
+    """Prompts for training and evaluation."""
 
     source: Text = "arithmetic"
     """Training prompts: `arithmetic` or `chains`; the path or URL of a .jsonl, .json, .csv or .parquet file, or of a
@@ -74,8 +37,7 @@ class PromptsConfig(Section):
     `hf://datasets/ORG/NAME/FILE`; `reasoning_gym:TASK,…`; or `verifiers:ENVIRONMENT`, with `#eval` appended for its
     evaluation set."""
     eval_source: Text | None = None
-    """Evaluation prompts, in the same form as `source`; null: `num_eval` prompts of `source` are held out of
-    training."""
+    """Evaluation prompts, in the same form as `source`, left out of training; null: some of `source` are held out."""
     prompt_field: Text = "prompt"
     """Key or column with the prompt: text, or a list of messages, also as JSON text. Without it, `messages` is looked
     for."""
@@ -96,20 +58,18 @@ class PromptsConfig(Section):
     """Text with which each response of the assistant begins, such as "The answer is"; it is part of the prompt."""
     tools: Text | None = None
     """JSON file with the functions that the policy may call, a list of {"type": "function", "function": {…}}."""
-    num_eval: Count = 512
-    """Number of prompts held out of `source` if `eval_source` is null."""
+    num_eval: Count = 256
+    """Number of evaluation prompts: held out of `source`, or at most as many as the first ones of `eval_source`."""
     shuffle: bool = True
     """Whether each epoch visits the training prompts in a new order, drawn from the run's `seed`."""
-    curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)
-    """How past rewards decide which prompts are asked more often."""
-    arithmetic: ArithmeticConfig = Field(default_factory=ArithmeticConfig)
-    """Limits of the built-in prompts."""
-    chains: ChainsConfig = Field(default_factory=ChainsConfig)
-    """How many sums the built-in chains have."""
+    curriculum_window: Count | None = None
+    """Prompts that are always solved, or never, are asked a quarter as often as the others. A prompt counts as such if
+    in its last `curriculum_window` groups every reward was 1 or more, or every reward was less, each time without
+    spread; null: every prompt is asked as often as the others."""
+    digits: Annotated[int, Field(ge=1, le=3)] = 2
+    """Decimal digits of each summand of `arithmetic`, and of the sum."""
     reasoning_gym: ReasoningGymConfig = Field(default_factory=ReasoningGymConfig)
-    """How `reasoning_gym:TASK` makes problems."""
     verifiers: VerifiersConfig = Field(default_factory=VerifiersConfig)
-    """How `verifiers:ENVIRONMENT` is loaded."""
 
     @field_validator("template")
     @classmethod
@@ -134,19 +94,17 @@ class EvaluationConfig(Section):
     """How progress is measured on held-out prompts."""
 
     every: Count | None = 20
-    """Policy versions between two evaluations while training goes on. The trainer checkpoints each of these versions.
+    """Policy versions between two evaluations during training. The trainer checkpoints each of these versions.
     null: only at the start and at the end of an attempt."""
     stop_after: Count | None = None
     """Training ends, as at `training.max_steps`, after this many evaluations in a row without a better accuracy on the
     held-out prompts; null: never."""
-    num_prompts: Count = 256
-    """Maximum number of prompts per evaluation."""
     samples: Count = 1
     """Responses per prompt: 1: greedy decoding only; more: as many are also sampled at `generation.temperature`, for
     pass@k and a majority vote."""
     sets: dict[str, EvaluationSetConfig] = Field(default_factory=dict)
-    """Further sets by name, such as `{hard: {source: hard.jsonl}}`, measured beside the held-out prompts, which are
-    called `held_out`."""
+    """Further sets by name, such as `{hard: {source: hard.jsonl}}`, measured in addition to the held-out prompts, whose
+    name is `held_out`."""
 
     @field_validator("sets")
     @classmethod
@@ -160,7 +118,7 @@ class EvaluationConfig(Section):
 
 
 class EnvironmentConfig(Section):
-    """What answers the policy between its turns: a tool, a game, a simulated user."""
+    """The other side of a conversation, between the policy's turns: a tool, a game, a simulated user."""
 
     name: Text | None = None
     """`calculator` (text), `calculator_tool` (chat, with tool calls), or the import path `package.module:Class` of your

@@ -3,22 +3,21 @@
     RunConfig ─┬─ name, seed
                ├─ pipeline     how stages are scheduled     ├─ staleness    maximum age of a trajectory
                ├─ model        the start weights            ├─ weights      how new weights are sent
-               ├─ prompts      what the policy is asked     ├─ storage      where the run is stored
+               ├─ prompts      training and evaluation      ├─ storage      where the run is stored
                ├─ generation   how responses are sampled    ├─ evaluation   how progress is measured
                ├─ scoring      how responses are rewarded   ├─ promotion    when a checkpoint is promoted
                ├─ training     how the policy is trained    ├─ supervision  when a stage counts as hung
-               ├─ budget       limits of one attempt        ├─ environment  what answers between turns
-               └─ placement    on which hosts stages run    └─ plan         what `millrace plan` predicted
+               ├─ budget       limits of one attempt        └─ environment  what answers between turns
+               └─ placement    on which hosts stages run
 
-What a choice needs is a small schema of its own, outside of these sections: the parameters of a loss (`training.loss`),
-of a source of prompts (`prompts.chains`, …), of the start model (`model.bootstrap`).
+The parameters of a choice, such as a loss (`training.loss`), are a small separate schema, and one key of the run.
 
 Unknown keys, wrong types and non-finite numbers are refused. Nothing is converted, except a whole number where a real
 one is expected. `configs.combinations` checks settings against each other.
 """
 
 import re
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -35,10 +34,9 @@ from configs.operation import (
     SupervisionConfig,
     WeightsConfig,
 )
-from configs.plan import PlanConfig
 from configs.prompts import EnvironmentConfig, EvaluationConfig, PromptsConfig
 from configs.scoring import ScoringConfig
-from configs.section import Count, Parameters, Positive, Section, Text, choices, is_section
+from configs.section import Section, Text, choices, is_section
 from configs.stored import staleness_bound
 from configs.training import TrainingConfig
 
@@ -53,41 +51,12 @@ class PipelineConfig(Section):
     rollouts."""
 
 
-class BootstrapConfig(Parameters):
-    """The tiny Llama model that a run creates if `model.path` is null. It is warm-started on the training prompts."""
-
-    threads: ClassVar[int] = 2
-    """CPU threads of the warm start, which runs before all other stages."""
-    hidden_size: Count = 64
-    """Width of the residual stream, features; an even multiple of `num_heads`."""
-    num_layers: Count = 3
-    """Number of transformer layers."""
-    num_heads: Count = 4
-    """Attention heads per layer."""
-    intermediate_size: Count = 256
-    """Width of each feed-forward block, features."""
-    error_rate: Annotated[float, Field(ge=0, le=1)] = 0.65
-    """Fraction of arithmetic demonstrations with a wrong carry, and of the carries in a demonstrated chain of sums;
-    demonstrations of other prompts are all right."""
-    target_imitation_rate: Annotated[float, Field(gt=0, le=1)] = 0.95
-    """The warm start ends once this fraction of greedy answers could be a demonstration."""
-    max_accuracy: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """The warm start goes on while more than this fraction of greedy answers is right, so that rewards have work
-    left."""
-    max_steps: Count = 2000
-    """Maximum supervised optimizer steps of the warm start."""
-    batch_size: Count = 128
-    """Prompts per supervised step."""
-    learning_rate: Positive = 2e-3
-    """AdamW learning rate of the supervised steps."""
-
-
 class ModelConfig(Section):
     """The policy before its first update (version 0)."""
 
     path: Text | None = None
-    """Folder of a Hugging Face causal language model and its tokenizer, or its ORG/NAME on a hub; null: create one as
-    `model.bootstrap` describes."""
+    """Folder of a Hugging Face causal language model and its tokenizer, or its ORG/NAME on a hub; null: create a tiny
+    one, warm-started on the training prompts."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the weights in every stage; `generation.dtype` overrides it for generators. The trainer computes
     in it, too, but keeps the weights that it trains in float32."""
@@ -96,8 +65,8 @@ class ModelConfig(Section):
     renderer: Text = "auto"
     """How conversations are written: `template`: by the tokenizer's chat template; a name of the library `renderers`,
     such as `qwen3`; `auto`: by the library where it writes the same tokens as the template, else by the template."""
-    bootstrap: BootstrapConfig = Field(default_factory=BootstrapConfig)
-    """The model to create if `model.path` is null."""
+    warm_start_steps: Annotated[int, Field(ge=0)] | None = None
+    """Maximum optimizer steps of the warm start if `path` is null; null: as many as the prompts need."""
 
 
 class RunConfig(Section):
@@ -108,37 +77,20 @@ class RunConfig(Section):
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
     """Seed of all random numbers of the run."""
     pipeline: PipelineConfig = Field(default_factory=PipelineConfig)
-    """How stages are scheduled against each other."""
     model: ModelConfig = Field(default_factory=ModelConfig)
-    """The policy before its first update."""
     prompts: PromptsConfig = Field(default_factory=PromptsConfig)
-    """What the policy is asked."""
     generation: GenerationConfig = Field(default_factory=GenerationConfig)
-    """How responses are sampled."""
     environment: EnvironmentConfig = Field(default_factory=EnvironmentConfig)
-    """What answers the policy between its turns."""
     scoring: ScoringConfig = Field(default_factory=ScoringConfig)
-    """How responses are rewarded."""
     training: TrainingConfig
-    """How the policy is trained."""
     staleness: StalenessConfig = Field(default_factory=StalenessConfig)
-    """Maximum age of a trajectory when it is trained on."""
     weights: WeightsConfig = Field(default_factory=WeightsConfig)
-    """How new policy versions are sent to the generators."""
     storage: StorageConfig = Field(default_factory=StorageConfig)
-    """Where the run is stored."""
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
-    """How progress is measured."""
     promotion: PromotionConfig = Field(default_factory=PromotionConfig)
-    """When a checkpoint is promoted."""
     budget: BudgetConfig = Field(default_factory=BudgetConfig)
-    """Limits of one attempt."""
     supervision: SupervisionConfig = Field(default_factory=SupervisionConfig)
-    """When a stage counts as hung."""
     placement: PlacementConfig = Field(default_factory=PlacementConfig)
-    """On which hosts stages run."""
-    plan: PlanConfig = Field(default_factory=PlanConfig)
-    """What was predicted of the run."""
 
     @property
     def effective_max_staleness(self) -> int:

@@ -12,14 +12,12 @@ class ScoringConfig(Section):
     """How responses are rewarded."""
 
     reward: Text = "exact_match"
-    """Reward: `exact_match`, `math`, `python`, `reasoning_gym`, `reward_model`, `verifiers` or `weighted_sum`."""
+    """Reward: `exact_match`, `math`, `reasoning_gym`, `reward_model`, `verifiers` or `weighted_sum`; or your own, as
+    `package.module:function`, called with prompt, response, answer and a dict of other fields."""
     replicas: Replicas = 1
     """Number of scorer processes."""
     answer_pattern: str | None = None
     """Regular expression: the first group of its last match is the answer; null: all that follows `</think>` is."""
-    function: Text | None = None
-    """For the reward `python`: `package.module:function`, called with prompt, response, answer and a dict of other
-    fields."""
     model: Text | None = None
     """For the reward `reward_model`: folder of a Hugging Face sequence-classification model with one label, or its
     ORG/NAME on a hub."""

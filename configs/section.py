@@ -24,11 +24,11 @@ class Section(BaseModel):
 
 
 class Parameters(Section):
-    """Base of the parameters of one choice, such as a loss: a small schema of its own, and one key of the run."""
+    """Base of the parameters of one choice, such as a loss: a small separate schema, and one key of the run."""
 
 
 def ipv4_network(text: str) -> str:
-    """The same text. Raises ValueError, with what is expected, if it is not an IPv4 network."""
+    """Return `text`. Raises ValueError, whose text is the expectation, if it is not an IPv4 network."""
     try:
         IPv4Network(text)
     except ValueError as error:
@@ -42,8 +42,8 @@ def one_of_or_path(names: Sequence[str]) -> Callable[[str], str]:
     def check(value: str) -> str:
         module, _, function = value.partition(":")
         if value not in names and not (module and function):
-            known = " or ".join(json.dumps(name) for name in names)
-            raise ValueError(f"{known} or package.module:function")
+            choices = " or ".join(json.dumps(name) for name in names)
+            raise ValueError(f"{choices} or package.module:function")
         return value
 
     return check
@@ -61,16 +61,6 @@ def choices(annotation: object) -> tuple[type[Parameters], ...]:
     return (annotation,) if isinstance(annotation, type) and issubclass(annotation, Parameters) else ()
 
 
-def is_list(annotation: object) -> bool:
-    """Whether a field of this type is a list."""
-    return get_origin(annotation) is list
-
-
-def is_mapping(annotation: object) -> bool:
-    """Whether a field of this type has names that the schema does not list."""
-    return get_origin(annotation) is dict
-
-
 def holds_sections(annotation: object) -> bool:
     """Whether a field of this type has a section under each name."""
-    return is_mapping(annotation) and is_section(get_args(annotation)[1])
+    return get_origin(annotation) is dict and is_section(get_args(annotation)[1])

@@ -1,4 +1,4 @@
-"""What holds for configs as JSON too, as runs store them: their hash, how two differ, the staleness bound.
+"""Configs as JSON, as runs store them: their hash, their differences, the staleness bound.
 
 No pydantic here: readers of stored runs need no schema.
 """
@@ -9,16 +9,16 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> list[str]:
+def changed_keys(old_config: Mapping[str, Any], new_config: Mapping[str, Any], prefix: str = "") -> list[str]:
     """One sentence per key that differs between two stored configs; a key that only one of them has is left out."""
-    found: list[str] = []
-    for name in sorted(before.keys() & after.keys()):
-        old, new = before[name], after[name]
+    changes: list[str] = []
+    for name in sorted(old_config.keys() & new_config.keys()):
+        old, new = old_config[name], new_config[name]
         if isinstance(old, dict) and isinstance(new, dict):
-            found += changed_keys(old, new, f"{prefix}{name}.")
+            changes += changed_keys(old, new, f"{prefix}{name}.")
         elif old != new:
-            found.append(f"{prefix}{name} was {json.dumps(old)} and is {json.dumps(new)}")
-    return found
+            changes.append(f"{prefix}{name} was {json.dumps(old)} and is {json.dumps(new)}")
+    return changes
 
 
 def put_key(config: dict[str, Any], key: str, value: object) -> None:

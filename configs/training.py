@@ -78,7 +78,7 @@ class SelectionConfig(Section):
     teaches."""
     truncated: Literal["train", "mask"] = "train"
     """What happens to a response that was cut off, at `generation.max_new_tokens` or by the limit of turns. `train`:
-    it is trained like any other; `mask`: it carries no loss, and its reward counts in the group's baseline."""
+    it is trained like any other; `mask`: it has no loss, and its reward counts in the group's baseline."""
     overlong_buffer: Count | None = None
     """Length of a linear penalty ramp before `generation.max_new_tokens`, tokens: the reward that advantages are made
     of falls by up to 1 (DAPO, arXiv 2503.14476, §3.4). Stored rewards stay as they are; null: no penalty."""
@@ -95,10 +95,9 @@ class TrainingConfig(Section):
     importance ratio π/μ, clipped from above; `reinforce` with 1; `ppo_clip` with the ratio while that is within bounds.
     docs/losses.md lists all losses and their parameters. Or your own, as `package.module:function`."""
     masks: MasksConfig = Field(default_factory=MasksConfig)
-    """Responses that carry no loss because π and μ are too far apart."""
     non_finite: Literal["refuse", "mask"] = "refuse"
     """What happens if the loss of a token is not a finite number. `refuse`: the run ends with a sentence and the policy
-    stays; `mask`: the token carries no loss and is counted in `non_finite_tokens`."""
+    stays; `mask`: the token has no loss and is counted in `non_finite_tokens`."""
     aggregation: Literal["token_mean", "sequence_mean", "prompt_mean", "constant"] = "token_mean"
     """How token losses are summed: `token_mean`: mean over all tokens of the batch; `sequence_mean`: mean over each
     response's tokens, then over responses; `prompt_mean`: mean over the tokens of each group, then over groups;
@@ -110,9 +109,7 @@ class TrainingConfig(Section):
     minus the group's mean, over the batch's standard deviation; `maxrl`: minus the group's mean, over that mean. Or
     your own, as `package.module:function`."""
     selection: SelectionConfig = Field(default_factory=SelectionConfig)
-    """Which groups and tokens a step trains, and how much they weigh."""
     kl: KlConfig = Field(default_factory=KlConfig)
-    """Penalty for moving away from the reference policy."""
     entropy_coefficient: NonNegative = 0.0
     """Factor of the entropy of the policy's next token that is subtracted from each token's loss, per nat; keeps the
     policy from becoming certain too early (arXiv 1602.01783); 0: none, usually at most 0.01."""
@@ -128,9 +125,7 @@ class TrainingConfig(Section):
     learning_rate: Positive = 2e-4
     """AdamW learning rate; the full one where `schedule` changes it."""
     schedule: ScheduleConfig = Field(default_factory=ScheduleConfig)
-    """The learning rate of each step."""
     adamw: AdamWConfig = Field(default_factory=AdamWConfig)
-    """Parameters of AdamW."""
     weight_decay: NonNegative = 0.0
     """AdamW decoupled weight decay, as a multiple of the learning rate."""
     max_grad_norm: Positive = 1.0
@@ -143,7 +138,6 @@ class TrainingConfig(Section):
     device: Literal["cpu", "cuda"] = "cpu"
     """Device of the trainer's ranks; with `cuda` each has its own GPU."""
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)
-    """Number of ranks that train together."""
     compute_dtype: Precision | None = None
     """Number format of forward and backward passes; null: `model.dtype`; `auto`: as in `generation.dtype`. Trained
     weights, gradients between ranks and optimizer state are in float32."""
@@ -153,7 +147,6 @@ class TrainingConfig(Section):
     """Number of decoder layers, counted from the first, that are not trained, and with them the embeddings; they take
     no memory for gradients, moments and activations. 0: everything is trained."""
     lora: LoraConfig = Field(default_factory=LoraConfig)
-    """Adapters to train instead of the weights."""
     router_replay: bool = False
     """Whether tokens are routed to the experts that the generator chose, which are then stored with each trajectory
     (arXiv 2510.11370). Only for mixtures of experts, and for `generation.engine: transformers`."""
@@ -162,8 +155,8 @@ class TrainingConfig(Section):
     for mixtures of experts."""
     on_collapse: Literal["go_on", "stop", "roll_back"] = "go_on"
     """What follows when training collapses (docs/control.md), which is reported in any case. `stop`: training ends;
-    `roll_back`: it goes back to the last checkpoint from before, with at most a third of the learning rate; if that had
-    risen, at most with what it was before."""
+    `roll_back`: it resumes from the last good checkpoint with the learning rate cut to a third or less, and never above
+    the rate of that checkpoint."""
     checkpoint_every: Count = 10
     """Number of optimizer steps between two checkpoints."""
     checkpoint_minutes: Positive | None = 10.0
@@ -184,5 +177,5 @@ class TrainingConfig(Section):
     def pulls_without_advantage(self) -> bool:
         """Whether rollouts without an advantage add to the gradient: by KL, entropy, the experts' balance or a loss of
         one's own."""
-        others = (self.kl.coefficient, self.entropy_coefficient, self.router_aux_loss_coefficient)
-        return any(others) or ":" in self.loss.name
+        coefficients = (self.kl.coefficient, self.entropy_coefficient, self.router_aux_loss_coefficient)
+        return any(coefficients) or ":" in self.loss.name

@@ -1,4 +1,4 @@
-"""Pydantic's errors as user errors: which file, which key, what was read, what was expected."""
+"""Pydantic's errors as user errors with file, key, value and expectation."""
 
 import difflib
 import json
@@ -10,6 +10,7 @@ import annotated_types
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from configs import losses
 from configs.errors import ConfigError, UserError
 from configs.schema import dotted_fields
 from configs.section import Parameters, Section, choices, holds_sections, is_section
@@ -17,8 +18,6 @@ from configs.section import Parameters, Section, choices, holds_sections, is_sec
 _KINDS = {int: "a whole number", float: "a finite number", str: "text", bool: "true or false", types.NoneType: "null"}
 _LONGEST_SHOWN = 80
 _FIELDS = dotted_fields(with_parameters=True)
-_CHOICES = {kind.__name__: kind for field in _FIELDS.values() for kind in choices(field.annotation)}
-"""The parameters of each choice. Pydantic names a choice by its class in the place of an error."""
 _NAME = "[key]"
 """Pydantic's mark for an invalid name in a mapping, as opposed to an invalid value."""
 
@@ -26,7 +25,8 @@ _NAME = "[key]"
 def mistakes(error: ValidationError, *, file: str, overridden: Collection[str], option: str) -> Iterator[UserError]:
     """Yield each finding in `error`; keys in `overridden` came from `option`, the others from `file`."""
     for detail in error.errors():
-        key = ".".join(str(part) for part in detail["loc"] if part != _NAME and part not in _CHOICES)
+        path, choice = _without_choice(detail["loc"])
+        key = ".".join(str(part) for part in path if part != _NAME)
         reason = detail.get("ctx", {}).get("error")
         if isinstance(reason, ConfigError):
             where = f"{file} with {option}" if overridden else file
@@ -35,13 +35,23 @@ def mistakes(error: ValidationError, *, file: str, overridden: Collection[str], 
             continue
         where = option if any(f"{key}.".startswith(f"{changed}.") for changed in overridden) else file
         if detail["type"] == "extra_forbidden":
-            yield unknown_key(key, where, next((_CHOICES[part] for part in detail["loc"] if part in _CHOICES), None))
-        elif detail["loc"][-1] == _NAME:
+            yield unknown_key(key, where, choice)
+        elif path[-1] == _NAME:
             yield UserError(file=where, key=key, read="not settable", expected=str(reason))
         elif detail["type"] == "missing":
             yield UserError(file=where, key=key, read="missing", expected=_expectation(key))
         else:
             yield UserError(file=where, key=key, read=show(detail["input"]), expected=str(reason or _expectation(key)))
+
+
+def _without_choice(path: tuple[int | str, ...]) -> tuple[tuple[int | str, ...], type[Parameters] | None]:
+    """The path of a key without pydantic's marks of a loss, and the parameters of that loss."""
+    match path:
+        case ("training", "loss", losses.OWN, *rest):
+            return ("training", "loss", *rest), losses.OwnLossConfig
+        case ("training", "loss", losses.BUILT_IN, str() as name, *rest):
+            return ("training", "loss", *rest), losses.PARAMETERS[name]
+    return path, None
 
 
 def unknown_key(key: str, file: str, choice: type[Parameters] | None = None) -> UserError:
@@ -70,9 +80,9 @@ def _nearest(key: str) -> str | None:
     keys = list(_FIELDS)
     section, name = _split(key)
     for candidates, cutoff in ((keys, 1.0), (_siblings(section), 0.6), (keys, 0.75)):
-        names = {_split(known)[1] for known in candidates}
+        names = {_split(candidate)[1] for candidate in candidates}
         for meant in difflib.get_close_matches(name, sorted(names), n=1, cutoff=cutoff):
-            same_name = [known for known in candidates if _split(known)[1] == meant]
+            same_name = [candidate for candidate in candidates if _split(candidate)[1] == meant]
             return difflib.get_close_matches(key, same_name, n=1, cutoff=0.0)[0]
     return next(iter(difflib.get_close_matches(key, keys, n=1, cutoff=0.8)), None)
 
@@ -83,7 +93,7 @@ def _split(key: str) -> tuple[str, str]:
 
 
 def _siblings(section: str) -> list[str]:
-    return [known for known in _FIELDS if _split(known)[0] == section]
+    return [key for key in _FIELDS if _split(key)[0] == section]
 
 
 def _in_named_section(key: str) -> dict[str, FieldInfo]:
@@ -97,7 +107,7 @@ def _in_named_section(key: str) -> dict[str, FieldInfo]:
 
 
 def _expectation(key: str) -> str:
-    """What the schema allows at `key`, in words."""
+    """Describe in words the values that the schema allows at `key`."""
     section, name = _split(key)
     if name.isdecimal() and section in _FIELDS:
         # An item of a list.
@@ -108,14 +118,15 @@ def _expectation(key: str) -> str:
         below: type = get_args(_FIELDS[section].annotation)[1]
         if not is_section(below):
             return _phrase(below)
-        return f"a section with {', '.join(known for known, one in below.model_fields.items() if one.is_required())}"
+        required = [name for name, field in below.model_fields.items() if field.is_required()]
+        return f"a section with {', '.join(required)}"
     if is_section(field.annotation):
         required = [
             name for name, below in dotted_fields().items() if name.startswith(f"{key}.") and below.is_required()
         ]
-        return f"a section with {', '.join(required)}" if required else "a section with keys of its own"
+        return f"a section with {', '.join(required)}" if required else "a section with its own keys"
     if kinds := choices(field.annotation):
-        return "a name, or a section with a name and parameters" if len(kinds) > 1 else "a section with keys of its own"
+        return "a name, or a section with a name and parameters" if len(kinds) > 1 else "a section with its own keys"
     return _phrase(field.annotation, field.metadata)
 
 

@@ -74,3 +74,8 @@ class PlaceYielded(MillraceError, RuntimeError):
 
 class LedgerMismatch(MillraceError, RuntimeError):
     """The generated amount is not the sum of trained, dropped, buffered and in flight."""
+
+
+def one_line(error: BaseException) -> str:
+    """The text of an error of another library, on one line; its type where it has none."""
+    return " ".join(str(error).split()) or type(error).__name__

@@ -21,6 +21,10 @@ Process = subprocess.Popen[bytes] | ForkedProcess
 """A child process to supervise, with its lifeline as stdin and a pipe for its lines as stdout."""
 
 
+_JOIN_SECONDS = 30.0
+"""How long a trainer over several hosts waits for missing ones before it goes on with `min_hosts`."""
+
+
 def warm_up(stages: Iterable[str]) -> None:
     """Starts this process's fork server, which imports the packages of these stages, unless it runs already."""
     STAGES.warm_up([_module(stage) for stage in stages])
@@ -48,7 +52,7 @@ def start_stage(
             host=arguments.replica,
             hosts=where.hosts,
             min_hosts=where.min_hosts or where.hosts,
-            join_seconds=where.join_seconds,
+            join_seconds=_JOIN_SECONDS,
             network=where.network,
             ranks=parallel.data // where.hosts * parallel.tensor,
         )

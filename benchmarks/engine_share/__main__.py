@@ -121,7 +121,6 @@ def _config(root: Path, engine: str, places: int, steps: int, groups_per_step: i
         "prompts": {"num_eval": 1},
         "generation": generation,
         "training": {"max_steps": steps, "groups_per_step": groups_per_step},
-        "evaluation": {"num_prompts": 1},
         "promotion": {"margin": None},
         "storage": {"root": str(root / "runs")},
     }

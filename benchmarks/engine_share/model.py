@@ -5,10 +5,10 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM
 
-from configs.schema import BootstrapConfig
+from configs.recipe import Recipe
 from millrace.bootstrap.tiny_model import character_tokenizer, tiny_llama
 
-_SHAPE = BootstrapConfig(hidden_size=256, num_layers=4, num_heads=4, intermediate_size=1024)
+_SHAPE = Recipe(hidden_size=256, num_layers=4, num_heads=4, intermediate_size=1024)
 _SEPARATION = 16.0
 
 

@@ -24,7 +24,6 @@ _SHARED: Settings = {
     "training.learning_rate": 1e-9,
     "training.checkpoint_every": 50,
     "evaluation.every": None,
-    "evaluation.num_prompts": 1,
     "promotion.margin": None,
     "prompts.num_eval": 8,
 }
@@ -41,8 +40,7 @@ FAMILIES: Mapping[str, Settings] = {
     "longer": {**_TAIL, "training.max_steps": 40},
 }
 UNTRAINED: Settings = {
-    "model.bootstrap.max_steps": 1,
-    "model.bootstrap.learning_rate": 1e-9,
+    "model.warm_start_steps": 0,
 }
 """How the start models are made whose lengths are geometric."""
 

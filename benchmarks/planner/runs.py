@@ -27,7 +27,7 @@ def family_settings(root: Path, family: str) -> dict[str, object]:
         write_prompts(prompts, LETTERS[family])
         shared = {"prompts.source": str(prompts)}
     run = root / f"start-{family}"
-    once = {"training.max_steps": 1, "evaluation.num_prompts": 1, "promotion.margin": None}
+    once = {"training.max_steps": 1, "promotion.margin": None}
     run_campaign(run, {**FAMILIES[family], **shared, **once, **(UNTRAINED if family in LETTERS else {})})
     return {**FAMILIES[family], **shared, "model.path": str(run / layout.START_MODEL)}
 

@@ -10,11 +10,11 @@ if it is not.
 
 import json
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from configs.prompts import PromptsConfig
-from configs.schema import BootstrapConfig
+from configs.recipe import Recipe
 from millrace.bootstrap.tiny_model import bootstrap
 from millrace.prompts.files import read_prompts
 from millrace.prompts.sums import arithmetic_prompts
@@ -39,18 +39,19 @@ class Shape:
     learning_rate: float
     steps: int
     """Optimizer steps of a run, unless the command line says otherwise."""
-    model: BootstrapConfig
+    model: Recipe
     """The start model. Its warm start ends while most sampled answers are wrong, so that rewards have work left."""
 
 
-_SMALL = BootstrapConfig(hidden_size=64, intermediate_size=320, target_imitation_rate=0.4)
-_LARGE = BootstrapConfig(
+_SMALL = Recipe(hidden_size=64, intermediate_size=320, target_imitation_rate=0.4, max_accuracy=1.0)
+_LARGE = Recipe(
     hidden_size=256,
     num_layers=4,
     num_heads=4,
     intermediate_size=768,
     # Of greedy answers. Of sampled ones fewer than half are right then: they have some forty tokens.
     target_imitation_rate=0.95,
+    max_accuracy=1.0,
     learning_rate=5e-4,
     batch_size=64,
 )
@@ -82,7 +83,7 @@ SHAPES = {
             max_new_tokens=64,
             learning_rate=1e-4,
             steps=40,
-            model=_LARGE.model_copy(update={"learning_rate": 2e-4, "batch_size": 16}),
+            model=replace(_LARGE, learning_rate=2e-4, batch_size=16),
         ),
     )
 }
@@ -92,7 +93,7 @@ SHAPES = {
 def write_prompts(shape: Shape, path: Path) -> None:
     """Writes the prompts with their answers as JSON lines."""
     if shape.max_new_tokens < _SUMS[-1]:
-        records = [{"prompt": prompt.text, "answer": prompt.answer} for prompt in arithmetic_prompts(2, 99)]
+        records = [{"prompt": prompt.text, "answer": prompt.answer} for prompt in arithmetic_prompts(2)]
     else:
         rng = random.Random(_SEED)
         starts = [(count, a, b) for count in _SUMS for a in range(_DIGITS) for b in range(_DIGITS)]

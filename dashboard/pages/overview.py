@@ -20,7 +20,6 @@ from dashboard.queries.verdict.rules import duration
 from dashboard.read.model import Columns
 from dashboard.read.runs import OverviewRow
 from dashboard.read.tokens import shortened, visible
-from millrace.runs.figures import PLAN_NAMES, Comparison
 from millrace.runs.status import STAGES
 
 TABLE = "overview"
@@ -37,7 +36,7 @@ _HEADS = {
 }
 """Field → what its column is called."""
 _NUMBERS = ("step", "reward", "accuracy", "staleness", "hours")
-_STATUS, _PLANNED, _NOTE = "last status", "measured ÷ planned", "note"
+_STATUS, _NOTE = "last status", "note"
 _SUGGESTED = 8
 _CELL_CHARACTERS, _KEY_CHARACTERS = 80, 60
 
@@ -116,11 +115,10 @@ def table(
     if not rows:
         everything = dcc.Link("Show all runs", href=address.overview(replace(at, filter="")))
         return [top, html.P([f"No run matches {visible(at.filter)}. ", everything], className="nowhere")]
-    planned = any(row.planned for row in rows)
     noted = any(row.note for row in rows)
     numeric = {key for key in at.columns if _is_numeric(rows, key)}
     running = any(row.state == "running" for row in rows)
-    some = [name for name, has in ((_STATUS, running), (_NOTE, noted), (_PLANNED, planned)) if has]
+    some = [name for name, has in ((_STATUS, running), (_NOTE, noted)) if has]
     heads = [
         html.Td(),
         *(_head(at, name, title, name in _NUMBERS) for name, title in _HEADS.items()),
@@ -150,7 +148,6 @@ def _line(
     rare: Mapping[str, str | Component] = {
         _STATUS: _status(row),
         _NOTE: html.Span(visible(row.note), title=visible(row.note)),
-        _PLANNED: html.Span(_measured(row.planned) or ABSENT),
     }
     cells: list[str | Component] = [
         _tick(at, row.run_id),
@@ -206,18 +203,6 @@ def _status(row: OverviewRow) -> str | Component:
     slowest = max(row.ages, key=lambda stage: row.ages[stage])
     every = ", ".join(f"{stage} {duration(row.ages[stage])}" for stage in STAGES if stage in row.ages)
     return html.Span(f"{slowest} {duration(row.ages[slowest])}", title=every, className="age")
-
-
-def _measured(planned: Sequence[Comparison]) -> list[Component]:
-    """The ratio of each figure; both values where it can be pointed at."""
-    return [
-        html.Span(
-            f"{PLAN_NAMES[one.name]} {ABSENT if one.ratio is None else f'{one.ratio:.2f}'}",
-            title=f"measured {ABSENT if one.measured is None else f'{one.measured:.4g}'}, planned {one.planned:.4g}",
-            className="age",
-        )
-        for one in planned
-    ]
 
 
 def _tick(at: address.OverviewPage, run_id: str) -> Component:

@@ -18,7 +18,7 @@ from dashboard.read.settings import settings
 from millrace.errors import InputError, MillraceError, RunMissing
 from millrace.evaluation.results import Result, ResultsReader
 from millrace.rollouts.ledger import Account
-from millrace.runs.figures import Comparison, measured_against_plan, staleness_trained
+from millrace.runs.figures import staleness_trained
 from millrace.runs.record import State, of_attempt, read_note, run_state
 from millrace.runs.status import STAGES
 from storage import layout
@@ -54,8 +54,6 @@ class OverviewRow:
     staleness_max: int | None = None
     max_staleness: int | None = None
     """The bound in force, policy versions."""
-    planned: Sequence[Comparison] = ()
-    """What was measured of the figures that its config's plan predicts."""
     ages: Mapping[str, float] = field(default_factory=dict)
     """Seconds since the last status record, by stage; of several replicas, the largest."""
     t_started: float | None = None
@@ -226,7 +224,6 @@ class _Watched:
             staleness_mean=staleness["mean"],
             staleness_max=staleness["max"],
             max_staleness=info.max_staleness,
-            planned=measured_against_plan(info.config, trainer, account, staleness["mean"]),
             ages=_ages(self._stage_status, time.time()),
             t_started=newest.t_started,
             wall_seconds=last - newest.t_started,

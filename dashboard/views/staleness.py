@@ -14,7 +14,7 @@ from dashboard.views.figures import Series, area_chart, bar_chart, heat_maps, li
 from dashboard.views.per_run import VERSIONS, Build, line_per_run, lines, missing, number, rows_per_run
 
 _STALENESS = "staleness, policy versions"
-_DECISIONS = ("version", "decision", "bound", "places", "reason")
+_DECISIONS = ("version", "decision", "bound", "reason")
 _OUTCOMES = ("outcome", "rollouts", "response tokens", "mean length, tokens", "÷ trained", "mean reward")
 
 
@@ -111,7 +111,6 @@ def _decisions(run: RunData) -> list[tuple[str, ...]]:
             f"{one['policy_version']:,}",
             one["change"],
             str(one["max_staleness"]),
-            str(one["places"]),
             one["reason"],
         )
         for one in reversed(queries.decisions(run))
@@ -134,7 +133,7 @@ VIEW = View(
         Table(
             id="staleness-decisions",
             title="Decisions",
-            sentence="What the trainer decided about the bound, the places of each generator and rollbacks, and why; "
+            sentence="What the trainer decided about the bound and rollbacks, and why; "
             "the newest first. Decisions of versions that were rolled back stay in the list.",
             build=lambda runs: rows_per_run(runs, _DECISIONS, _decisions),
             wide=True,

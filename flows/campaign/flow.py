@@ -29,6 +29,7 @@ from prefect.exceptions import Pause
 from prefect.states import Cancelled, Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from configs.recipe import THREADS as BOOTSTRAP_THREADS
 from configs.schema import RunConfig
 from flows.campaign.attempt import StageTasks, attempt_under_way, run_together, submit_stages
 from flows.campaign.hub import with_local_copies
@@ -116,7 +117,7 @@ def run_attempt(
         with UiReporter(store.url), FlowRunStates(runtime.flow_run.id) as flow_run:
             failpoint("controller.prepared")
             if config.model.path is None:
-                bootstrap(arguments, config.model.bootstrap.threads)
+                bootstrap(arguments, BOOTSTRAP_THREADS)
             failpoint("controller.bootstrapped")
             # A finished run submitted again has nothing to train; its last evaluation may still be missing.
             if attempt.first_step < config.training.max_steps:

@@ -4,10 +4,12 @@ config, run id ─► names, model, reward, prompts, inputs, engine, pools, stor
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
 from configs.load import changed_immutably, nearest_preset
+from configs.recipe import choose_recipe
 from configs.schema import RunConfig
 from flows.campaign.inputs import run_inputs
 from millrace.errors import InputError, RunExists
@@ -50,7 +52,7 @@ def check(
     about the first user error, and StageDied if that process, or the check of vLLM, crashes.
     """
     store = run_store(config, run_id)
-    model = read_model(config.model)
+    model = read_model(config.model, choose_recipe(config))
     folder = None if config.model.path is None else Path(config.model.path).expanduser()
     if folder is not None:
         here = stages_here(config)
@@ -73,7 +75,7 @@ def check(
     prompts = load_prompts(config.prompts)
     sets = evaluation_sets(config.evaluation, config.prompts, prompts)
     all_prompts = with_evaluation_sets(prompts, sets)
-    check_answers(scorer, all_prompts, config.prompts, set_sources)
+    check_answers(scorer, all_prompts)
     longest = check_prompts(
         config.model,
         config.prompts,
@@ -100,7 +102,7 @@ def check(
         check_vllm(
             VllmQuestion(
                 folder=None if folder is None else str(folder),
-                tiny=config.model.bootstrap.model_dump(),
+                tiny=asdict(choose_recipe(config)),
                 dtype=config.generation_dtype,
                 engine_args=config.generation.engine_args,
                 replicas=config.generation.replicas,

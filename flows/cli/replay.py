@@ -11,7 +11,7 @@ from flows.cli.command_line import SET, Command, not_negative, option, version
 from flows.display.tables import echo, for_terminal
 
 if TYPE_CHECKING:
-    from configs.replay import ReplayRequest
+    from configs.requests import ReplayRequest
 
 DIFFERENT = 1
 """Exit code if --verify found a difference."""
@@ -46,7 +46,7 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 
 def _request(arguments: argparse.Namespace) -> "ReplayRequest":
-    from configs.replay import ReplayRequest
+    from configs.requests import ReplayRequest
 
     options = {**vars(arguments), "settings": arguments.set}
     if arguments.compare is not None:

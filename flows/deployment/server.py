@@ -35,7 +35,7 @@ from typing import Any
 
 from millrace.errors import InputError
 
-_START_SECONDS = 90.0
+_START_SECONDS = 180.0
 _STOP_SECONDS = 10.0
 _ANSWER_SECONDS = 10.0
 _POLL_SECONDS = 0.03

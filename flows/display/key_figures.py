@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from flows.display.tables import Row
-from millrace.runs.figures import PLAN_NAMES
 
 Figure = tuple[str, str]
 """Name and value; a figure without a name continues the one before it."""
@@ -35,7 +34,6 @@ def figures(status: dict[str, Any]) -> list[Figure]:
         ("staleness", f"mean {number(staleness['mean'])}, max {number(staleness['max'])} of {staleness['bound']}"),
         ("rollouts by staleness", shares or "–"),
         *_decisions(status["decisions"]),
-        *_planned(status["plan"]),
         ("trained to taken", f"length {number(trained['length'], 3)}, reward {number(trained['reward'], 3)}"),
         ("queue", f"{amounts['buffered'] + amounts['in_flight']} rollouts on their way to the trainer"),
         ("ledger", f"{amounts['generated']} generated = {amounts['trained']} trained"),
@@ -105,7 +103,6 @@ def decision_rows(status: dict[str, Any]) -> list[Row]:
             "version": f"{decision['policy_version']:,}",
             "decision": decision["change"],
             "bound": str(decision["max_staleness"]),
-            "places": str(decision["places"]),
             "reason": decision["reason"],
         }
         for decision in status["decisions"]["latest"]
@@ -141,17 +138,6 @@ def _decisions(decisions: dict[str, Any]) -> list[Figure]:
     newest, count = decisions["latest"][-1], decisions["count"]
     summary = f"{count} decision{'s' if count > 1 else ''}, the newest at version {newest['policy_version']:,}"
     return [("control", summary), ("", f"{newest['change']}: {newest['reason']}")]
-
-
-def _planned(plan: dict[str, Any]) -> list[Figure]:
-    rows: list[Figure] = []
-    for name, figure in plan.items():
-        measured, planned = (
-            "–" if value is None else f"{value:,.4g}" for value in (figure["measured"], figure["planned"])
-        )
-        ratio = "" if figure["ratio"] is None else f" = {figure['ratio']:.2f}"
-        rows.append(("" if rows else "measured ÷ planned", f"{PLAN_NAMES[name]} {measured} ÷ {planned}{ratio}"))
-    return rows
 
 
 def _exceptional(status: dict[str, Any]) -> list[Figure]:

@@ -11,7 +11,7 @@ from typing import Any
 from prefect import flow
 from prefect.artifacts import create_table_artifact
 
-from configs.plan import PlanRequest
+from configs.requests import PlanRequest
 from configs.schema import RunConfig
 from flows.display.artifacts import show
 from flows.display.plots import line_chart

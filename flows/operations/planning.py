@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from configs.load import parse_scalar, with_overrides
-from configs.plan import PlanRequest
+from configs.requests import PlanRequest
 from configs.schema import RunConfig
 from flows.display.tables import Section
 from millrace.errors import InputError
@@ -28,7 +28,7 @@ _STEPS = 100
 _ROLLOUTS, _COARSE_ROLLOUTS = 60_000, 10_000
 """Simulated of a config that is shown, and of each of some dozen others: a second or less."""
 _DAY = 86400.0
-COLUMNS = ("trainer", "generators", "mode", "places", "s/step", "tokens/s", "stale")
+COLUMNS = ("trainer", "generators", "mode", "slots", "s/step", "tokens/s", "stale")
 
 
 def answer(config: RunConfig, request: PlanRequest) -> Plan:
@@ -80,12 +80,18 @@ def _machine(config: RunConfig, request: PlanRequest) -> Machine:
 
 def write_config(plan: Plan, path: Path) -> None:
     """Writes the chosen config, for `millrace run`. Raises InputError if it does not fit or can't be written."""
-    if plan.chosen.outcome is None:
+    outcome = plan.chosen.outcome
+    if outcome is None:
         raise InputError(f"not written, because the config {plan.chosen.reason}", file=path)
     values = plan.config().model_dump(mode="json", exclude_unset=True)
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100)
+    comment = (
+        f"# Made by `millrace plan`: {headline(plan)}.\n"
+        f"# Predicted: {outcome.step_seconds:.4g} s per step, {outcome.tokens_per_second:,.4g} tokens per second, "
+        f"mean staleness {outcome.staleness_mean:.2f}, {outcome.dropped_share:.1%} of the rollouts dropped.\n"
+    )
     try:
-        path.write_text(f"# Made by `millrace plan`: {headline(plan)}.\n{text}", encoding="utf-8")
+        path.write_text(comment + text, encoding="utf-8")
     except OSError as error:
         read = f"can't be written ({error.strerror})"
         raise InputError(read, file=path, expected="a path for the planned config") from error
@@ -133,7 +139,7 @@ def line(entry: Candidate) -> tuple[str, ...]:
     if outcome is not None:
         rate = f"{outcome.tokens_per_second:,.0f}"
         measured = (f"{outcome.step_seconds:.4g}", rate, f"{outcome.staleness_mean:.2f}")
-    return (entry.trainer, entry.generators, entry.mode, _places(entry), *measured)
+    return (entry.trainer, entry.generators, entry.mode, _slots(entry), *measured)
 
 
 def _figures(entry: Candidate, plan: Plan) -> dict[str, str]:
@@ -142,7 +148,7 @@ def _figures(entry: Candidate, plan: Plan) -> dict[str, str]:
     figures |= {
         "generator GPUs" if divides_gpus else "generators": entry.generators,
         "mode": entry.mode,
-        "places": f"{_places(entry)}: generators × groups × responses in flight",
+        "slots": f"{_slots(entry)}: generators × groups × responses in flight",
         "batch": f"{config.training.groups_per_step} × {config.generation.group_size} responses per step",
     }
     if outcome is not None:
@@ -184,7 +190,7 @@ def _bill(entry: Candidate, plan: Plan, step_seconds: float, gpus: int) -> dict[
     return bill
 
 
-def _places(entry: Candidate) -> str:
+def _slots(entry: Candidate) -> str:
     generation = entry.config.generation
     return f"{generation.replicas} × {generation.groups_per_batch} × {generation.group_size}"
 

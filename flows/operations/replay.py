@@ -17,7 +17,8 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from configs.load import with_overrides
 from configs.losses import LOSS_NAMES
-from configs.replay import ReplayRequest
+from configs.recipe import choose_recipe
+from configs.requests import ReplayRequest
 from configs.schema import RunConfig
 from flows.campaign.attempt import attempt_under_way, run_together
 from flows.display.artifacts import artifact_key, show
@@ -108,7 +109,7 @@ def check(request: ReplayRequest) -> RunConfig:
         max_steps = config.training.max_steps
         if max_steps <= first:
             raise InputError(max_steps, key="training.max_steps", expected=f"more than --start-step, which is {first}")
-    model = read_model(config.model)
+    model = read_model(config.model, choose_recipe(config))
     if request.job == "train":
         check_training(model, config.training, on_this_host=True)
     functions = (config.training.loss.name, config.training.advantage, *request.losses)

@@ -6,7 +6,7 @@
                                                      └──────────────────────┘
 
 The demonstrations of sums are like people's: many get the carry wrong. A policy that has learnt to imitate them
-is confident and often wrong, and learns from rewards alone what the right answers have in common. It never sees a
+is confident and often wrong, and learns the right answers from rewards alone. It never sees a
 held-out prompt. In an environment, demonstrators who are right have used it, and those who are wrong have not.
 """
 
@@ -14,7 +14,6 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -24,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from configs.prompts import EnvironmentConfig, PromptsConfig
-from configs.schema import BootstrapConfig
+from configs.recipe import Recipe
 from millrace.bootstrap.demonstrations import could_be_demonstrated, dialogue, is_right, right_response
 from millrace.chat.encoder import PromptEncoder
 from millrace.errors import InputError
@@ -47,19 +46,6 @@ _Row = list[tuple[int, bool]]
 """The tokens of a prompt with its response, and whether the policy is to learn each."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bootstrapped:
-    """The result of a bootstrap."""
-
-    parameters: int
-    steps: int
-    imitation_rate: float
-    """Share of greedy answers that a demonstrator could have given, right or wrong, when it stopped."""
-    accuracy: float
-    """Share of greedy answers that are right, on training prompts, when it stopped."""
-    seconds: float
-
-
 def character_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
     """A tokenizer with one token per character of `texts`, in sorted order."""
     alphabet = sorted(set("".join(texts)))
@@ -72,7 +58,7 @@ def character_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, bos_token=BOS, eos_token=EOS)
 
 
-def tiny_llama(shape: BootstrapConfig, tokenizer: PreTrainedTokenizerFast, context: int) -> LlamaForCausalLM:
+def tiny_llama(shape: Recipe, tokenizer: PreTrainedTokenizerFast, context: int) -> LlamaForCausalLM:
     """A randomly initialised float32 Llama whose vocabulary is the tokenizer's."""
     return LlamaForCausalLM(
         LlamaConfig(
@@ -93,7 +79,7 @@ def tiny_llama(shape: BootstrapConfig, tokenizer: PreTrainedTokenizerFast, conte
 
 def bootstrap(
     prompts: Sequence[Prompt],
-    shape: BootstrapConfig,
+    shape: Recipe,
     folder: Path,
     *,
     seed: int,
@@ -101,10 +87,11 @@ def bootstrap(
     report: Callable[[int, str], None],
     environment: EnvironmentConfig = _NO_ENVIRONMENT,
     on_progress: Callable[[], None] = lambda: None,
-) -> Bootstrapped:
+) -> str:
     """Make a tiny model and its tokenizer from `prompts`, and save both to `folder` as a Hugging Face folder.
 
-    `report` receives the step and a line at each measurement of the accuracy; `on_progress` is called at each layer.
+    Returns its size and accuracy, as text. `report` receives the step and a line at each measurement of the accuracy;
+    `on_progress` is called at each layer.
     The policy may use the environment that `environment` names. Deterministic in `seed`, on one machine with one
     thread count.
     """
@@ -113,10 +100,8 @@ def bootstrap(
     rng = random.Random(seed)
     played = environment_class(environment.name)
     if played is not None and not issubclass(played, Environment):
-        raise InputError(
-            f"environment.name is {environment.name}, which converses; expected a model with a chat template in "
-            "model.path"
-        )
+        expected = "a model with a chat template in model.path"
+        raise InputError(f"{environment.name}, which converses", key="environment.name", expected=expected)
     tokenizer, model = _fresh(prompts, shape, played, max_new_tokens)
     call_at_each_layer(model, on_progress)
     optimizer = torch.optim.AdamW(model.parameters(), lr=shape.learning_rate, weight_decay=0.0)
@@ -150,17 +135,15 @@ def bootstrap(
             )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return Bootstrapped(
-        parameters=sum(p.numel() for p in model.parameters()),
-        steps=step,
-        imitation_rate=imitation_rate,
-        accuracy=accuracy,
-        seconds=time.monotonic() - started,
+    size, seconds = sum(parameter.numel() for parameter in model.parameters()), time.monotonic() - started
+    return (
+        f"{size:,} parameters, made in {seconds:.0f} s and {step} supervised steps: greedy accuracy {accuracy:.0%} on "
+        "training prompts"
     )
 
 
 def _fresh(
-    prompts: Sequence[Prompt], shape: BootstrapConfig, environment: type[Environment] | None, max_new_tokens: int
+    prompts: Sequence[Prompt], shape: Recipe, environment: type[Environment] | None, max_new_tokens: int
 ) -> tuple[PreTrainedTokenizerFast, LlamaForCausalLM]:
     """A tokenizer of all prompts and answers, and an untrained model."""
     texts = [text for prompt in prompts for text in (prompt.text, right_response(prompt))]
@@ -180,13 +163,13 @@ def _supervised_loss(
     rows = []
     for prompt, pieces in batch:
         row = [(token, False) for token in tokenizer(prompt.text)["input_ids"]]
-        for text, own in pieces:
-            row += [(token, own) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
+        for text, by_policy in pieces:
+            row += [(token, by_policy) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
         rows.append([*row, (tokenizer.eos_token_id, True)])
-    num_own = sum(own for row in rows for _, own in row)
+    num_learned = sum(is_learned for row in rows for _, is_learned in row)
     loss = torch.zeros(())
     for alike in _of_similar_length(rows):
-        share = sum(own for row in alike for _, own in row) / num_own
+        share = sum(is_learned for row in alike for _, is_learned in row) / num_learned
         loss = loss + share * _padded_loss(model, alike, tokenizer.pad_token_id)
     return loss
 
@@ -202,7 +185,7 @@ def _of_similar_length(rows: Sequence[_Row]) -> list[list[_Row]]:
 
 def _padded_loss(model: LlamaForCausalLM, rows: Sequence[_Row], pad: int) -> torch.Tensor:
     input_ids_BT = _padded([[token for token, _ in row] for row in rows], pad)
-    labels_BT = _padded([[token if own else -100 for token, own in row] for row in rows], -100)
+    labels_BT = _padded([[token if is_learned else -100 for token, is_learned in row] for row in rows], -100)
     logits_BTV = model(input_ids=input_ids_BT, attention_mask=input_ids_BT != pad).logits
     loss: torch.Tensor = torch.nn.functional.cross_entropy(
         logits_BTV[:, :-1].flatten(0, 1), labels_BT[:, 1:].flatten(), ignore_index=-100
@@ -219,7 +202,7 @@ def _measure(
 ) -> tuple[float, float]:
     """(imitation rate, accuracy) of greedy answers."""
     greedy = Sampling(temperature=0.0, top_p=1.0, max_new_tokens=max_new_tokens)
-    responses = engine.generate([tokenizer(p.text)["input_ids"] for p in prompts], greedy, seed=0, asked=prompts)
+    responses = engine.generate([tokenizer(p.text)["input_ids"] for p in prompts], greedy, seed=0, prompts=prompts)
     texts = [str(tokenizer.decode(list(response.answer_tokens), skip_special_tokens=True)) for response in responses]
     answered = list(zip(prompts, texts, strict=True))
     imitated = sum(could_be_demonstrated(prompt, text) for prompt, text in answered)

@@ -65,17 +65,17 @@ class ChatRenderer(ABC):
 
     @abstractmethod
     def next_turn(
-        self, before: Sequence[int], turn: Sequence[int], messages: Sequence[Message], tools: Sequence[Message] = ()
+        self, context: Sequence[int], turn: Sequence[int], messages: Sequence[Message], tools: Sequence[Message] = ()
     ) -> Rendered:
-        """Returns what to append after `before` and the policy's `turn`: `messages`, up to the assistant's next turn.
+        """Returns what to append after `context` and the policy's `turn`: `messages`, up to the assistant's next turn.
 
         All are token ids as they were read and sampled; indices count from the first appended token. Raises ChatError
         if nothing can be appended without changing earlier tokens.
         """
 
     @abstractmethod
-    def parse(self, turn: Sequence[int], before: Sequence[int], tools: Sequence[Message] = ()) -> Turn:
-        """Reads the tokens of a turn that follows the tokens `before`."""
+    def parse(self, turn: Sequence[int], context: Sequence[int], tools: Sequence[Message] = ()) -> Turn:
+        """Reads the tokens of a turn that follows the tokens `context`."""
 
     @abstractmethod
     def check_several_turns(self, tools: Sequence[Message]) -> None:

@@ -58,7 +58,7 @@ class PromptEncoder:
         try:
             tokens, starts = self.renderer.render(self._conversation(prompt), self.tools_of(prompt))
         except ChatError as error:
-            raise ChatError(f"prompt {prompt.prompt_id}: {error}") from error
+            raise ChatError(error.read, file=f"prompt {prompt.prompt_id}", expected=error.expected) from error
         return Rendered((*tokens, *self._prefix), starts)
 
     def tools_of(self, prompt: Prompt) -> tuple[Message, ...]:
@@ -87,12 +87,12 @@ def load_encoder(
     be used, and InputError for bad files that the config names.
     """
     tokenizer = load_run_tokenizer(folder, model)
-    own = read_text(prompts.tools, "prompts.tools")
+    run_tools = read_text(prompts.tools, "prompts.tools")
     return PromptEncoder(
         tokenizer,
         prompts,
         renderer=_renderer(folder, model, tokenizer) if chat else None,
-        tools=(*tools, *(() if own is None else checked_tools(own, f"prompts.tools {prompts.tools}"))),
+        tools=(*tools, *(() if run_tools is None else checked_tools(run_tools, f"prompts.tools {prompts.tools}"))),
         stop_token_ids=end_token_ids(folder, tokenizer),
     )
 
@@ -104,10 +104,8 @@ def is_chat(prompts: PromptsConfig, asked: Sequence[Prompt]) -> bool:
     lists = sum(bool(prompt.messages) for prompt in asked)
     if lists not in (0, len(asked)):
         odd = next(prompt for prompt in asked if not prompt.messages)
-        raise InputError(
-            f"prompt {odd.prompt_id} is text and {lists} others are lists of messages; "
-            "expected all alike, or prompts.chat"
-        )
+        read = f"text, and {lists} others are lists of messages"
+        raise InputError(read, key=f"prompt {odd.prompt_id}", expected="all alike, or prompts.chat")
     return lists > 0
 
 
@@ -117,15 +115,11 @@ def _renderer(folder: Path, model: ModelConfig, tokenizer: PreTrainedTokenizerBa
             return TemplateRenderer(tokenizer)
         if model.renderer != "auto":
             return FamilyRenderer(model.renderer, tokenizer)
-        known = family_of(_model_type(folder), tokenizer) if tokenizer.chat_template else None
-        return known or TemplateRenderer(tokenizer)
+        config: Mapping[str, object] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        family = family_of(str(config.get("model_type")), tokenizer) if tokenizer.chat_template else None
+        return family or TemplateRenderer(tokenizer)
     except ChatError as error:
-        raise ChatError(f"{folder}: {error}") from error
-
-
-def _model_type(folder: Path) -> str:
-    config: Mapping[str, object] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return str(config.get("model_type"))
+        raise ChatError(error.read, file=folder, key=error.key, expected=error.expected) from error
 
 
 def read_text(path: str | Path | None, key: str) -> str | None:
@@ -135,4 +129,4 @@ def read_text(path: str | Path | None, key: str) -> str | None:
     try:
         return Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise InputError(f'{key} "{path}" can\'t be read: {error}; expected a text file') from error
+        raise InputError(f'"{path}", which can\'t be read ({error})', key=key, expected="a text file") from error

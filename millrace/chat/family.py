@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from millrace.chat.base import ChatRenderer, Rendered, ToolCall, Turn
-from millrace.errors import ChatError, InputError
+from millrace.errors import ChatError, InputError, one_line
 from millrace.prompts.packages import check_installed
 from millrace.types import Message
 
@@ -33,8 +33,8 @@ _BY_MODEL_TYPE: Mapping[str, tuple[str, ...]] = {
 class FamilyRenderer(ChatRenderer):
     """The library's renderer `family`, such as `qwen3`, over `tokenizer`.
 
-    Raises InputError if the library is not installed, and ChatError if it knows no such family or the tokenizer lacks
-    the family's tokens.
+    Raises InputError if the library is not installed, and ChatError if it knows no such family or the tokenizer
+    has not the family's tokens.
     """
 
     def __init__(self, family: str, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -44,8 +44,8 @@ class FamilyRenderer(ChatRenderer):
 
         _populate_registry()
         if family not in RENDERER_REGISTRY or family == "default":
-            known = ", ".join(sorted(RENDERER_REGISTRY.keys() - {"default"}))
-            raise ChatError(f'the library renderers has no "{family}"; expected auto, template, {known}')
+            names = ", ".join(sorted(RENDERER_REGISTRY.keys() - {"default"}))
+            raise ChatError(f'"{family}"', key="model.renderer", expected=f"auto, template, {names}")
         self.name = f"renderers' {family}"
         self._tokenizer = tokenizer
         try:
@@ -54,42 +54,40 @@ class FamilyRenderer(ChatRenderer):
             self._renderer: Any = renderers.create_renderer(tokenizer, config)
             self.stop_token_ids = tuple(self._renderer.get_stop_token_ids())
         except Exception as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise ChatError(f"the renderer {family} does not fit the tokenizer: {reason}") from error
+            raise ChatError(f"the renderer {family} does not fit the tokenizer: {one_line(error)}") from error
 
     def render(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> Rendered:
         try:
             rendered = self._renderer.render(list(messages), tools=list(tools) or None, add_generation_prompt=True)
         except Exception as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise ChatError(f"{self.name} refuses the conversation: {reason}") from error
+            raise ChatError(f"{self.name} refuses the conversation: {one_line(error)}") from error
         return Rendered(tuple(rendered.token_ids), _starts(rendered.message_indices, messages, 0))
 
     def next_turn(
-        self, before: Sequence[int], turn: Sequence[int], messages: Sequence[Message], tools: Sequence[Message] = ()
+        self, context: Sequence[int], turn: Sequence[int], messages: Sequence[Message], tools: Sequence[Message] = ()
     ) -> Rendered:
         bridged = self._renderer.bridge_to_next_turn(
-            list(before), list(turn), list(messages), tools=list(tools) or None
+            list(context), list(turn), list(messages), tools=list(tools) or None
         )
-        sampled = [*before, *turn]
+        sampled = [*context, *turn]
         if bridged is None or list(bridged.token_ids[: len(sampled)]) != sampled:
             raise ChatError(f"{self.name} can't continue after the turn without writing it again")
         starts = _starts(bridged.message_indices, messages, len(sampled))
         return Rendered(tuple(bridged.token_ids[len(sampled) :]), starts)
 
-    def parse(self, turn: Sequence[int], before: Sequence[int], tools: Sequence[Message] = ()) -> Turn:
-        parsed = self._renderer.parse_response(list(turn), tools=list(tools) or None, prompt_ids=list(before))
+    def parse(self, turn: Sequence[int], context: Sequence[int], tools: Sequence[Message] = ()) -> Turn:
+        parsed = self._renderer.parse_response(list(turn), tools=list(tools) or None, prompt_ids=list(context))
         calls = tuple(_call(call) for call in parsed.tool_calls)
         return Turn(content=parsed.content, reasoning=parsed.reasoning_content, tool_calls=calls)
 
     def check_several_turns(self, tools: Sequence[Message]) -> None:
-        asked = self.render([{"role": "user", "content": "ping"}], tools).tokens
+        prompt = self.render([{"role": "user", "content": "ping"}], tools).tokens
         # A turn that is still thinking can't be followed, so families that think get a thought that is over.
         ways = [(text, end) for text in ("pong", "<think></think>pong") for end in self.stop_token_ids]
         for text, end in ways:
             turn = [*self._tokenizer(text, add_special_tokens=False)["input_ids"], end]
             try:
-                self.next_turn(asked, turn, [{"role": "user", "content": "ping"}], tools)
+                self.next_turn(prompt, turn, [{"role": "user", "content": "ping"}], tools)
                 return
             except ChatError:
                 if (text, end) == ways[-1]:

@@ -18,7 +18,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from millrace.chat.base import ChatRenderer, Rendered, ToolCall, Turn
-from millrace.errors import ChatError
+from millrace.errors import ChatError, one_line
 from millrace.types import Message
 
 _USER: Message = {"role": "user", "content": "ping"}
@@ -33,7 +33,8 @@ class TemplateRenderer(ChatRenderer):
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         if not tokenizer.chat_template:
-            raise ChatError("its tokenizer has no chat template; expected one there, or a file in model.chat_template")
+            expected = "one there, or a file in model.chat_template"
+            raise ChatError("the tokenizer has no chat template", expected=expected)
         self.name = "the tokenizer's chat template"
         self._tokenizer = tokenizer
         self._end = self._turn_end()
@@ -44,7 +45,7 @@ class TemplateRenderer(ChatRenderer):
         return Rendered(tuple(tokens), self._starts(messages, tools, tokens))
 
     def next_turn(
-        self, before: Sequence[int], turn: Sequence[int], messages: Sequence[Message], tools: Sequence[Message] = ()
+        self, context: Sequence[int], turn: Sequence[int], messages: Sequence[Message], tools: Sequence[Message] = ()
     ) -> Rendered:
         opening = _opening(messages[0])
         first = self._apply(opening, tools)
@@ -58,9 +59,10 @@ class TemplateRenderer(ChatRenderer):
             end -= 1
         return Rendered(tuple(whole[end:]), self._starts(conversation, tools, whole, len(opening), end))
 
-    def parse(self, turn: Sequence[int], before: Sequence[int], tools: Sequence[Message] = ()) -> Turn:
+    def parse(self, turn: Sequence[int], context: Sequence[int], tools: Sequence[Message] = ()) -> Turn:
         special = {self._tokenizer.eos_token_id, self._end}
-        text = self._decoded([token for token in turn if token not in special])
+        kept = [token for token in turn if token not in special]
+        text = str(self._tokenizer.decode(kept, clean_up_tokenization_spaces=False))
         thought, end, said = text.rpartition(_THINK_END)
         calls = tuple(_tool_call(body, bool(closed)) for body, closed in _CALL.findall(said)) if tools else ()
         return Turn(
@@ -70,20 +72,21 @@ class TemplateRenderer(ChatRenderer):
         )
 
     def check_several_turns(self, tools: Sequence[Message]) -> None:
-        asked = self._apply([_USER], tools, turn_follows=True)
+        prompt = self._apply([_USER], tools, turn_follows=True)
         answered = self._apply([_USER, _ASSISTANT], tools)
-        if answered[: len(asked)] != asked:
+        if answered[: len(prompt)] != prompt:
             raise ChatError(
                 "the chat template writes a finished turn of the assistant otherwise than it begins one, so the tokens "
                 "of several turns would not be those that were sampled"
             )
         self.next_turn([], [self._end], [{"role": "user", "content": "ping"}], tools)
         if tools:
-            self.next_turn([], [self._end], [{"role": "tool", "content": "ping", "name": _name(tools[0])}], tools)
+            answer = {"role": "tool", "content": "ping", "name": str(tools[0]["function"]["name"])}
+            self.next_turn([], [self._end], [answer], tools)
             if "<tool_call>" not in str(self._tokenizer.chat_template):
                 raise ChatError(
-                    "the chat template does not write tool calls as <tool_call>…</tool_call>, the only form read here; "
-                    "expected the name of a renderer in model.renderer"
+                    "the chat template does not write tool calls as <tool_call>…</tool_call>, the only form read here",
+                    expected="the name of a renderer in model.renderer",
                 )
 
     def _turn_end(self) -> int:
@@ -128,13 +131,7 @@ class TemplateRenderer(ChatRenderer):
                 conversation, tools=[dict(tool) for tool in tools] or None, **options
             )
         except Exception as error:  # whatever a template's own code raises
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise ChatError(f"the chat template refuses the conversation: {reason}") from error
-
-    def _decoded(self, tokens: Sequence[int]) -> str:
-        text = self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False)
-        assert isinstance(text, str)
-        return text
+            raise ChatError(f"the chat template refuses the conversation: {one_line(error)}") from error
 
 
 def _opening(answer: Message) -> list[Message]:
@@ -158,7 +155,3 @@ def _tool_call(body: str, closed: bool) -> ToolCall:
         if isinstance(name, str) and name and isinstance(arguments, Mapping):
             return ToolCall(name=name, arguments=dict(arguments))
     return ToolCall(name="", arguments={}, problem=problem or "the call names no function with an object of arguments")
-
-
-def _name(tool: Message) -> str:
-    return str(tool["function"]["name"])

@@ -15,7 +15,6 @@ import time
 from millrace.control.collapse import Collapse
 from millrace.errors import RolledBack, TrainingDiverged
 from millrace.runs.decisions import RATE_FACTOR, ROLL_BACK, Decisions, StoredDecision
-from millrace.weights.base import AdmissionPolicy
 from storage import layout
 from storage.checkpoints import stored_checkpoints
 from storage.stores.base import Store
@@ -27,7 +26,7 @@ _MOST_FACTOR = 1 / 3
 
 
 def roll_back(
-    store: Store, decisions: Decisions, collapse: Collapse, *, incarnation: int, terms: AdmissionPolicy
+    store: Store, decisions: Decisions, collapse: Collapse, *, incarnation: int, max_staleness: int
 ) -> RolledBack:
     """Stores the decision of the trainer `incarnation` to roll back; returns the error that ends this trainer.
 
@@ -47,8 +46,7 @@ def roll_back(
         incarnation=incarnation,
         policy_version=steps[-1],
         action=ROLL_BACK,
-        max_staleness=terms.max_staleness,
-        places=terms.places,
+        max_staleness=max_staleness,
         reason=_reason(collapse),
         measured={RATE_FACTOR: min(_MOST_FACTOR, collapse.rate_ratio), **_rates(collapse)},
     )

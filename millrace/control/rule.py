@@ -185,7 +185,7 @@ class Decision:
 
 
 def starting_bound(staleness: StalenessConfig, generation: GenerationConfig, groups_per_step: int) -> int:
-    """Returns the lowest allowed bound at which all places of the generators can be filled."""
+    """Returns the lowest allowed bound at which all slots of the generators can be filled."""
     steps_in_flight = generation.groups_per_batch * generation.replicas / groups_per_step
     return min(max(ceil(steps_in_flight) - 1, staleness.min_staleness), staleness.max_staleness)
 

@@ -1,6 +1,6 @@
 """The staleness bound of one trainer, from version to version.
 
-    step ─► readings of trainer and generators ─► rule ─► decisions/<n>.json ─► terms of the next version
+    step ─► readings of trainer and generators ─► rule ─► decisions/<n>.json ─► bound of the next version
                                                                                    └─► with its weights to generators
 
     version      0  1  2  3  4  5  6  7  8           bound 1 at first, raised to 4 at version 2,
@@ -12,8 +12,8 @@ that was in force when it could be sampled. A generator that holds version v adm
 `millrace.rollouts.staleness` holds for each version alone. A bound falls by at most one per version. So v + b(v) never
 falls: nothing that was admitted becomes too old because the bound fell, and while it falls nothing is admitted.
 
-With a fixed bound nothing is decided, and all versions have the same terms. Checkpoints hold everything that the
-trainer needs to continue except the readings of the steps since the last decision, which are taken anew.
+With a fixed bound nothing is decided, and all versions have the same bound. Checkpoints hold everything that the
+trainer needs to continue, except the readings of the steps since the last decision, which it takes again.
 """
 
 import time
@@ -24,7 +24,6 @@ from configs.generation import GenerationConfig
 from configs.operation import StalenessConfig
 from millrace.control.rule import Decision, Reading, Rule, starting_bound
 from millrace.runs.decisions import Decisions, StoredDecision
-from millrace.weights.base import AdmissionPolicy
 from storage.progress import read_status
 from storage.stores.base import Store
 
@@ -67,8 +66,8 @@ class Bounds:
 class StalenessController:
     """Decides for the trainer `incarnation` of a run, by what trainer and generators measure, and stores decisions.
 
-    `fixed` are the terms with a fixed bound, and with an adaptive one the most that it may come to. `state` is that of
-    the checkpoint from which the trainer starts, if there is one.
+    `max_staleness` is the bound of a run with a fixed bound. `state` is in the checkpoint that the trainer starts from,
+    None without one.
     """
 
     def __init__(
@@ -77,19 +76,19 @@ class StalenessController:
         staleness: StalenessConfig,
         generation: GenerationConfig,
         decisions: Decisions,
-        fixed: AdmissionPolicy,
+        max_staleness: int,
         *,
         groups_per_step: int,
         incarnation: int,
         state: Mapping[str, Any] | None,
     ) -> None:
-        self._store, self._decisions, self._fixed = store, decisions, fixed
+        self._store, self._decisions = store, decisions
         self._incarnation = incarnation
         self._num_generators = generation.replicas
         self._started = time.monotonic()
         self._on_policy_ess: float | None = None
         self._rule: Rule | None = None
-        self._bounds = Bounds([(0, fixed.max_staleness)])
+        self._bounds = Bounds([(0, max_staleness)])
         if staleness.control == "adaptive":
             if state:
                 self._rule = Rule.from_json(state["rule"], staleness)
@@ -103,14 +102,14 @@ class StalenessController:
         """Returns the bound in force when a trainer at this version takes a group, policy versions."""
         return trainer_version - self._bounds.oldest_trainable(trainer_version)
 
-    def terms(self, version: int) -> AdmissionPolicy:
-        """Returns what generators may do under the weights of `version`."""
-        return AdmissionPolicy(max_staleness=self._bounds.in_force(version), places=self._fixed.places)
+    def bound_of(self, version: int) -> int:
+        """Returns the bound by which generators with the weights of `version` admit groups, policy versions."""
+        return self._bounds.in_force(version)
 
     def decide(
         self, version: int, *, effective_sample_size: float, length_ratio: float, steps_ready: float, waited: float
     ) -> Decision | None:
-        """Takes the measurements of the step that made `version`, and fixes the terms of the version after it.
+        """Takes the measurements of the step that made `version`, and decides the bound of the version after it.
 
         `effective_sample_size` is of the ratios π/μ before any clipping, `steps_ready` the scored groups left behind in
         steps' worth, and `waited` the seconds that the trainer has waited for groups so far. Returns what changes, once
@@ -136,11 +135,7 @@ class StalenessController:
         self._bounds.forget(version)
         if decision is not None:
             stored = StoredDecision(
-                t=time.time(),
-                incarnation=self._incarnation,
-                policy_version=version,
-                places=self._fixed.places,
-                **vars(decision),
+                t=time.time(), incarnation=self._incarnation, policy_version=version, **vars(decision)
             )
             self._decisions.add(stored)
         return decision
@@ -155,8 +150,8 @@ class StalenessController:
     def _generator_seconds(self) -> tuple[float, float]:
         """Sums the seconds that all generators have waited so far, and the seconds that they have lived.
 
-        While a straggler is on its way a generator is at work, and most of its places may be free for want of room.
-        Such a time counts as waiting by the share of these places.
+        While a generator waits for a straggler, most of its slots may be free because the bound admits no group. That
+        time counts as waiting, by the share of free slots.
         """
         waited, lived = 0.0, 0.0
         for generator in range(self._num_generators):

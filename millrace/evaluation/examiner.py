@@ -36,7 +36,7 @@ def evaluation_sets(
     evaluation: EvaluationConfig, config: PromptsConfig, prompts: PromptSet
 ) -> dict[str, EvaluationSet]:
     """The configured sets by name, the held-out ones of `prompts` first. Raises InputError as `load_prompts` does."""
-    sets = {HELD_OUT: EvaluationSet(prompts=prompts.eval[: evaluation.num_prompts], samples=evaluation.samples)}
+    sets = {HELD_OUT: EvaluationSet(prompts=prompts.eval, samples=evaluation.samples)}
     for name, further in evaluation.sets.items():
         loaded = load_source(further.source, config)[: further.num_prompts]
         sets[name] = EvaluationSet(prompts=tuple(loaded), samples=further.samples)
@@ -128,7 +128,7 @@ class Examiner:
     def _answers_of_batch(self, prompts: Sequence[Prompt], sampling: Sampling, seed: int) -> list[Answered]:
         tokens = [self._encoder.encode(prompt).tokens for prompt in prompts]
         try:
-            responses = self._engine.generate(tokens, sampling, seed=seed, asked=prompts, each_wait=self._check)
+            responses = self._engine.generate(tokens, sampling, seed=seed, prompts=prompts, each_wait=self._check)
         except Stopped:
             self._engine.abort()
             raise

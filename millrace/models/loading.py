@@ -39,7 +39,7 @@ def load_model(folder: Path, dtype: str) -> PreTrainedModel:
     """The causal language model in `folder`, in `dtype`.
 
     Raises ModelFolderError, also if the weight files and the model that config.json describes have different tensors
-    (transformers would draw what is missing at random), or if a value is not finite.
+    (transformers would draw missing ones at random), or if a value is not finite.
     """
     with _refused_in_a_sentence(folder):
         config = AutoConfig.from_pretrained(folder, **_LOCAL)
@@ -59,10 +59,10 @@ def load_model(folder: Path, dtype: str) -> PreTrainedModel:
     refuse_differences(folder, about)
     embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
     if model.config.tie_word_embeddings and output.weight is not embedding.weight:
-        raise ModelFolderError(f"{folder}: {NOT_TIED}")
+        raise ModelFolderError(NOT_TIED, file=folder)
     for name, parameter in model.named_parameters():
         if not is_finite(parameter):
-            raise ModelFolderError(f"{folder}: {name} holds values that are not finite; expected numbers")
+            raise ModelFolderError(f"{name} holds values that are not finite", file=folder, expected="numbers")
     return cast("PreTrainedModel", model)
 
 
@@ -110,17 +110,16 @@ def is_finite(tensor: torch.Tensor) -> bool:
 def refuse_differences(folder: Path, loaded: Mapping[str, Any]) -> None:
     """Raises ModelFolderError unless the weight files have exactly the model's tensors, by transformers' report."""
     if missing := sorted(loaded["missing_keys"]):
-        raise ModelFolderError(f"{folder}: its weight files lack {_named(missing)}")
+        raise ModelFolderError(f"its weight files miss {_named(missing)}", file=folder)
     if differing := sorted(loaded["mismatched_keys"]):
         name, stored, expected = differing[0]
-        raise ModelFolderError(
-            f"{folder}: {name} has the shape {list(stored)} in the weight files, but the model that config.json "
-            f"describes has {list(expected)}"
-        )
+        read = f"a tensor of the shape {list(stored)} in the weight files"
+        raise ModelFolderError(read, file=folder, key=name, expected=f"{list(expected)}, as config.json describes it")
     if unexpected := sorted(loaded["unexpected_keys"]):
         raise ModelFolderError(
-            f"{folder}: its weight files hold {_named(unexpected)}, which the model that config.json describes does "
-            "not have"
+            f"its weight files hold {_named(unexpected)}",
+            file=folder,
+            expected="the tensors that config.json describes",
         )
 
 
@@ -145,7 +144,8 @@ def load_tokenizer(folder: Path, chat_template: str | None = None) -> PreTrained
     with _refused_in_a_sentence(folder, what="tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(folder, **_LOCAL)
     if tokenizer.eos_token_id is None:
-        raise ModelFolderError(f"{folder}: its tokenizer has no end-of-sequence token, so no response could stop")
+        read = "its tokenizer has no end-of-sequence token"
+        raise ModelFolderError(read, file=folder, expected="one, at which responses stop")
     if chat_template is not None:
         tokenizer.chat_template = chat_template
     return tokenizer
@@ -162,29 +162,23 @@ def end_token_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int
         try:
             named = parse_json(path.read_bytes()).get("eos_token_id")
         except (OSError, ValueError, AttributeError) as error:
-            raise ModelFolderError(f"{path}: can't be read ({error}); expected a JSON object") from error
+            raise ModelFolderError(f"can't be read ({error})", file=path, expected="a JSON object") from error
     more = named if isinstance(named, list) else [] if named is None else [named]
     if not all(type(token) is int and token >= 0 for token in more):
-        raise ModelFolderError(f"{path}: eos_token_id is {named}; expected token ids")
+        raise ModelFolderError(str(named), file=path, key="eos_token_id", expected="token ids")
     return tuple(dict.fromkeys([tokenizer.eos_token_id, *more]))
 
 
 @contextmanager
 def _refused_in_a_sentence(folder: Path, what: str = "causal language model") -> Iterator[None]:
     if not folder.is_dir():
-        raise ModelFolderError(f"{folder}: no such folder; expected a Hugging Face causal language model")
+        raise ModelFolderError("no such folder", file=folder, expected="a Hugging Face causal language model")
     try:
         yield
-    except (OSError, ValueError) as error:
-        raise ModelFolderError(f"{folder}: not a {what} that transformers can load: {_short(error)}") from error
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        # transformers takes a file's values apart without looking at them, and may raise anything for it.
-        reason = f"{type(error).__name__}: {_short(error)}"
-        raise ModelFolderError(f"{folder}: not a {what} that transformers can load ({reason})") from error
-
-
-def _short(error: Exception) -> str:
-    """The error's text without the pages of advice that transformers adds."""
-    return textwrap.shorten(str(error), _LONGEST_REASON, placeholder=" …")
+        # transformers takes a file's values apart without looking at them, and may raise anything for it. It adds pages
+        # of advice.
+        reason = textwrap.shorten(f"{type(error).__name__}: {error}", _LONGEST_REASON, placeholder=" …")
+        raise ModelFolderError(f"not a {what} that transformers can load ({reason})", file=folder) from error

@@ -39,7 +39,7 @@ def call_at_each_layer(model: "PreTrainedModel", call: Callable[[], None]) -> No
 
 
 def routers(model: nn.Module) -> list[nn.Module]:
-    """The routers of `model` in the order of its layers; none if it is no mixture of experts.
+    """The routers of `model` in the order of its layers; none unless it is a mixture of experts.
 
     A router's forward pass gives (logits [T, experts], weights [T, k], ids of the chosen experts [T, k]) of T tokens.
     """

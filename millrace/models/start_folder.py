@@ -27,16 +27,12 @@ def start_folder(store: Store, path: str | None, cache: Path) -> Path:
     try:
         refs = parse_manifest(bytes(store.get(layout.START_MANIFEST)))
     except NotInStore as error:
-        raise ModelFolderError(f"{store.url}: the run has no start model yet") from error
-    files = {name: _verified(store, ref) for name, ref in refs.items()}
-    return store.local_path(layout.START_MODEL) or _copied(files, cache / layout.START_MODEL)
-
-
-def _verified(store: Store, ref: FileRef) -> memoryview:
+        raise ModelFolderError("the run has no start model yet", file=store.url) from error
     try:
-        return get_file(store, ref)
+        files = {name: get_file(store, ref) for name, ref in refs.items()}
     except StreamCorrupt as error:
         raise StreamCorrupt(error.file, f"{error.reason}; {_RESTORE}") from error
+    return store.local_path(layout.START_MODEL) or _copied(files, cache / layout.START_MODEL)
 
 
 def parse_manifest(data: bytes) -> dict[str, FileRef]:
@@ -52,7 +48,7 @@ def parse_manifest(data: bytes) -> dict[str, FileRef]:
 def store_start_model(store: Store, folder: Path) -> None:
     """Puts the files of `folder` into the run as its start model. The manifest, written last, makes it whole.
 
-    Raises StreamCorrupt if something that is no file has the manifest's name.
+    Raises StreamCorrupt if a folder or the like has the manifest's name.
     """
     store.delete_tree(layout.START_MODEL)
     files = {
@@ -61,9 +57,7 @@ def store_start_model(store: Store, folder: Path) -> None:
     }
     store.put_if_absent(layout.START_MANIFEST, json.dumps({"files": files}, indent=1).encode())
     if not store.exists(layout.START_MANIFEST):
-        raise StreamCorrupt(
-            layout.START_MANIFEST, "something that is no file has its name; remove it and resume the run"
-        )
+        raise StreamCorrupt(layout.START_MANIFEST, "something else has its name; remove it and resume the run")
 
 
 def _copied(files: dict[str, memoryview], folder: Path) -> Path:

@@ -14,7 +14,7 @@ class Family:
     model_type: str
     """Their `model_type` in config.json."""
     name: str
-    """What people call them."""
+    """Their common names."""
     experts: bool = False
     """Whether their layers are mixtures of experts."""
     tensor_parallel: bool = True
@@ -53,19 +53,17 @@ def check_trainable(model: Mapping[str, Any]) -> None:
     """
     kind, rope = model["model_type"], _rope_by_length(model)
     if kind not in FAMILIES:
-        problem = f"model; expected one of {', '.join(FAMILIES)}"
+        problem, expected = "", f"one of {', '.join(FAMILIES)}"
     elif rope is not None:
-        problem = (
-            f"model with rotary embeddings of type {rope}, which differ with the length of the longest sequence of a "
-            "batch; expected those of a fixed type"
-        )
+        problem = f" with rotary embeddings of type {rope}, which depend on the longest sequence of a batch"
+        expected = "those of a fixed type"
     elif model.get("quantization_config"):
-        problem = "model with quantized weights; expected a folder in float32 or bfloat16, without quantization_config"
+        problem, expected = " with quantized weights", "a folder without quantization_config, in float32 or bfloat16"
     elif model.get("use_bidirectional_attention"):
-        problem = "model with use_bidirectional_attention; expected one whose tokens attend to earlier ones only"
+        problem, expected = " with use_bidirectional_attention", "tokens that attend to earlier ones only"
     else:
         return
-    raise InputError(f"the trainer can't train a {kind} {problem} (docs/models.md)")
+    raise InputError(f"a {kind} model{problem} can't be trained", expected=f"{expected} (docs/models.md)")
 
 
 def _rope_by_length(model: Mapping[str, Any]) -> str | None:

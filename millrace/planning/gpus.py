@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from configs.plan import GivenLengthsConfig
+from configs.requests import GivenLengthsConfig
 from configs.schema import RunConfig
 from millrace.errors import InputError
 from millrace.planning.durations import Assumption, Costs, LogNormalLengths, mean_lengths

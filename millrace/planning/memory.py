@@ -4,7 +4,7 @@
                + a layer and the one after it, gathered, with its gradient; embeddings and output layer
                + activations of a microbatch;  or, before them, the reference policy's shards
                + logits of a chunk, and the output layer's gradient
-    generator    weights of its share + key-value cache of its places
+    generator    weights of its share + key-value cache of its slots
 
 Activations are those that transformers' Llama keeps for the backward pass in 16 bits: per token and layer 8 numbers of
 the hidden size (norms compute in float32), 3 of the queries', a key, a value, and 4 of the feed-forward block's, which

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from configs.recipe import choose_recipe
 from configs.schema import RunConfig
 from millrace.errors import InputError, ModelFolderError
 from storage.json_text import parse_json
@@ -121,16 +122,16 @@ def shape_of_model(config: RunConfig) -> ModelShape:
     """Reads the sizes of the config's model. Raises ModelFolderError if its folder does not say them."""
     if config.model.path is not None:
         return shape_of_folder(Path(config.model.path))
-    bootstrap = config.model.bootstrap
+    recipe = choose_recipe(config)
     return ModelShape(
         name="bootstrap",
-        layers=bootstrap.num_layers,
-        hidden=bootstrap.hidden_size,
-        intermediate=bootstrap.intermediate_size,
-        heads=bootstrap.num_heads,
-        kv_heads=bootstrap.num_heads,
+        layers=recipe.num_layers,
+        hidden=recipe.hidden_size,
+        intermediate=recipe.intermediate_size,
+        heads=recipe.num_heads,
+        kv_heads=recipe.num_heads,
         vocabulary=_BOOTSTRAP_VOCABULARY,
-        head_dim=bootstrap.hidden_size // bootstrap.num_heads,
+        head_dim=recipe.hidden_size // recipe.num_heads,
         tied=True,
     )
 

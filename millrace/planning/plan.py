@@ -22,7 +22,6 @@ from millrace.planning.candidate import (
 from millrace.planning.durations import Assumption
 from millrace.planning.search import Search
 
-_DIGITS = 4
 _HANG_FACTOR = 4
 
 
@@ -58,13 +57,13 @@ class Plan:
     def config(self) -> RunConfig:
         """Returns the chosen config with its prediction."""
         values = explicit_values(self.chosen.config)
-        for key, value in _predicted_settings(self.chosen).items():
+        for key, value in _hang_limit(self.chosen).items():
             put_key(values, key, value)
         return RunConfig.model_validate(values)
 
     def changes(self, entry: Candidate) -> dict[str, Any]:
-        """Returns an entry's changes of the given config, with the prediction, as dotted key → value."""
-        overrides = {**entry.overrides, **_predicted_settings(entry)}
+        """Returns an entry's changes of the given config, as dotted key → value."""
+        overrides = {**entry.overrides, **_hang_limit(entry)}
         return {key: value for key, value in overrides.items() if _read_key(self.base, key) != value}
 
     def dollars(self, entry: Candidate, seconds: float) -> float | None:
@@ -90,19 +89,12 @@ class Plan:
         }
 
 
-def _predicted_settings(entry: Candidate) -> dict[str, Any]:
-    """Settings that a plan adds to a config: the prediction, and a time after which a stage counts as hung."""
-    if entry.outcome is None:
+def _hang_limit(entry: Candidate) -> dict[str, Any]:
+    """The setting that a plan adds to a config: a hang limit longer than its steps, which have no heartbeat."""
+    outcome = entry.outcome
+    if outcome is None or entry.config.supervision.hang_seconds >= _HANG_FACTOR * outcome.step_seconds:
         return {}
-    outcome, hang_seconds = entry.outcome, entry.config.supervision.hang_seconds
-    settings: dict[str, Any] = {
-        f"plan.{name}": float(f"{getattr(outcome, name):.{_DIGITS}g}")
-        for name in ("step_seconds", "tokens_per_second", "staleness_mean", "dropped_share")
-    }
-    # A stage without a heartbeat for longer would count as hung.
-    if hang_seconds < _HANG_FACTOR * outcome.step_seconds:
-        settings["supervision.hang_seconds"] = float(round(_HANG_FACTOR * outcome.step_seconds))
-    return settings
+    return {"supervision.hang_seconds": float(round(_HANG_FACTOR * outcome.step_seconds))}
 
 
 def _read_key(config: RunConfig, key: str) -> object:

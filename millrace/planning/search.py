@@ -1,9 +1,9 @@
 """The best config on a machine, and why the others lose.
 
 layouts: GPUs of the trainer (data × tensor) and of the generators (replicas × tensor), or both on the same
-   │ memory fits? if not: activation checkpointing, smaller microbatches, fewer places
+   │ memory fits? if not: activation checkpointing, smaller microbatches, fewer slots
    ▼ ranked by an analytic bound on their speed
-the best few, with each bound and number of places ─► simulated coarsely ─► the winner and one of each other
+the best few, with each bound and number of slots ─► simulated coarsely ─► the winner and one of each other
                                                                            kind, simulated with more steps
 """
 
@@ -30,7 +30,7 @@ _EVEN = 4
 _LEAST_RESPONSES = 4
 """Responses of the greatest length that a microbatch has room for."""
 _SPLITS, _TUNED_LAYOUTS, _SHOWN_SPLITS = 12, 2, 3
-"""Splits of each batch that are simulated, layouts that are with each bound and number of places, and other splits that
+"""Splits of each batch that are simulated, layouts that are with each bound and number of slots, and other splits that
 are shown."""
 _LEAST_STEPS = 6
 
@@ -112,9 +112,9 @@ class Search:
     def _override(self, overrides: dict[str, Any]) -> Candidate | None:
         generation = self._config.generation
         if "max_num_seqs" in generation.engine_args:
-            # An engine that is limited to a number of requests has as many as it has places.
-            places = int(overrides["generation.groups_per_batch"]) * generation.group_size
-            overrides = {**overrides, "generation.engine_args.max_num_seqs": places}
+            # An engine that is limited to a number of requests has as many as it has slots.
+            slots = int(overrides["generation.groups_per_batch"]) * generation.group_size
+            overrides = {**overrides, "generation.engine_args.max_num_seqs": slots}
         return override(self._config, overrides, self._machine)
 
     def _layouts(self, batches: Sequence[int]) -> Iterator[Candidate]:
@@ -163,13 +163,13 @@ class Search:
                 }
 
     def _fit_memory(self, candidate: Candidate) -> Candidate:
-        """Applies activation checkpointing, smaller microbatches and fewer places until it fits or nothing is left."""
+        """Applies activation checkpointing, smaller microbatches and fewer slots until it fits or nothing is left."""
         while candidate.memory is not None and not candidate.memory.fits:
-            training, places = candidate.config.training, candidate.config.generation.groups_per_batch // 2
+            training, slots = candidate.config.training, candidate.config.generation.groups_per_batch // 2
             tokens = training.max_tokens_per_microbatch // 2
             smaller: dict[str, Any] = {}
             if candidate.memory.trainer_fits:
-                smaller = {"generation.groups_per_batch": places} if places else {}
+                smaller = {"generation.groups_per_batch": slots} if slots else {}
             elif not training.activation_checkpointing:
                 smaller = {"training.activation_checkpointing": True}
             elif tokens >= _LEAST_RESPONSES * candidate.config.generation.max_new_tokens:
@@ -218,7 +218,7 @@ class Search:
         return sorted(entries, key=self._sort_key)
 
     def _schedules(self, layout: Candidate) -> Iterator[Candidate]:
-        """Yields a layout with other staleness bounds, and numbers of places per generator that the bound can fill."""
+        """Yields a layout with other staleness bounds, and numbers of slots per generator that the bound can fill."""
         most, config = self._config.staleness.max_staleness, layout.config
         share = max(1, config.training.groups_per_step // config.generation.replicas)
         for bound in sorted({bound for bound in (1, 2, 4, 8, 16) if bound < most} | {most}, reverse=True):
@@ -232,19 +232,19 @@ class Search:
                 if candidate is None:
                     continue
                 candidate = self._fit_memory(candidate)
-                places = candidate.config.generation.groups_per_batch
-                if (candidate.memory is None or candidate.memory.fits) and places not in seen:
-                    seen.add(places)
+                slots = candidate.config.generation.groups_per_batch
+                if (candidate.memory is None or candidate.memory.fits) and slots not in seen:
+                    seen.add(slots)
                     yield candidate
 
     def _choose(self, entries: Sequence[Candidate]) -> Candidate:
-        """Returns the best; of those that are as good, the one with the least staleness, GPUs, bound and places."""
+        """Returns the best; of those that are as good, the one with the least staleness, GPUs, bound and slots."""
 
         def freshness(entry: Candidate) -> tuple[float, ...]:
             assert entry.outcome is not None
             config = entry.config
-            places = config.generation.replicas * config.generation.groups_per_batch
-            return round(entry.outcome.staleness_mean, 1), entry.gpus or 0, config.effective_max_staleness, places
+            slots = config.generation.replicas * config.generation.groups_per_batch
+            return round(entry.outcome.staleness_mean, 1), entry.gpus or 0, config.effective_max_staleness, slots
 
         best = max(entry.score(self._goal) for entry in entries)
         return min((entry for entry in entries if entry.score(self._goal) >= (1 - _ALIKE) * best), key=freshness)

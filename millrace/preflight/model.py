@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from configs.recipe import Recipe
 from configs.schema import ModelConfig
 from configs.training import ParallelConfig, TrainingConfig
 from millrace.errors import InputError, ModelFolderError
@@ -31,17 +32,17 @@ _LAYERS = "training.frozen_layers"
 _TENSOR = "training.parallel.tensor"
 
 
-def read_model(model: ModelConfig) -> Mapping[str, Any]:
-    """Return config.json of the folder `model.path`, or the keys needed here of the one that bootstrap would write.
+def read_model(model: ModelConfig, recipe: Recipe) -> Mapping[str, Any]:
+    """Return config.json of the folder `model.path`, or the keys needed here of the tiny one that `recipe` makes.
 
     Raises ModelFolderError, naming the first thing missing from the folder.
     """
     if model.path is None:
         return {
             "model_type": "llama",
-            "num_attention_heads": model.bootstrap.num_heads,
-            "intermediate_size": model.bootstrap.intermediate_size,
-            "num_hidden_layers": model.bootstrap.num_layers,
+            "num_attention_heads": recipe.num_heads,
+            "intermediate_size": recipe.intermediate_size,
+            "num_hidden_layers": recipe.num_layers,
         }
     folder = Path(model.path).expanduser()
 

@@ -21,9 +21,7 @@ from millrace.errors import ChatError, InputError, PromptsError
 from millrace.models.decoder import plain_tokenizer
 from millrace.preflight.child import answer_of, serve
 from millrace.prompts.dataset import PromptSet
-from millrace.prompts.files import place_of
 from millrace.prompts.messages import templated
-from millrace.prompts.packages import prompt_sources
 from millrace.rewards.scorer import Scorer
 from millrace.types import Prompt
 
@@ -82,7 +80,7 @@ def check_prompts(
 def longest_prompt(question: Mapping[str, Any]) -> int:
     """The child process: return and raise what `check_prompts` does. Imports transformers."""
     from millrace.generation.environments.base import environment_class
-    from millrace.generation.environments.exchange import prompt_encoder
+    from millrace.generation.environments.episodes import prompt_encoder
 
     model, prompts = ModelConfig(**question["model"]), PromptsConfig(**question["prompts"])
     train, held_out = (tuple(Prompt.from_json(prompt) for prompt in question[half]) for half in ("train", "eval"))
@@ -147,18 +145,12 @@ def _name(prompt: Prompt) -> str:
     return f"prompt {prompt.prompt_id}"
 
 
-def check_answers(scorer: Scorer, prompt_set: PromptSet, prompts: PromptsConfig, further: Sequence[str] = ()) -> None:
-    """Raises PromptsError, naming the prompt's file and line, if no response to some prompt can be scored.
-
-    `further` are prompt sources besides those of `prompts`.
-    """
-    if (unusable := scorer.first_unusable((*prompt_set.train, *prompt_set.eval))) is None:
-        return
-    prompt, reason = unusable
-    sources = [source for source in (prompts.source, prompts.eval_source, *further) if source is not None]
-    places = (place_of(prompt, source, prompts) for source in sources if not prompt_sources(source, prompts))
-    place = next(filter(None, places), f"prompt {prompt.prompt_id} of {prompt.source}")
-    raise PromptsError(f"no response to it can be scored: {reason}", file=place)
+def check_answers(scorer: Scorer, prompt_set: PromptSet) -> None:
+    """Raises PromptsError, naming the prompt, if no response to some prompt can be scored."""
+    if (unusable := scorer.first_unusable((*prompt_set.train, *prompt_set.eval))) is not None:
+        prompt, reason = unusable
+        read = f"no response to it can be scored: {reason}"
+        raise PromptsError(read, file=f"prompt {prompt.prompt_id} of {prompt.source}")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ class Question:
     """The settings that vLLM will be started with."""
 
     folder: str | None
-    """Hugging Face folder of the model; None if bootstrap will make it, as `tiny` (`model.bootstrap`) describes."""
+    """Hugging Face folder of the model; None if bootstrap will make it, by the recipe `tiny`."""
     tiny: Mapping[str, Any]
     dtype: str
     """Number format of the weights in generators."""
@@ -88,14 +88,13 @@ def answer(values: Mapping[str, Any]) -> None:
 def _make_tiny(question: Question, folder: Path) -> None:
     """Makes the model of bootstrap without training it."""
     from configs.prompts import EnvironmentConfig
-    from configs.schema import BootstrapConfig
+    from configs.recipe import Recipe
     from millrace.bootstrap.tiny_model import bootstrap
     from millrace.types import Prompt
 
     bootstrap(
         [Prompt(prompt_id=text, text=text, answer=answer, source="") for text, answer in question.prompts],
-        # Not validated, because the config requires at least one step.
-        BootstrapConfig.model_construct(**{**question.tiny, "max_steps": 0}),
+        Recipe(**{**question.tiny, "max_steps": 0}),
         folder,
         seed=0,
         max_new_tokens=question.max_new_tokens,
@@ -251,8 +250,8 @@ def _memory(config: Any, question: Question) -> Iterator[InputError]:
 
 def _unfit(question: Question, read: str, expected: str | None) -> InputError:
     """Make the error about the model."""
-    key, subject = ("model.bootstrap", "a model") if question.folder is None else ("model.path", f"{question.folder},")
-    return InputError(f"{subject} {read}", key=key, expected=expected)
+    subject = "null, which makes a model" if question.folder is None else f"{question.folder},"
+    return InputError(f"{subject} {read}", key="model.path", expected=expected)
 
 
 def _gib(size: float) -> str:

@@ -1,1 +1,1 @@
-"""What the policy is asked: built-in sums and chains of sums, files of the user, and prompts of other packages."""
+"""Prompts: built-in sums and chains of sums, files of the user, and prompts of other packages."""

@@ -34,16 +34,16 @@ def boxed(text: str) -> str | None:
     """
     opened: list[int | None] = []
     last, content = -1, ""
-    for found in _BRACE_OR_BOX.finditer(text):
-        token = found.group()
+    for match in _BRACE_OR_BOX.finditer(text):
+        token = match.group()
         if token == "}":
             start = opened.pop() if opened else None
             if start is not None and start > last:
-                last, content = start, text[start : found.start()].strip()
+                last, content = start, text[start : match.start()].strip()
         elif token == "{":
             opened.append(None)
         elif token.endswith("{") and len(token) > 2:
-            opened.append(found.end())
+            opened.append(match.end())
     if last < 0:
         bare = _BARE_BOX.findall(text)
         content = bare[-1].rstrip(".") if bare else ""
@@ -67,11 +67,11 @@ EXPECTED = {
     "gsm8k": 'a worked solution that ends in "####" and the answer',
     "boxed": r"a solution with the answer in \boxed{…}, its braces balanced",
 }
-"""What an answer field of each format must be, for error messages."""
+"""The content expected of an answer field, by format, for error messages."""
 
 
 def after_thoughts(response: str) -> str | None:
-    """The text after the last `</think>`; None where a `<think>` is not closed: there is no answer yet."""
+    """The text after the last `</think>`; None where a `<think>` is not closed: the answer has not begun."""
     text = response.rpartition("</think>")[2]
     return None if "<think>" in text else text
 
@@ -80,7 +80,7 @@ def last_group(text: str, pattern: str | re.Pattern[str]) -> str | None:
     """The first group of the last match of `pattern`; None without a match.
 
     A number is read to its end: `#### ([0-9]+)` finds 12.5 in "#### 12.5" and 1,234 in "#### 1,234". Where the pattern
-    leaves out the beginning of a number, or its minus sign, there is no answer.
+    leaves out the beginning of a number, or its minus sign, the result is None.
     """
     text = text.translate(MINUS_SIGNS)
     matches = list(re.finditer(pattern, text))
@@ -91,7 +91,7 @@ def last_group(text: str, pattern: str | re.Pattern[str]) -> str | None:
     if answer is None or not _DIGITS.fullmatch(answer):
         return answer
     start, end = last.span(1)
-    # What the pattern itself matches around the group is there on purpose.
+    # Text that the pattern itself matches around the group is meant.
     if start == last.start() and answer[0] != "-" and _BEGUN.search(text[max(0, start - 2) : start]):
         return None
     rest = _REST.match(text, end) if end == last.end() else None

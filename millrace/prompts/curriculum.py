@@ -8,7 +8,7 @@
 
 Here v is the version of that generator's weights. A block that is decided stays: every other generator reads it, and so
 does one that makes a group again after a restart or a rollback. So group number and prompt belong together, as without
-a curriculum (docs/decisions/04), but only the files tell how.
+a curriculum (docs/decisions/04), but only the files record how.
 
 curriculum/<block>.json    {"crc": …, "prompts": [7, 0, …], "turns": [0.0, 0.0, …], "num_prompts": 100, …}      sealed
 """
@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from configs.prompts import CurriculumConfig, PromptsConfig
+from configs.prompts import PromptsConfig
 from millrace.errors import PromptsError
 from millrace.rollouts.lineage import Lineage
 from millrace.types import Prompt
@@ -42,6 +42,8 @@ Groups = npt.NDArray[np.void]
 _GROUP = np.dtype([(name, np.int64) for name in ("incarnation", "policy_version", "group_id", "outcome")])
 """A consumed group: the trainer's incarnation, the version that its step made, its number, and how its rewards were."""
 _SPREAD, _SOLVED, _UNSOLVED = 0, 1, 2
+_WEIGHT = 0.25
+"""How often easy and hard prompts are asked, relative to the others."""
 _RIGHT = 1.0
 """A response is right at this reward or more, as in evaluations."""
 
@@ -66,10 +68,9 @@ def read_block(store: Store, number: int) -> Block | None:
     """The block of that number; None if it is not decided. Raises StreamCorrupt."""
     path = layout.curriculum_block(number)
     try:
-        data = bytes(store.get(path))
+        return parse_block(bytes(store.get(path)), path)
     except NotInStore:
         return None
-    return parse_block(data, path)
 
 
 def write_block(store: Store, number: int, block: Block) -> bool:
@@ -97,79 +98,20 @@ def parse_block(data: bytes, path: str) -> Block:
     return block
 
 
-class Turns:
-    """Whose turn it is: prompts in proportion to their weights, and none twice before the others of its weight.
-
-    weight 1     turn 0     1     2     3     4     5          a prompt asked at turn t is due again at t + 1/weight;
-    weight 1/4   turn 0                       4                those due first are asked first, in a drawn order
-
-    With equal weights these are epochs: every prompt once per turn. A prompt whose weight changes is due by its new one
-    at once, and is not asked more often to make up for what it missed.
-    """
-
-    def __init__(self, num_prompts: int) -> None:
-        self._asked_at = np.full(num_prompts, -np.inf)
-        self._now = 0.0
-
-    def next(self, weights: Floats, ranks: Ints, count: int) -> tuple[list[int], list[float]]:
-        """The next `count` prompts, and the turn of each.
-
-        `weights`, above 0, and `ranks` are [prompts]. Of those due at the same turn the one of lowest rank is first.
-        """
-        gaps = 1.0 / weights
-        # A prompt that was never asked is due from the beginning.
-        due = np.maximum(self._asked_at + gaps, 0.0)
-        # Those behind the first `count` can't be reached.
-        first = np.lexsort((ranks, due))[:count].tolist()
-        waiting = [(float(due[prompt]), int(ranks[prompt]), prompt) for prompt in first]
-        prompts, turns, now = [], [], self._now
-        for _ in range(count):
-            turn, rank, prompt = waiting[0]
-            now = max(now, turn)
-            prompts.append(prompt)
-            turns.append(now)
-            heapq.heapreplace(waiting, (now + float(gaps[prompt]), rank, prompt))
-        return prompts, turns
-
-    def ask(self, prompts: Sequence[int], turns: Sequence[float]) -> None:
-        """Takes note of what `next` gave, here or in another process."""
-        self._asked_at[list(prompts)] = turns
-        self._now = turns[-1]
-
-
-class _PastRewards:
-    """What past groups earned: all right, all wrong alike, or with spread, read from `consumed` as it grows.
-
-    Parts that can't be read are passed over: the rewards in them are not known.
-    """
-
-    def __init__(self, store: Store) -> None:
-        columns = ["incarnation", "policy_version", "group_id", "outcome", "reward"]
-        self._reader = StreamReader(store, layout.CONSUMED, CONSUMED, columns=columns)
-        self._groups: Groups = np.empty(0, dtype=_GROUP)
-
-    def read(self) -> Groups:
-        """All groups consumed so far, those of rolled-back steps too. Raises StreamCorrupt for a damaged record."""
-        parts = [_groups_of(part.table) for part in self._reader.readable()]
-        if parts:
-            self._groups = np.concatenate([self._groups, *parts])
-        return self._groups
-
-
 def _groups_of(rows: pa.Table) -> Groups:
     """The groups with a known reward among `rows` of one part."""
     rewards = rows["reward"].to_numpy().astype(np.float32)
     numbers = rows["group_id"].to_numpy()
     # A group of rolled-back weights is made again. Of a group in a damaged part not even the number is known.
-    known = ~np.isnan(rewards) & (numbers >= 0) & (rows["outcome"].to_numpy() != "rolled_back")
-    group_ids, first, place = np.unique(numbers[known], return_index=True, return_inverse=True)
+    has_reward = ~np.isnan(rewards) & (numbers >= 0) & (rows["outcome"].to_numpy() != "rolled_back")
+    group_ids, first, place = np.unique(numbers[has_reward], return_index=True, return_inverse=True)
     lowest = np.full(len(group_ids), np.inf, dtype=np.float32)
     highest = np.full(len(group_ids), -np.inf, dtype=np.float32)
-    np.minimum.at(lowest, place, rewards[known])
-    np.maximum.at(highest, place, rewards[known])
+    np.minimum.at(lowest, place, rewards[has_reward])
+    np.maximum.at(highest, place, rewards[has_reward])
     groups = np.empty(len(group_ids), dtype=_GROUP)
-    groups["incarnation"] = rows["incarnation"].to_numpy()[known][first]
-    groups["policy_version"] = rows["policy_version"].to_numpy()[known][first]
+    groups["incarnation"] = rows["incarnation"].to_numpy()[has_reward][first]
+    groups["policy_version"] = rows["policy_version"].to_numpy()[has_reward][first]
     groups["group_id"] = group_ids
     groups["outcome"] = np.where(lowest < highest, _SPREAD, np.where(lowest >= _RIGHT, _SOLVED, _UNSOLVED))
     return groups
@@ -187,10 +129,16 @@ def _before(groups: Groups, policy_version: int, lineage: Lineage) -> Groups:
 
 
 class Curriculum:
-    """The prompts of a run's groups, in blocks of `block_groups`.
+    """The prompts of a run's groups, in blocks of `block_groups`, in proportion to their weights.
 
-    Opening it reads what is decided. Raises StreamCorrupt for a block that is damaged or missing, and PromptsError if
-    there are more or fewer `prompts` than when it was decided.
+        weight 1     turn 0     1     2     3     4     5      a prompt asked at turn t is due again at t + 1/weight;
+        weight 1/4   turn 0                       4            those due first are asked first, in a drawn order
+
+    With equal weights these are epochs: every prompt once per turn. A prompt whose weight changes is due by its new one
+    at once, and does not catch up on missed turns.
+
+    Opening it reads the decided blocks. Raises StreamCorrupt for a damaged or missing block, and PromptsError if there
+    are more or fewer `prompts` than when it was decided.
     """
 
     def __init__(
@@ -201,8 +149,13 @@ class Curriculum:
         self._config = config
         self._seed = seed
         self._block_groups = block_groups
-        self._past = _PastRewards(store)
-        self._turns = Turns(len(prompts))
+        columns = ["incarnation", "policy_version", "group_id", "outcome", "reward"]
+        self._consumed = StreamReader(store, layout.CONSUMED, CONSUMED, columns=columns)
+        # What past groups earned, of rolled-back steps too. Parts that can't be read are skipped.
+        self._past: Groups = np.empty(0, dtype=_GROUP)
+        # The turn at which each prompt was asked last, and the newest turn.
+        self._asked_at = np.full(len(prompts), -np.inf)
+        self._now = 0.0
         # Group number → index of its prompt, of all blocks that are known.
         self._asked: list[int] = []
         self.lineage: Lineage | None = None
@@ -226,17 +179,16 @@ class Curriculum:
         """
         if n < len(self._asked):
             return False
-        past, number = self._read(), self._number
-        if n < len(self._asked):
-            return True
+        self._read()
         if n >= len(self._asked) + self._block_groups:
-            raise _missing(number, n)
-        block = self._drawn(past, policy_version)
-        if not write_block(self._store, number, block):
-            # Another generator was faster.
-            self._read()
-        else:
-            self._add(block)
+            raise _missing(self._number, n)
+        if n >= len(self._asked):
+            block = self._draw_block(policy_version)
+            if write_block(self._store, self._number, block):
+                self._add(block)
+            else:
+                # Another generator was faster.
+                self._read()
         return True
 
     def prompt_at(self, n: int) -> Prompt:
@@ -248,60 +200,77 @@ class Curriculum:
         """Number of the first block that is not known."""
         return len(self._asked) // self._block_groups
 
-    def _read(self, last_group: int = -1) -> Groups:
-        """Reads the blocks that were decided; returns all groups that were consumed before."""
+    def _read(self, last_group: int = -1) -> None:
+        """Reads which groups were consumed, and which blocks were decided."""
         # In this order: a group that was consumed is of a block that was decided before.
-        past = self._past.read()
+        parts = [_groups_of(part.table) for part in self._consumed.readable()]
+        self._past = np.concatenate([self._past, *parts])
         while (block := read_block(self._store, self._number)) is not None:
             self._add(block)
-        newest = max(last_group, int(past["group_id"].max(initial=-1)))
+        newest = max(last_group, int(self._past["group_id"].max(initial=-1)))
         if newest >= len(self._asked):
             raise _missing(self._number, newest)
-        return past
 
     def _add(self, block: Block) -> None:
         path = layout.curriculum_block(self._number)
         if block.num_prompts != len(self._prompts):
             raise PromptsError(
-                f"{self._config.source}: {len(self._prompts)} training prompts; expected {block.num_prompts}, as when "
-                f"{path} was written"
+                f"{len(self._prompts)} training prompts",
+                file=self._config.source,
+                expected=f"{block.num_prompts}, as when {path} was written",
             )
         if len(block.prompts) != self._block_groups:
             raise StreamCorrupt(path, f"it has {len(block.prompts)} groups, expected {self._block_groups}")
         self._asked += block.prompts
-        self._turns.ask(block.prompts, block.turns)
+        self._asked_at[block.prompts] = block.turns
+        self._now = block.turns[-1]
         self.newest = block
 
-    def _drawn(self, past: Groups, policy_version: int) -> Block:
+    def _draw_block(self, policy_version: int) -> Block:
         assert self.lineage is not None, "switch_lineage comes first"
-        known = _before(past, policy_version, self.lineage)
+        groups = _before(self._past, policy_version, self.lineage)
         prompts_of = np.array(self._asked, dtype=np.int64)
         weights, num_easy, num_hard = _weigh(
-            prompts_of[known["group_id"]], known, num_prompts=len(self._prompts), config=self._config.curriculum
+            prompts_of[groups["group_id"]],
+            groups,
+            num_prompts=len(self._prompts),
+            window=self._config.curriculum_window,
         )
         ranks = np.arange(len(self._prompts))
         if self._config.shuffle:
             ranks = np.random.Generator(np.random.PCG64([self._seed, self._number])).permutation(ranks)
-        prompts, turns = self._turns.next(weights, ranks, self._block_groups)
+        gaps = 1.0 / weights
+        # A prompt that was never asked is due from the beginning.
+        due = np.maximum(self._asked_at + gaps, 0.0)
+        # Later prompts can't be reached.
+        first = np.lexsort((ranks, due))[: self._block_groups].tolist()
+        waiting = [(float(due[prompt]), int(ranks[prompt]), prompt) for prompt in first]
+        prompts, turns, now = [], [], self._now
+        for _ in range(self._block_groups):
+            turn, rank, prompt = waiting[0]
+            now = max(now, turn)
+            prompts.append(prompt)
+            turns.append(now)
+            heapq.heapreplace(waiting, (now + float(gaps[prompt]), rank, prompt))
         return Block(prompts=prompts, turns=turns, num_prompts=len(self._prompts), num_easy=num_easy, num_hard=num_hard)
 
 
-def _weigh(prompts: Ints, groups: Groups, *, num_prompts: int, config: CurriculumConfig) -> tuple[Floats, int, int]:
+def _weigh(prompts: Ints, groups: Groups, *, num_prompts: int, window: int | None) -> tuple[Floats, int, int]:
     """[num_prompts] the weight of each prompt; how many are easy; how many are hard.
 
-    `prompts` has the index of each group's prompt. A prompt with fewer than `config.window` groups is neither.
+    `prompts` has the index of each group's prompt. A prompt with fewer than `window` groups is neither.
     """
-    assert config.window is not None, "there is no curriculum"
+    assert window is not None, "the run has no curriculum"
     newest_first = np.lexsort((-groups["group_id"], prompts))
     prompts, outcomes = prompts[newest_first], groups["outcome"][newest_first]
     # Rank of each group among those of its prompt.
     ranks = np.arange(len(prompts)) - np.searchsorted(prompts, prompts)
-    recent = ranks < config.window
+    recent = ranks < window
     easy, hard = (
-        np.bincount(prompts[recent & (outcomes == outcome)], minlength=num_prompts) == config.window
+        np.bincount(prompts[recent & (outcomes == outcome)], minlength=num_prompts) == window
         for outcome in (_SOLVED, _UNSOLVED)
     )
-    weights = np.select([easy, hard], [config.easy_weight, config.hard_weight], 1.0)
+    weights = np.select([easy, hard], [_WEIGHT, _WEIGHT], 1.0)
     return weights, int(easy.sum()), int(hard.sum())
 
 

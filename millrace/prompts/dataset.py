@@ -73,15 +73,15 @@ def load_prompts(config: PromptsConfig) -> PromptSet:
     if eval_source is None:
         train, held_out = _hold_out(prompts, config.num_eval, commuted if source == ARITHMETIC else _asked)
         if not train:
-            raise PromptsError(
-                f"{source}: {len(prompts)} prompts; expected more than the {config.num_eval} held out of them"
-            )
+            expected = f"more than the {config.num_eval} held out of them (prompts.num_eval)"
+            raise PromptsError(f"{len(prompts)} prompts", file=source, expected=expected)
     else:
         held_out = load_source(eval_source, config)
         held_out_asked = {_asked(prompt) for prompt in held_out}
+        held_out = held_out[: config.num_eval]
         train = [prompt for prompt in prompts if _asked(prompt) not in held_out_asked]
         if not train:
-            raise PromptsError(f"{source}: every prompt is in {eval_source} too; expected some to train on")
+            raise PromptsError(f"every prompt is in {eval_source} too", file=source, expected="some to train on")
     return PromptSet(train=tuple(train), eval=tuple(held_out))
 
 
@@ -91,9 +91,9 @@ def load_source(source: str, config: PromptsConfig) -> list[Prompt]:
         listed = listed_prompts(sources)
         return listed if config.chat else [replace(prompt, messages=()) for prompt in listed]
     if source == ARITHMETIC:
-        return arithmetic_prompts(config.arithmetic.digits, config.arithmetic.max_sum)
+        return arithmetic_prompts(config.digits)
     if source == CHAINS:
-        return chain_prompts(config.chains)
+        return chain_prompts()
     return read_prompts(source, config)
 
 

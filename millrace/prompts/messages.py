@@ -1,6 +1,7 @@
 """Texts and conversations of a user's data, checked before anything else reads them.
 
 A message is what chat templates take: an object with `role` and `content`, and of an assistant perhaps `tool_calls`.
+`where` names the file and the line or row in errors.
 """
 
 import json
@@ -18,22 +19,21 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class WrittenNumber(float):
-    """A number that knows how it is written."""
+    """A JSON number that keeps its text, such as 3.50."""
 
     def __init__(self, text: str) -> None:
         self.text = text
-        """Such as 3.50."""
 
 
 def checked_text(record: Mapping[str, object], key: str, where: str, expected: str = "text that is not empty") -> str:
-    """The text under `key`. Raises PromptsError with `where`, if it is missing, no text, empty, or not Unicode."""
+    """The text under `key`. Raises PromptsError if it is missing, no text, empty, or not Unicode."""
     if key not in record:
-        raise PromptsError(f'{where}: key "{key}" is missing; expected text')
+        raise PromptsError("missing", file=where, key=key, expected="text")
     value = record[key]
     if not isinstance(value, str) or not value:
-        raise PromptsError(f'{where}: key "{key}" is {shown(value)}; expected {expected}')
+        raise PromptsError(shown(value), file=where, key=key, expected=expected)
     if any("\ud800" <= character <= "\udfff" for character in value):
-        raise PromptsError(f'{where}: key "{key}" holds half a surrogate pair; expected Unicode text')
+        raise PromptsError("text with half a surrogate pair", file=where, key=key, expected="Unicode text")
     return value
 
 
@@ -73,16 +73,13 @@ def shown(value: object) -> str:
 
 def templated(template: str | None, text: str) -> str:
     """Returns the template with `text` in place of `{prompt}`; without a template, `text`."""
-    if template is None:
-        return text
-    before, _, after = template.partition("{prompt}")
-    return before + text + after
+    return text if template is None else text.join(template.split("{prompt}"))
 
 
 def parsed_messages(value: object, where: str) -> object:
     """The list in `value` if that is JSON text of messages, as CSV has them; otherwise `value`.
 
-    Raises PromptsError, beginning with `where`, for messages in another notation, such as Python's.
+    Raises PromptsError for messages in another notation, such as Python's.
     """
     if not isinstance(value, str) or not value.lstrip().startswith("["):
         return value
@@ -90,48 +87,42 @@ def parsed_messages(value: object, where: str) -> object:
         parsed = parse_unique(value)
     except ValueError as error:
         if _LIKE_MESSAGES.match(value):
-            raise PromptsError(f"{where}: {shown(value)} is not JSON ({error}); expected a list of messages") from error
+            raise PromptsError(
+                f"{shown(value)} is not JSON ({error})", file=where, expected="a list of messages"
+            ) from error
         return value
-    of_messages = (
-        isinstance(parsed, list) and parsed and all(isinstance(item, dict) and "role" in item for item in parsed)
-    )
-    return parsed if of_messages else value
+    is_conversation = parsed and all(isinstance(item, dict) and "role" in item for item in parsed)
+    return parsed if is_conversation else value
 
 
 def checked_messages(value: object, where: str) -> tuple[Message, ...]:
     """A conversation that an assistant's turn may follow: at least one message, the last one not an assistant's.
 
-    Parts of text are joined; the arguments of tool calls become objects. Raises PromptsError, beginning with `where`,
-    for anything else.
+    Parts of text are joined; the arguments of tool calls become objects. Raises PromptsError for anything else.
     """
     if not isinstance(value, list) or not value:
-        raise PromptsError(f"{where}: the conversation is {shown(value)}; expected a list of at least one message")
+        raise PromptsError(shown(value), file=where, key="the conversation", expected="a list of at least one message")
     messages = tuple(_message(item, f"{where} message {number}") for number, item in enumerate(value, start=1))
     if messages[-1]["role"] == "assistant":
-        raise PromptsError(f"{where}: the last message is the assistant's; expected one for the policy to answer")
+        raise PromptsError(
+            "the assistant's", file=where, key="the last message", expected="one for the policy to answer"
+        )
     return messages
 
 
 def checked_tools(value: object, where: str) -> tuple[Message, ...]:
     """Descriptions of functions, as chat templates take them: `{"type": "function", "function": {"name": …}}`.
 
-    `value` may be JSON text. Raises PromptsError, beginning with `where`, for anything else.
+    `value` may be JSON text. Raises PromptsError for anything else.
     """
-    if isinstance(value, str):
-        try:
-            value = parse_unique(value)
-        except ValueError as error:
-            raise PromptsError(f"{where}: the tools are not JSON ({error}); expected a list of functions") from error
-    if not isinstance(value, list):
-        raise PromptsError(f"{where}: the tools are {shown(value)}; expected a list of functions")
-    for tool in value:
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise PromptsError(
-                f"{where}: the tool {shown(tool)} has no name; "
-                'expected {"type": "function", "function": {"name": …}}'
-            )
-    return tuple(_without_nulls(tool) for tool in value)
+    tools = _parsed(value, where, "the list of tools", "a list of functions")
+    if not isinstance(tools, list):
+        raise PromptsError(shown(tools), file=where, key="the list of tools", expected="a list of functions")
+    for tool in tools:
+        if _function(tool) is None:
+            expected = 'one with a name, {"type": "function", "function": {"name": …}}'
+            raise PromptsError(shown(tool), file=where, key="a tool", expected=expected)
+    return tuple(_without_nulls(tool) for tool in tools)
 
 
 def last_text(messages: Sequence[Message]) -> str:
@@ -141,49 +132,53 @@ def last_text(messages: Sequence[Message]) -> str:
 
 def _message(value: object, where: str) -> Message:
     if not isinstance(value, Mapping):
-        raise PromptsError(f"{where}: {shown(value)}; expected an object with role and content")
+        raise PromptsError(shown(value), file=where, key="the message", expected="an object with role and content")
     # Columns of Parquet files give every message every key, most of them null.
     message = _without_nulls(value)
-    role = message.get("role")
+    role, calls, content = message.get("role"), message.get("tool_calls"), message.get("content")
     if role not in ROLES:
-        raise PromptsError(f"{where}: the role is {shown(role)}; expected one of {', '.join(ROLES)}")
-    calls = message.get("tool_calls")
+        raise PromptsError(shown(role), file=where, key="role", expected=f"one of {', '.join(ROLES)}")
     if calls and role != "assistant":
-        raise PromptsError(f"{where}: a message of the {role} has tool calls; expected them of the assistant only")
+        raise PromptsError(f"set by the {role}", file=where, key="tool_calls", expected="calls by the assistant only")
     if calls:
         message["tool_calls"] = [_call(call, where) for call in calls]
-    content = message.get("content")
     if isinstance(content, list):
         content = "".join(_part(part, where) for part in content)
-    if content is None and calls:
-        content = ""
-    if calls and content == "":
+    if calls and not content:
         return {**message, "content": ""}
     return {**message, "content": checked_text({"content": content}, "content", where)}
 
 
 def _part(part: object, where: str) -> str:
     if not isinstance(part, Mapping) or part.get("type") != "text":
-        raise PromptsError(f"{where}: a part of its content is {shown(part)}; expected text, as nothing else is read")
+        raise PromptsError(shown(part), file=where, key="a part of content", expected="text, as nothing else is read")
     return checked_text(part, "text", where)
 
 
-def _call(call: object, where: str) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise PromptsError(f"{where}: the tool call {shown(call)} names no function; expected function.name")
-    arguments = function.get("arguments", {})
-    if isinstance(arguments, str):
-        try:
-            arguments = parse_unique(arguments)
-        except ValueError as error:
-            raise PromptsError(
-                f"{where}: the arguments of its tool call, {shown(arguments)}, are not JSON ({error}); "
-                "expected an object"
-            ) from error
+def _call(call: Any, where: str) -> dict[str, Any]:
+    function = _function(call)
+    if function is None:
+        raise PromptsError(shown(call), file=where, key="a tool call", expected="one with function.name")
+    arguments = _parsed(function.get("arguments", {}), where, "arguments of a tool call", "an object")
     if not isinstance(arguments, Mapping):
-        raise PromptsError(f"{where}: the arguments of its tool call are {shown(arguments)}; expected an object")
+        raise PromptsError(shown(arguments), file=where, key="arguments of a tool call", expected="an object")
     return {"type": "function", **call, "function": {**function, "arguments": dict(arguments)}}
+
+
+def _function(value: object) -> Mapping[str, Any] | None:
+    """The function of a tool or a call; None if it has no name."""
+    function = value.get("function") if isinstance(value, Mapping) else None
+    return function if isinstance(function, Mapping) and isinstance(function.get("name"), str) else None
+
+
+def _parsed(value: object, where: str, key: str, expected: str) -> object:
+    """The value itself, or the value in JSON text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_unique(value)
+    except ValueError as error:
+        raise PromptsError(f"not JSON ({error})", file=where, key=key, expected=expected) from error
 
 
 def _without_nulls(value: Any) -> Any:

@@ -8,26 +8,31 @@ package, name, arguments ─► Prompt.source     reasoning_gym:chain_sum {"max_
              name, index ─► Prompt.prompt_id  chain_sum:17
 
 From source and id together a reward finds the package's entry again. The packages take seconds to import, bring
-hundreds of megabytes, and run code of many authors. The child keeps all of that out of the controller and the stages,
-and frees it when it ends.
+hundreds of megabytes, set signal handlers, and run code of many authors. Only the child and scorers import them.
 """
 
+import difflib
 import functools
-import importlib
 import json
 import os
+import random
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import Any
 
 from configs.prompts import PromptsConfig
-from millrace.errors import MissingExtra, PromptsError
-from millrace.prompts.messages import checked_text
+from millrace.errors import MissingExtra, PromptsError, one_line
+from millrace.prompts.messages import checked_messages, checked_text
 from millrace.types import Message, Prompt
 
+_GYM_SEED = 0
+"""Generated problems don't depend on the run's seed."""
+_GYM_EXAMPLES = ("chain_sum", "countdown", "gsm_symbolic")
+_EVAL = "#eval"
+"""Ends the name of an environment of `verifiers` whose evaluation set is meant."""
 EXTRAS = {"reasoning_gym": "reasoning-gym", "verifiers": "verifiers"}
 """Packages that bring prompts and rewards for them, each with the extra that installs it."""
 
@@ -80,8 +85,8 @@ def prompt_sources(source: str, prompts: PromptsConfig) -> list[PromptSource]:
         return [PromptSource(package=package, name=name, arguments=prompts.verifiers.arguments)]
     gym, tasks = prompts.reasoning_gym, name.split(",")
     if len(set(tasks)) < len(tasks):
-        raise PromptsError(f'prompts source "{source}" names a task twice; expected each once')
-    shared = {"size": gym.size, "seed": gym.seed}
+        raise PromptsError(f'"{source}"', key="prompts.source", expected="each task once")
+    shared = {"size": gym.size, "seed": _GYM_SEED}
     return [
         PromptSource(package=package, name=task, arguments={**gym.config.get(task, {}), **shared}) for task in tasks
     ]
@@ -124,15 +129,101 @@ def _listed(sources: str) -> tuple[Prompt, ...]:
     )
     if done.returncode:
         last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "nothing was written")
-        raise PromptsError(f'prompts source "{source}": listing them ended with code {done.returncode}: {last.strip()}')
+        read = f'"{source}", and listing them ended with code {done.returncode}: {last.strip()}'
+        raise PromptsError(read, key="prompts.source")
     answer = json.loads(done.stdout)
     if "refused" in answer:
-        raise PromptsError(answer["refused"])
+        raise PromptsError(**answer["refused"])
     for record in answer["prompts"]:
         checked_text(record, "text", f"{source} entry {record['prompt_id']}")
     if not answer["prompts"]:
-        raise PromptsError(f"{source}: no prompts; expected at least one")
+        raise PromptsError("no prompts", file=source, expected="at least one")
     return tuple(Prompt.from_json(record) for record in answer["prompts"])
+
+
+def _gym_prompts(task: PromptSource) -> Iterator[Prompt]:
+    dataset = open_dataset(task.name, task.arguments)
+    for index in range(len(dataset)):
+        problem = entry(dataset, index)
+        yield task.prompt(index, problem["question"], problem["answer"])
+
+
+def open_dataset(task: str, arguments: Mapping[str, Any]) -> Any:
+    """The task's `ProceduralDataset`. Raises PromptsError for an unknown task and for arguments that it refuses."""
+    import reasoning_gym
+    from reasoning_gym.factory import DATASETS
+
+    if task not in DATASETS:
+        near = difflib.get_close_matches(task, DATASETS)
+        hint = " or ".join(near) or f"one such as {', '.join(_GYM_EXAMPLES)}"
+        raise PromptsError(f'"reasoning_gym:{task}", and there is no such task', key="prompts.source", expected=hint)
+    try:
+        return reasoning_gym.create_dataset(task, **arguments)
+    except Exception as error:
+        raise PromptsError(
+            f"refused by the task: {one_line(error)}", key=f"prompts.reasoning_gym.config.{task}"
+        ) from error
+
+
+def entry(dataset: Any, index: int) -> dict[str, Any]:
+    """Entry `index` (≥ 0) of a data set: `question`, `answer` and `metadata`, the same in every process.
+
+    A few tasks also use the process's own random state, which is seeded here, or iterate over sets, so every process
+    that calls this must have the same PYTHONHASHSEED.
+    """
+    random.seed(index)
+    problem: dict[str, Any] = dataset[index]
+    return problem
+
+
+def _verifiers_prompts(source: PromptSource) -> Iterator[Prompt]:
+    environment = open_environment(source.name, source.arguments)
+    for index, row in enumerate(rows(environment, source.name)):
+        prompt = row["prompt"]
+        place = f"verifiers:{source.name} row {index + 1}"
+        # Some environments give objects.
+        plain = prompt if isinstance(prompt, str) else [m if isinstance(m, dict) else m.model_dump() for m in prompt]
+        messages = () if isinstance(plain, str) else checked_messages(plain, place)
+        yield source.prompt(index, prompt_text(prompt), row.get("answer"), messages)
+
+
+def open_environment(name: str, arguments: Mapping[str, Any]) -> Any:
+    """The `SingleTurnEnv` called `name`. Raises PromptsError with one sentence for any other kind."""
+    import datasets
+    import verifiers
+
+    # A progress bar leaves a thread behind, and reward workers are forked from the process that loads.
+    datasets.disable_progress_bars()
+    source = f"verifiers:{name}"
+    try:
+        environment = verifiers.load_environment(name.removesuffix(_EVAL), **arguments)
+    except Exception as error:
+        raise PromptsError(f'"{source}": {one_line(error)}', key="prompts.source") from error
+    if not isinstance(environment, verifiers.SingleTurnEnv):
+        read = f'"{source}", a {type(environment).__name__}'
+        raise PromptsError(read, key="prompts.source", expected="a SingleTurnEnv")
+    return environment
+
+
+def rows(environment: Any, name: str) -> list[dict[str, Any]]:
+    """The rows of its training or evaluation set: each with `prompt`, and maybe `answer`, `info` and `task`."""
+    return list(environment.get_eval_dataset() if name.endswith(_EVAL) else environment.get_dataset())
+
+
+def prompt_text(messages: str | list[dict[str, Any]]) -> str:
+    """A row's prompt as one text: the contents of its messages, separated by empty lines.
+
+    The policy reads it where `prompts.chat` is false; rewards always do.
+    """
+    if isinstance(messages, str):
+        return messages
+    return "\n\n".join(str(message["content"]) for message in messages)
+
+
+_LISTERS: Mapping[str, Callable[[PromptSource], Iterator[Prompt]]] = {
+    "reasoning_gym": _gym_prompts,
+    "verifiers": _verifiers_prompts,
+}
 
 
 def main() -> None:
@@ -141,12 +232,11 @@ def main() -> None:
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     sources = [PromptSource(**values) for values in json.load(sys.stdin)]
-    package = importlib.import_module(f"millrace.prompts.{sources[0].package}")
     answer: dict[str, Any]
     try:
-        answer = {"prompts": [asdict(prompt) for source in sources for prompt in package.prompts(source)]}
+        answer = {"prompts": [asdict(prompt) for source in sources for prompt in _LISTERS[source.package](source)]}
     except PromptsError as error:
-        answer = {"refused": str(error)}
+        answer = {"refused": error.fields()}
     json.dump(answer, output)
     output.close()
 

@@ -12,7 +12,6 @@ import math
 import random
 from collections.abc import Callable
 
-from configs.prompts import ChainsConfig
 from millrace.types import Prompt
 
 ARITHMETIC, CHAINS = "arithmetic", "chains"
@@ -21,20 +20,24 @@ CHARACTERS_PER_SUM = 9
 """Of the response to a chain: `2 03:5+2=`. The last sum is its digit alone."""
 # Stored runs depend on it: another seed draws other chains.
 _SEED = 0
+_NUM_DRAWN = 1500
+_MEDIAN_SUMS, _MAX_SUMS = 3.0, 40
+_SPREAD = 1.0
+"""Standard deviation of the natural logarithm of the number of sums."""
 
 
-def arithmetic_prompts(digits: int, max_sum: int) -> list[Prompt]:
-    """Every sum up to `max_sum` of two numbers of `digits` digits, zero-padded: "05+07=" with the answer "12"."""
-    width, limit = len(str(max_sum)), 10**digits
+def arithmetic_prompts(digits: int) -> list[Prompt]:
+    """Every sum of `digits` digits of two such numbers, zero-padded: "05+07=" with the answer "12"."""
+    limit = 10**digits
     return [
         Prompt(
             prompt_id=f"arith-{a:0{digits}d}+{b:0{digits}d}",
             text=f"{a:0{digits}d}+{b:0{digits}d}=",
-            answer=f"{a + b:0{width}d}",
+            answer=f"{a + b:0{digits}d}",
             source=ARITHMETIC,
         )
-        for a in range(min(limit, max_sum + 1))
-        for b in range(min(limit, max_sum - a + 1))
+        for a in range(limit)
+        for b in range(limit - a)
     ]
 
 
@@ -43,10 +46,10 @@ def commuted(prompt: Prompt) -> str:
     return "+".join(sorted(prompt.prompt_id.removeprefix("arith-").split("+")))
 
 
-def chain_prompts(config: ChainsConfig) -> list[Prompt]:
-    """Chains drawn as `config` says, each once, the same ones for every seed of a run."""
+def chain_prompts() -> list[Prompt]:
+    """Chains, each once, the same ones for every seed of a run."""
     rng = random.Random(_SEED)
-    texts = [f"{_num_sums(rng, config):02d}:{rng.randrange(10)}+{rng.randrange(10)}=" for _ in range(config.num_drawn)]
+    texts = [f"{_num_sums(rng):02d}:{rng.randrange(10)}+{rng.randrange(10)}=" for _ in range(_NUM_DRAWN)]
     return [
         Prompt(prompt_id=f"chain-{text}", text=text, answer=last_sum(written_out(text, last_digit)), source=CHAINS)
         for text in dict.fromkeys(texts)
@@ -74,8 +77,8 @@ def last_digit(a: int, b: int) -> int:
     return (a + b) % 10
 
 
-def _num_sums(rng: random.Random, config: ChainsConfig) -> int:
+def _num_sums(rng: random.Random) -> int:
     """Log-normal, at least 2, drawn again above the limit."""
-    while (drawn := max(2, round(rng.lognormvariate(math.log(config.median_sums), config.spread)))) > config.max_sums:
+    while (drawn := max(2, round(rng.lognormvariate(math.log(_MEDIAN_SUMS), _SPREAD)))) > _MAX_SUMS:
         pass
     return drawn

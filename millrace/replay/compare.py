@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from configs.replay import Selection
+from configs.requests import Selection
 from configs.training import TrainingConfig
 from millrace.errors import ReplayError
 from millrace.replay.results import COSINE, REPORTED, LossComparison, Row, comparison_schema

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from configs.replay import ReplayRequest
+from configs.requests import ReplayRequest
 from millrace.runs.history import Point
 from storage import layout
 from storage.errors import NotInStore

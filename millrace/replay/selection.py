@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from configs.replay import ReplayRequest, Selection
+from configs.requests import ReplayRequest, Selection
 from millrace.errors import ReplayError
 from millrace.replay.source_run import SourceRun
 from millrace.rollouts.consumed import TRAINED

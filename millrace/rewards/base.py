@@ -42,7 +42,7 @@ class Score:
 class Reward(ABC):
     """A verifier of responses."""
 
-    name: ClassVar[str]
+    name: str
     """Its name in configs."""
     version: str
     """Changes whenever the same response could get a different reward. Available once loaded."""

@@ -60,7 +60,6 @@ class WeightedSum(Reward):
 _PARTS: Mapping[str, tuple[Callable[..., Reward], Sequence[str]]] = {
     ExactMatch.name: (ExactMatch, ["answer_pattern"]),
     MathReward.name: (MathReward, []),
-    PythonReward.name: (PythonReward, ["function"]),
     ReasoningGym.name: (ReasoningGym, ["answer_pattern", "sources"]),
     RewardModel.name: (RewardModel, ["model", "device"]),
     Verifiers.name: (Verifiers, ["sources"]),
@@ -80,15 +79,19 @@ def make_reward(scoring: ScoringConfig, sources: Sequence[str] = ()) -> Reward:
     available = {**scoring.model_dump(), "sources": list(sources)}
     parts = []
     for name in names:
-        if name not in _PARTS:
+        if ":" in name:
+            parts.append(make_part(name, {"key": key}))
+        elif name in _PARTS:
+            parts.append(make_part(name, {option: available[option] for option in _PARTS[name][1]}))
+        else:
             choices = sorted(_PARTS if is_sum else [*_PARTS, WeightedSum.name])
-            raise InputError(f'"{name}"', key=key, expected=f"one of {', '.join(choices)}")
-        parts.append(make_part(name, {option: available[option] for option in _PARTS[name][1]}))
+            expected = f"one of {', '.join(choices)}, or package.module:function"
+            raise InputError(f'"{name}"', key=key, expected=expected)
     return WeightedSum(parts, scoring.weights) if is_sum else parts[0]
 
 
 def make_part(name: str, options: Mapping[str, Any]) -> Reward:
     """Make the reward `name` from `Reward.options` of an equal one, in another process."""
-    reward = _PARTS[name][0](**options)
+    reward = PythonReward(name, **options) if ":" in name else _PARTS[name][0](**options)
     reward.options = options
     return reward

@@ -8,8 +8,6 @@ from millrace.rewards.base import Reward, Score
 from millrace.rewards.import_path import imported_function, source_hash, unusable
 from millrace.types import Prompt
 
-_KEY = "scoring.function"
-
 
 class PythonReward(Reward):
     """Calls `package.module:function` as `function(prompt, response, answer, meta)`, by position.
@@ -20,25 +18,22 @@ class PythonReward(Reward):
     module, so no response sees what another changed.
     """
 
-    name = "python"
     isolated = True
     fresh = True
 
-    def __init__(self, *, function: str | None = None) -> None:
-        """`function`: `package.module:function`. Raises InputError for anything else."""
-        module, _, attribute = (function or "").partition(":")
-        if function is None or not (module and attribute):
-            raise unusable(_KEY, function, "package.module:function")
-        self._path = function
+    def __init__(self, path: str, *, key: str = "scoring.reward") -> None:
+        """`path`: `package.module:function`; `key`: the setting that names it."""
+        self.name = path
+        self._key = key
 
     def load(self) -> None:
         """Import the function. Raises InputError if it can't be imported, or can't be called with four arguments."""
         self._function: Callable[..., object]
-        self._function = imported_function(_KEY, self._path, ("prompt", "response", "answer", "meta"))
-        digest = source_hash(self._path)
+        self._function = imported_function(self._key, self.name, ("prompt", "response", "answer", "meta"))
+        digest = source_hash(self.name)
         if digest is None:
-            raise unusable(_KEY, self._path, "a module with a file, whose hash can be recorded with the scores")
-        self.version = f"{self._path} {digest}"
+            raise unusable(self._key, self.name, "a module with a file, whose hash can be recorded with the scores")
+        self.version = f"{self.name} {digest}"
 
     def score(self, prompt: Prompt, response: str) -> Score:
         """Raises the function's exceptions, and TypeError or ValueError if it returned no reward."""

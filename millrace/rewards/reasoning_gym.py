@@ -59,7 +59,7 @@ class ReasoningGym(Reward):
 @functools.cache
 def _dataset(source: str) -> Any:
     # Imported late: reading the reward's version must not wait for the package.
-    from millrace.prompts.reasoning_gym import open_dataset
+    from millrace.prompts.packages import open_dataset
 
     task = PromptSource.parse(source)
     if task.package != "reasoning_gym":
@@ -70,7 +70,7 @@ def _dataset(source: str) -> Any:
 @functools.lru_cache(maxsize=_CACHED_ENTRIES)
 def _entry(source: str, index: int) -> tuple[Any, dict[str, Any]]:
     """Return the data set and its entry. Cached: a group's responses follow each other."""
-    from millrace.prompts.reasoning_gym import entry
+    from millrace.prompts.packages import entry
 
     dataset = _dataset(source)
     return dataset, entry(dataset, index)

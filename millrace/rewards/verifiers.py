@@ -48,7 +48,7 @@ class Verifiers(Reward):
     def score(self, prompt: Prompt, response: str) -> Score:
         """Raises ValueError for a prompt that is not the environment's, RuntimeError if a rubric function failed."""
         # Imported late: reading the reward's version must not wait for the package.
-        from millrace.prompts.verifiers import prompt_text
+        from millrace.prompts.packages import prompt_text
 
         environment, rows = _environment(prompt.source)
         row = rows[index_of(prompt)]
@@ -97,7 +97,7 @@ class _Warnings(logging.Handler):
 @functools.cache
 def _environment(source: str) -> tuple[Any, list[dict[str, Any]]]:
     """Return the environment and its rows."""
-    from millrace.prompts.verifiers import open_environment, rows
+    from millrace.prompts.packages import open_environment, rows
 
     parsed = PromptSource.parse(source)
     if parsed.package != "verifiers":

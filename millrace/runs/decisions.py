@@ -24,7 +24,6 @@ _CHANGES = {
     "lower": "bound lowered to {max_staleness}",
     "back": "bound back to {max_staleness}",
     "floor": "bound lowered to its minimum, {max_staleness}",
-    "places": "places per generator set to {places}",
     ROLL_BACK: "rolled back to version {policy_version}, learning rate × {rate_factor:.3g}",
 }
 """The change that an action makes, for people."""
@@ -43,8 +42,7 @@ class StoredDecision:
     action: str
     max_staleness: int
     """New staleness bound, policy versions."""
-    places: int
-    """Requests that each generator may have in flight."""
+
     reason: str
     """One sentence, with the numbers."""
     measured: dict[str, float] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from millrace.evaluation.schedule import read_early_stop
 from millrace.rollouts.ledger import Account, Amount, Ledger, amount_committed, balance, check_scored, log_at_head
 from millrace.rollouts.loader import consumed_by
 from millrace.runs.decisions import parse_decision, summarize_decisions
-from millrace.runs.figures import measured_against_plan, staleness_trained
+from millrace.runs.figures import staleness_trained
 from millrace.runs.incidents import parse_incident, summarize_incidents
 from millrace.runs.record import CONTROLLER, Attempt, latest_attempt, of_attempt, read_end, read_run, run_state
 from storage import layout
@@ -103,10 +103,6 @@ class StatusReader:
             "decisions": summarize_decisions(self._decisions.read()),
             "policy_versions_used": len(self._versions_used),
             "staleness": {**staleness, "bound": attempt.max_staleness},
-            "plan": {
-                figure.name: figure.to_json()
-                for figure in measured_against_plan(config, trainer, account, staleness["mean"])
-            },
             "trained_to_taken": {"length": trainer.get("length_ratio"), "reward": trainer.get("reward_ratio")},
             "zero_advantage_share": trainer.get("zero_advantage_share"),
             "curriculum": _curriculum(records),

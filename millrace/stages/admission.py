@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from configs.schema import RunConfig
 from millrace.chat.encoder import PromptEncoder
 from millrace.prompts.curriculum import Curriculum
 from millrace.prompts.dataset import PromptOrder
@@ -20,7 +19,6 @@ from millrace.rollouts.lineage import Lineage
 from millrace.rollouts.staleness import admission_limit, max_in_flight
 from millrace.runtime.stage import Stage
 from millrace.types import Prompt, Request, Trajectory
-from millrace.weights.base import AdmissionPolicy
 from storage.progress import read_status
 
 
@@ -34,7 +32,13 @@ class Admission:
         self._encoder = encoder
         self.by_step = config.pipeline.mode == "sync"
         """Whether a part is a generator's whole share of a step, as in sync mode."""
-        self._policy = as_configured(config)
+        self._max_staleness = config.effective_max_staleness
+        self._slots = max_in_flight(
+            by_step=self.by_step,
+            groups_per_step=config.training.groups_per_step,
+            groups_per_batch=config.generation.groups_per_batch,
+            group_size=config.generation.group_size,
+        )
         self.newest_version = 0
         """The trainer's policy version at the last check for room."""
         self.groups = GroupsInFlight(config.generation.group_size, config.seed)
@@ -52,9 +56,10 @@ class Admission:
         if isinstance(self._order, Curriculum):
             self._order.switch_lineage(lineage, last_group)
 
-    def apply(self, policy: AdmissionPolicy | None) -> None:
-        """Applies the admission policy of the weights in use; None keeps the current policy."""
-        self._policy = policy or self._policy
+    def set_bound(self, max_staleness: int | None) -> None:
+        """Sets the staleness bound of the weights in use, policy versions; None keeps the current bound."""
+        if max_staleness is not None:
+            self._max_staleness = max_staleness
 
     def restart(self, committed: GroupSet, begun: Sequence[Trajectory] = ()) -> tuple[int, int]:
         """Continues after the committed groups, and continues the unfinished responses `begun`.
@@ -82,7 +87,7 @@ class Admission:
 
     def requests(self, policy_version: int, in_flight: int) -> list[Request]:
         """Returns the requests to submit now, given the number of requests in flight."""
-        free = self._policy.places - in_flight
+        free = self._slots - in_flight
         if len(self._queue) < free:
             limit = self._limit(policy_version)
             while len(self._queue) < free and self._next < limit:
@@ -91,7 +96,7 @@ class Admission:
 
     def starved_share(self, in_flight: int) -> float:
         """Share of slots left free because the bound admits no further group, 0 to 1. Call after `requests`."""
-        return max(0, self._policy.places - in_flight) / self._policy.places
+        return max(0, self._slots - in_flight) / self._slots
 
     def interrupt(self, from_engine: Sequence[Trajectory]) -> list[Trajectory]:
         """Removes all groups. Returns their responses so far, and those whose groups were not admitted again yet."""
@@ -105,7 +110,7 @@ class Admission:
         self.newest_version = trainer.get("policy_version", 0)
         return admission_limit(
             policy_version,
-            max_staleness=self._policy.max_staleness,
+            max_staleness=self._max_staleness,
             groups_per_step=self._stage.config.training.groups_per_step,
             groups_dropped=trainer.get("groups_dropped", 0),
         )
@@ -133,21 +138,10 @@ class Admission:
         )
 
 
-def as_configured(config: RunConfig) -> AdmissionPolicy:
-    """The admission policy for weights that carry none."""
-    places = max_in_flight(
-        by_step=config.pipeline.mode == "sync",
-        groups_per_step=config.training.groups_per_step,
-        groups_per_batch=config.generation.groups_per_batch,
-        group_size=config.generation.group_size,
-    )
-    return AdmissionPolicy(max_staleness=config.effective_max_staleness, places=places)
-
-
 def prompt_order(stage: Stage, prompts: Sequence[Prompt]) -> PromptOrder | Curriculum:
     """Orders the training prompts, a prompt per group. Raises StreamCorrupt and PromptsError like `Curriculum`."""
     config = stage.config
-    if config.prompts.curriculum.window is None:
+    if config.prompts.curriculum_window is None:
         return PromptOrder(prompts, seed=config.seed, shuffle=config.prompts.shuffle)
     # As many groups as may be admitted before the first of them is trained.
     block_groups = (config.effective_max_staleness + 1) * config.training.groups_per_step

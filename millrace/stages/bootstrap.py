@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from configs.recipe import THREADS, choose_recipe
 from millrace.bootstrap.tiny_model import bootstrap
 from millrace.models.start_folder import store_start_model
 from millrace.prompts.dataset import load_prompts
@@ -21,22 +22,22 @@ def main(stage: Stage) -> None:
     config = stage.config
     if stage.store.exists(layout.START_MANIFEST):
         return
-    shape = config.model.bootstrap
+    recipe = choose_recipe(config)
 
     def report(step: int, progress: str) -> None:
         stage.update_status(step=step)
         stage.set_activity(progress)
         stage.log(progress)
 
-    stage.log(f"making the start model: at most {shape.max_steps:,} supervised steps")
-    torch.set_num_threads(shape.threads)
+    stage.log(f"making the start model: at most {recipe.max_steps:,} supervised steps")
+    torch.set_num_threads(THREADS)
     with tempfile.TemporaryDirectory() as temporary:
         made = Path(temporary) / "start"
-        stage.update_status(step=0, most_steps=shape.max_steps)
-        stage.set_activity(f"warm start step 0 of at most {shape.max_steps}")
-        result = bootstrap(
+        stage.update_status(step=0, most_steps=recipe.max_steps)
+        stage.set_activity(f"warm start step 0 of at most {recipe.max_steps}")
+        summary = bootstrap(
             load_prompts(config.prompts).train,
-            shape,
+            recipe,
             made,
             seed=config.seed,
             max_new_tokens=config.generation.max_new_tokens,
@@ -46,10 +47,7 @@ def main(stage: Stage) -> None:
         )
         failpoint("bootstrap.before_store")
         store_start_model(stage.store, made)
-    stage.log(
-        f"start model of {result.parameters:,} parameters made in {result.seconds:.0f} s and {result.steps} supervised "
-        f"steps: greedy accuracy {result.accuracy:.0%} on training prompts"
-    )
+    stage.log(f"start model: {summary}")
 
 
 if __name__ == "__main__":

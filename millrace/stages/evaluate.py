@@ -26,8 +26,7 @@ from millrace.forking.process_settings import take_idle_time
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.transformers import TransformersEngine
 from millrace.generation.environments.base import AnyEnvironment, environment_class
-from millrace.generation.environments.episodes import in_environment
-from millrace.generation.environments.exchange import prompt_encoder
+from millrace.generation.environments.episodes import in_environment, prompt_encoder
 from millrace.models.loading import load_model
 from millrace.models.start_folder import start_folder
 from millrace.prompts.dataset import PromptSet, load_prompts

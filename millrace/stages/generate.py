@@ -19,8 +19,7 @@ from millrace.forking.process_settings import keep_freed_memory
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.factory import make_engine
 from millrace.generation.environments.base import AnyEnvironment, environment_class
-from millrace.generation.environments.episodes import in_environment
-from millrace.generation.environments.exchange import prompt_encoder
+from millrace.generation.environments.episodes import in_environment, prompt_encoder
 from millrace.models.start_folder import start_folder
 from millrace.prompts.dataset import load_prompts
 from millrace.rollouts.writer import TrajectoryWriter

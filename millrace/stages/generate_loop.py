@@ -202,7 +202,7 @@ class Generator:
             pause_seconds = self.engine.update_weights(weights)
         failpoint("generate.before_acknowledgement")
         self.weights = weights.id
-        self.admission.apply(weights.manifest.terms)
+        self.admission.set_bound(weights.manifest.max_staleness)
         fingerprint = weights.manifest.fingerprint
         assert fingerprint is not None
         # The acknowledgement that sync_weights looks for.

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 
-from configs.operation import WeightsConfig
 from millrace.errors import WeightsCorrupt
 from millrace.runtime.heartbeat import own_interface
 from millrace.runtime.stage import Stage, run_stage
@@ -36,8 +35,14 @@ _PUBLISH_SECONDS = 10.0
 
 def main(stage: Stage) -> None:
     """Pushes versions until asked to drain."""
-    config, store = _listening_here(stage.config.weights), stage.store
-    receiver, sender = sync_weights_ends(config, store, stage.arguments.handover, stage.config.generation.replicas)
+    config, store, network = stage.config.weights, stage.store, stage.config.placement.train.network
+    receiver, sender = sync_weights_ends(
+        config,
+        store,
+        stage.arguments.handover,
+        stage.config.generation.replicas,
+        host="127.0.0.1" if network is None else own_interface(network, "placement.train.network")[1],
+    )
     # A null address replaces a predecessor's, where nothing listens any more.
     stage.update_status(transport=config.transport, address=sender.address)
     open_store = store_end(config, store, stage.arguments.handover, sender)
@@ -46,13 +51,6 @@ def main(stage: Stage) -> None:
         stage.mark_ready(f"sync_weights ready, transport {config.transport}")
         loop.run()
     stage.log(f"sync_weights drained after {stage.value('pushes')} pushes")
-
-
-def _listening_here(config: WeightsConfig) -> WeightsConfig:
-    """Replaces a network in `weights.host` by this host's address in it."""
-    if "/" not in config.host or config.transport != "direct":
-        return config
-    return config.model_copy(update={"host": own_interface(config.host, "weights.host")[1]})
 
 
 class WeightSyncLoop:

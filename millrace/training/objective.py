@@ -22,15 +22,9 @@ The KL is Schulman's estimate from sampled tokens, δ = log π − log π_ref, t
     k2       δ² / 2           δ                           value biased; gradient that of KL(π‖π_ref)
     k3       e^(−δ) − 1 + δ   1 − e^(−δ)                  value exact, never negative; gradient that of KL(π_ref‖π)
 
-It is not weighted by π/μ: on stale rollouts it is off by as much as μ is from π. Two options change that, with r = π/μ
-and k an estimate above:
-
-                              value    gradient, times ∇ log π
-    straight_through          k        δ: that of KL(π‖π_ref), on samples of π                 (verl's `k1+`, `k3+`)
-    importance_weighted       r · k    r · (k + its factor above): that of the mean value, on samples of μ too
-    both                      r · k    r · δ: that of KL(π‖π_ref), on samples of μ too
-
-The second is DeepSeek-V3.2's (arXiv 2512.02556) and TRL's `use_bias_correction_kl`.
+It is not weighted by π/μ: on stale rollouts it is off by as much as μ is from π. With `importance_weighted` the value
+is r · k, for r = π/μ and an estimate k above, and the factor of its gradient r · (k + the factor above): that of the
+mean value, on samples of μ too. This is DeepSeek-V3.2's (arXiv 2512.02556) and TRL's `use_bias_correction_kl`.
 """
 
 from collections.abc import Sequence
@@ -170,12 +164,9 @@ def kl_penalty(kl: KlConfig, inputs: LossInputs) -> torch.Tensor:
     assert inputs.reference_logprobs_N is not None
     reference_N = inputs.reference_logprobs_N.detach()
     kl_N = kl_to_reference(kl.estimator, inputs.trainer_logprobs_N, reference_N)
-    if kl.straight_through:
-        delta_N = inputs.trainer_logprobs_N - reference_N
-        kl_N = kl_N.detach() + delta_N.detach() * (delta_N - delta_N.detach())
     if kl.importance_weighted:
         ratio_N = (inputs.trainer_logprobs_N - inputs.rollout_logprobs_N.detach()).exp()
-        kl_N = (ratio_N.detach() if kl.straight_through else ratio_N) * kl_N
+        kl_N = ratio_N * kl_N
     return kl_N
 
 

@@ -44,16 +44,6 @@ class Probe:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AdmissionPolicy:
-    """How far a generator may run ahead under these weights, and how wide (`millrace.control`)."""
-
-    max_staleness: int
-    """Staleness bound by which it admits groups, policy versions."""
-    places: int
-    """Requests that it may have in flight."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
     """Metadata of a policy version; travels with its tensors on every transport."""
 
@@ -61,8 +51,8 @@ class Manifest:
     probe: Probe | None = None
     fingerprint: Fingerprint | None = None
     """None only between the trainer and sync_weights, which computes it: hashing would delay the trainer."""
-    terms: AdmissionPolicy | None = None
-    """None: as configured."""
+    max_staleness: int | None = None
+    """Bound by which a generator with these weights admits groups, policy versions; None: as configured."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON."""
@@ -75,7 +65,7 @@ class Manifest:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Manifest":
         """The inverse of `to_json`. Raises KeyError or TypeError if the values are not a manifest's."""
-        probe, fingerprint, terms = values["probe"], values["fingerprint"], values["terms"]
+        probe, fingerprint = values["probe"], values["fingerprint"]
         if probe is not None:
             logprobs = {int(token): logprob for token, logprob in probe["logprobs"].items()}
             probe = Probe(tokens=tuple(probe["tokens"]), logprobs=logprobs)
@@ -83,7 +73,7 @@ class Manifest:
             id=WeightsId(**values["id"]),
             probe=probe,
             fingerprint=None if fingerprint is None else Fingerprint(**fingerprint),
-            terms=None if terms is None else AdmissionPolicy(**terms),
+            max_staleness=values["max_staleness"],
         )
 
 

@@ -44,11 +44,11 @@ def rank_end(config: WeightsConfig, store: Store, layout: ShardLayout, rank: int
 
 
 def sync_weights_ends(
-    config: WeightsConfig, store: Store, handover: Path, num_generators: int
+    config: WeightsConfig, store: Store, handover: Path, num_generators: int, *, host: str = "127.0.0.1"
 ) -> tuple[HandoverReceiver, WeightsSender]:
-    """Opens the ends of sync_weights: towards the trainer, and towards the generators."""
+    """Opens the ends of sync_weights: towards the trainer, and towards the generators. `direct` listens at `host`."""
     if config.transport == "direct":
-        direct = DirectRelay(num_generators, host=config.host, deadline_seconds=config.deadline_seconds)
+        direct = DirectRelay(num_generators, host=host, deadline_seconds=config.deadline_seconds)
         return direct, direct
     relay = ShmRelay(handover / _HANDOVER)
     return relay, relay if config.transport == "shm" else StoreSender(store)

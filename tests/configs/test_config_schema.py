@@ -20,7 +20,8 @@ def make_config(**sections: object) -> RunConfig:
 
 @pytest.mark.parametrize("key", dotted_fields())
 def test_every_field_has_a_description(key: str) -> None:
-    description = dotted_fields()[key].description
+    field = dotted_fields()[key]
+    description = field.description or getattr(field.annotation, "__doc__", None)
     assert description
     assert description.rstrip().endswith(".")
 
@@ -104,25 +105,13 @@ def over_hosts(**where: object) -> dict[str, dict[str, object]]:
 
 
 IMPOSSIBLE: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
-    "heads": (
-        {"model": {"bootstrap": {"hidden_size": 66, "num_heads": 4}}},
-        ("model.bootstrap.hidden_size", "model.bootstrap.num_heads"),
-    ),
     "experts": (
         {"training": {"max_steps": 3, "router_replay": True}, "generation": {"engine": "vllm"}},
         ("training.router_replay", "generation.engine"),
     ),
-    "odd head": (
-        {"model": {"bootstrap": {"hidden_size": 12, "num_heads": 4}}},
-        ("model.bootstrap.hidden_size", "model.bootstrap.num_heads"),
-    ),
-    "evaluation": (
-        {"prompts": {"num_eval": 100}, "evaluation": {"num_prompts": 101}},
-        ("evaluation.num_prompts", "prompts.num_eval"),
-    ),
     "arithmetic": (
-        {"prompts": {"num_eval": 55, "arithmetic": {"digits": 1, "max_sum": 9}}, "evaluation": {"num_prompts": 1}},
-        ("prompts.arithmetic.digits", "prompts.arithmetic.max_sum", "prompts.num_eval"),
+        {"prompts": {"num_eval": 55, "digits": 1}},
+        ("prompts.digits", "prompts.num_eval"),
     ),
     "one source": (
         {"prompts": {"source": "a.jsonl", "eval_source": "a.jsonl"}},
@@ -135,10 +124,6 @@ IMPOSSIBLE: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
     "a template around chains": (
         {"prompts": {"source": "chains", "template": "<{prompt}>"}},
         ("prompts.template",),
-    ),
-    "chains above their limit": (
-        {"prompts": {"source": "chains", "chains": {"median_sums": 9.0, "max_sums": 8}}},
-        ("prompts.chains.median_sums", "prompts.chains.max_sums"),
     ),
     "arguments of another task": (
         {"prompts": {"source": "reasoning_gym:gcd", "reasoning_gym": {"config": {"lcm": {}}}}},
@@ -273,13 +258,9 @@ IMPOSSIBLE: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
         over_hosts(min_hosts=3),
         ("placement.train.hosts", "placement.train.min_hosts"),
     ),
-    "several hosts and one address for sync_weights": (
-        over_hosts() | {"weights": {"transport": "direct", "host": "10.0.0.7"}},
-        ("placement.train.hosts", "weights.host"),
-    ),
-    "adaptive control from above its limit": (
-        {"staleness": {"control": "adaptive", "min_staleness": 5, "max_staleness": 4}},
-        ("staleness.min_staleness", "staleness.max_staleness"),
+    "adaptive control without a choice": (
+        {"staleness": {"control": "adaptive", "max_staleness": 0}},
+        ("staleness.control", "staleness.max_staleness"),
     ),
     "adaptive control of nothing": (
         {"staleness": {"control": "adaptive"}, "pipeline": {"mode": "sync"}},
@@ -288,10 +269,6 @@ IMPOSSIBLE: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
     "adaptive control without ratios": (
         {"staleness": {"control": "adaptive"}, "training": {"max_steps": 3, "loss": "reinforce"}},
         ("staleness.control", "training.loss"),
-    ),
-    "a floor above the target": (
-        {"staleness": {"ess_floor": 0.9, "ess_target": 0.8}},
-        ("staleness.ess_floor", "staleness.ess_target"),
     ),
 }
 
@@ -317,8 +294,6 @@ def test_adaptive_control_scales_the_learning_rate_by_the_effective_sample_size(
 @pytest.mark.parametrize(
     "sections",
     [
-        {"model": {"path": "some/folder", "bootstrap": {"hidden_size": 66, "num_heads": 4}}},
-        {"model": {"bootstrap": {"hidden_size": 16, "num_heads": 8}}},
         {"prompts": {"eval_source": "held.jsonl", "num_eval": 1}},
         {"prompts": {"source": "a.jsonl", "template": "<{prompt}>"}},
         {
@@ -336,10 +311,8 @@ def test_adaptive_control_scales_the_learning_rate_by_the_effective_sample_size(
         {"placement": {"train": {"work_pool": "hosts"}}, "weights": {"transport": "store"}},
         over_hosts(),
         over_hosts(hosts=4, min_hosts=4, network="127.0.0.0/8"),
-        {"prompts": {"source": "a.parquet", "arithmetic": {"digits": 1, "max_sum": 1}}},
-        {"prompts": {"source": "chains", "chains": {"median_sums": 8.0, "max_sums": 8}}},
-        {"prompts": {"source": "a.parquet", "chains": {"median_sums": 9.0, "max_sums": 8}}},
-        {"prompts": {"num_eval": 54, "arithmetic": {"digits": 1, "max_sum": 9}}, "evaluation": {"num_prompts": 54}},
+        {"prompts": {"source": "a.parquet", "digits": 1}},
+        {"prompts": {"num_eval": 54, "digits": 1}},
         {"generation": {"replicas": 64, "groups_per_batch": 320, "max_new_tokens": 16383}},
         {"staleness": {"max_staleness": 0}},
         {"environment": {"max_turns": 1}},
@@ -351,8 +324,7 @@ def test_adaptive_control_scales_the_learning_rate_by_the_effective_sample_size(
             "generation": {"engine": "vllm"},
             "training": {"max_steps": 3, "device": "cuda"},
         },
-        over_hosts() | {"weights": {"transport": "direct", "host": "10.0.0.0/24"}},
-        over_hosts(network="127.0.0.0/8") | {"weights": {"transport": "direct"}},
+        over_hosts() | {"weights": {"transport": "direct"}},
     ],
 )
 def test_what_only_looks_impossible_is_taken(sections: dict[str, object]) -> None:
@@ -363,12 +335,6 @@ def test_what_only_looks_impossible_is_taken(sections: dict[str, object]) -> Non
 def test_the_trainer_s_network_is_written_as_networks_are(network: str) -> None:
     with pytest.raises(ValidationError, match=r"an IPv4 network such as 10\.0\.0\.0/24"):
         make_config(**over_hosts(network=network))
-
-
-@pytest.mark.parametrize("host", ["10.0.0.1/24", "fd00::/8"])
-def test_a_network_in_which_sync_weights_listens_is_written_as_networks_are(host: str) -> None:
-    with pytest.raises(ValidationError, match=r"an IPv4 network such as 10\.0\.0\.0/24"):
-        make_config(weights={"host": host})
 
 
 @pytest.mark.parametrize("name", sorted(RESERVED))

@@ -43,7 +43,7 @@ LARGE = PLAIN | {
 
 
 class Configuration(BaseJobConfiguration):
-    """Of prefect-kubernetes' worker, which needs a cluster's client library: what it makes of the template."""
+    """Renders the template as prefect-kubernetes' worker does, which needs a cluster's client library."""
 
     namespace: str
     job_manifest: dict[str, Any]
@@ -73,7 +73,7 @@ def rendered(job_variables: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(job_variables: dict[str, Any]) -> None:
-    """As the server does before it makes a flow run. Raises ValidationError."""
+    """Validate as the server does before it makes a flow run. Raises ValidationError."""
     defaults = {
         name: variable["default"]
         for name, variable in TEMPLATE["variables"]["properties"].items()
@@ -144,7 +144,7 @@ def test_shared_memory_is_mounted_where_weights_are_handed_over(job_variables: d
     assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": size}
 
 
-def test_a_pod_that_is_stopped_has_time_to_drain_and_is_not_started_again_by_kubernetes() -> None:
+def test_a_stopped_pod_may_drain_and_is_not_restarted_by_kubernetes() -> None:
     job = rendered(PLAIN)
     assert pod_of(job)["terminationGracePeriodSeconds"] >= 60
     assert (job["spec"]["backoffLimit"], pod_of(job)["restartPolicy"]) == (0, "Never")

@@ -21,13 +21,10 @@ from configs.generation import GenerationConfig, multiplies_bfloat16
 def test_a_cpu_multiplies_bfloat16_if_a_flag_says_so(tmp_path: Path, flags: str, expected: str | None) -> None:
     cpu = tmp_path / "cpuinfo"
     cpu.write_text(flags)
-    assert multiplies_bfloat16(cpu, tmp_path / "no driver") == expected
-
-
-def test_a_gpu_multiplies_bfloat16_whatever_the_cpu_does(tmp_path: Path) -> None:
     driver = tmp_path / "version"
     driver.touch()
-    assert multiplies_bfloat16(tmp_path / "no cpuinfo", driver) == "GPU"
+    assert multiplies_bfloat16(cpu, tmp_path / "no driver") == expected
+    assert multiplies_bfloat16(cpu, driver) == "GPU"
 
 
 @pytest.mark.parametrize(("native", "expected"), [("amx_bf16", "bfloat16"), (None, "float32")])

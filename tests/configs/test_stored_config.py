@@ -9,11 +9,11 @@ def test_the_hash_of_a_config_never_changes() -> None:
 
 
 def test_each_key_that_differs_is_a_sentence_unless_one_config_has_no_such_key() -> None:
-    before = {"name": "a", "section": {"old": 1, "same": [1], "below": {"rate": None}}, "other": 1}
+    previous = {"name": "a", "section": {"old": 1, "same": [1], "below": {"rate": None}}, "other": 1}
     after = {"name": "b", "section": {"new": 1, "same": [1], "below": {"rate": 0.5}}, "other": {"x": 1}}
-    assert changed_keys(before, after) == [
+    assert changed_keys(previous, after) == [
         'name was "a" and is "b"',
         'other was 1 and is {"x": 1}',
         "section.below.rate was null and is 0.5",
     ]
-    assert changed_keys(before, before) == []
+    assert changed_keys(previous, previous) == []

@@ -77,9 +77,7 @@ def test_a_prompt_file_with_random_mistakes_is_refused_or_could_be_asked(count: 
         file = prompt_file(chooser, folder)
         # The last line that a test which fails has printed names what it failed at.
         print(f"seed {seed}, file {number}")
-        said = refusal(
-            PRESET, [f"prompts.source={file}", "prompts.num_eval=2", "evaluation.num_prompts=2"], tmp_path / "runs"
-        )
+        said = refusal(PRESET, [f"prompts.source={file}", "prompts.num_eval=2"], tmp_path / "runs")
         refused += said is not None
         assert said is None or ("Traceback" not in said and said.strip())
         assert not any((tmp_path / "runs").glob("*")), f"seed {seed}, prompts {number}: something of a run is there"

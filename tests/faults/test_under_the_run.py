@@ -117,7 +117,7 @@ MORE_FILES: dict[str, FindFile] = {
 ENDLESS: dict[str, object] = {"training.max_steps": 100_000, "supervision.hang_seconds": 30.0}
 SETTINGS: dict[str, object] = {
     **FROM_SCRATCH,
-    "prompts.curriculum.window": 2,
+    "prompts.curriculum_window": 2,
     "training.max_steps": 100,
     "budget.max_steps": 3,
 }

@@ -51,8 +51,7 @@ def test_an_own_reward_trains_an_own_chat_model(checkout: Checkout) -> None:
     asked = [{"messages": [{"role": "user", "content": f"say {n}"}], "answer": "a"} for n in range(40)]
     checkout.write("chat.jsonl", "\n".join(map(json.dumps, asked)))
     settings = (
-        "model.path=chat-model prompts.source=chat.jsonl scoring.reward=python scoring.function=my_reward:score "
-        "generation.max_new_tokens=16"
+        "model.path=chat-model prompts.source=chat.jsonl scoring.reward=my_reward:score generation.max_new_tokens=16"
     )
     checkout.millrace(f"run {PRESET} --run-id chat {SHORT} {settings}").succeeded()
 

@@ -79,7 +79,7 @@ RUN_AS = {
     # Last, because they add packages to the environment.
     "make smollm": _imports_a_real_model,
     "millrace run configs/presets/smollm2-cpu.yaml": _works(
-        "millrace run configs/presets/smollm2-cpu.yaml --set training.max_steps=1 evaluation.num_prompts=8 "
+        "millrace run configs/presets/smollm2-cpu.yaml --set training.max_steps=1 prompts.num_eval=8 "
         "training.groups_per_step=2 generation.groups_per_batch=2"
     ),
 }

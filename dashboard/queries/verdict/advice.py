@@ -79,8 +79,8 @@ def _length_bias(facts: Facts) -> str | None:
 
 
 def _no_spread(facts: Facts) -> str:
-    has_curriculum = facts.setting("prompts.curriculum.window") is not None
-    return f"Choose prompts that are sometimes solved{'' if has_curriculum else ', or set prompts.curriculum.window'}."
+    has_curriculum = facts.setting("prompts.curriculum_window") is not None
+    return f"Choose prompts that are sometimes solved{'' if has_curriculum else ', or set prompts.curriculum_window'}."
 
 
 def _sync_bound(facts: Facts) -> str:

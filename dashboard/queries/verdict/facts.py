@@ -114,7 +114,6 @@ def read_facts(run: RunData) -> Facts:
     """The facts of a run as it is now."""
     status, config = run.status or {}, run.info.config
     newest = run.info.attempts[-1]
-    staleness = _section(config, "staleness")
     return Facts(
         run_url=run.info.url,
         config=config,
@@ -142,8 +141,6 @@ def read_facts(run: RunData) -> Facts:
         dropped_share=_dropped_share(run),
         masked_share=_mean(run, "masked_token_share"),
         ess=_mean(run, "effective_sample_size"),
-        ess_target=float(staleness.get("ess_target", Facts.ess_target)),
-        ess_floor=float(staleness.get("ess_floor", Facts.ess_floor)),
         best_version=(status.get("best") or {}).get("policy_version"),
     )
 

@@ -95,29 +95,29 @@ class Engine(ABC):
 
     def generate(
         self,
-        prompts: Sequence[Sequence[int]],
+        texts: Sequence[Sequence[int]],
         sampling: Sampling,
         seed: int,
-        asked: Sequence[Prompt] | None = None,
+        prompts: Sequence[Prompt] | None = None,
         each_wait: Callable[[], None] = lambda: None,
     ) -> list[Response]:
-        """One response per prompt, in order, while nothing else is in flight.
+        """One response per text, which is token ids, in order, while nothing else is in flight.
 
-        `prompts` are token ids, and `asked` the prompts that they stand for, which an environment needs. The same
-        weights, prompts, sampling and seed give the same responses on the same machine and thread count. `each_wait` is
-        called about once per second; if it raises, the requests stay in flight.
+        An environment needs the `prompts` of these texts. The same weights, texts, sampling and seed give the same
+        responses on the same machine and thread count. `each_wait` is called about once per second; if it raises, the
+        requests stay in flight.
         """
-        known_prompts = [None] * len(prompts) if asked is None else asked
+        prompt_of_text: Sequence[Prompt | None] = prompts or [None] * len(texts)
         requests = [
             Request(group_id=i, sample_index=0, prompt_tokens=tuple(tokens), seed=seed + i, prompt=prompt)
-            for i, (tokens, prompt) in enumerate(zip(prompts, known_prompts, strict=True))
+            for i, (tokens, prompt) in enumerate(zip(texts, prompt_of_text, strict=True))
         ]
         self.submit(requests, sampling)
         responses: dict[int, Response] = {}
         while self.in_flight:
             each_wait()
             responses |= {done.request.group_id: done.response for done in self.collect(_WAIT_SECONDS)}
-        return [responses[i] for i in range(len(prompts))]
+        return [responses[i] for i in range(len(texts))]
 
 
 def unstarted(request: Request) -> Trajectory:
@@ -134,5 +134,5 @@ def check_names(expected: Mapping[str, torch.Size], weights: Weights) -> None:
         "of another shape": {name for name in expected.keys() & shapes.keys() if expected[name] != shapes[name]},
     }
     if any(wrong.values()):
-        said = "; ".join(f"{kind}: {names_of(sorted(names))}" for kind, names in wrong.items() if names)
-        raise WeightsMismatch(f"weights of version {weights.id.policy_version} do not fit the model: {said}")
+        reasons = "; ".join(f"{kind}: {names_of(sorted(names))}" for kind, names in wrong.items() if names)
+        raise WeightsMismatch(f"weights of version {weights.id.policy_version} do not fit the model: {reasons}")

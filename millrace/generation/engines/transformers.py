@@ -180,9 +180,9 @@ class TransformersEngine(Engine):
     def next_logprobs(self, tokens: Sequence[int], most: int) -> dict[int, float]:
         self.model.eval()
         cache = KvRows(self.model, self._pad, self._recorder)
-        *before, newest = tokens
-        if before:
-            cache.append([tuple(before)])
+        *earlier, newest = tokens
+        if earlier:
+            cache.append([tuple(earlier)])
             logits_1V = cache.decode([newest])
         else:
             logits_1V = cache.append([(newest,)])

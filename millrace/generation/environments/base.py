@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from millrace.chat.base import Turn
-from millrace.errors import InputError
+from millrace.errors import InputError, one_line
 from millrace.forking.process_settings import working_folder_first
 from millrace.types import Message, Prompt
 
+_KEY = "environment.name"
 _BUILT_IN = {
     "calculator": "millrace.generation.environments.calculator:Calculator",
     "calculator_tool": "millrace.generation.environments.calculator:CalculatorTool",
@@ -97,17 +98,17 @@ def environment_class(name: str | None) -> type[AnyEnvironment] | None:
     """
     if name is None:
         return None
-    said = f'environment.name is "{name}"; expected {", ".join(sorted(_BUILT_IN))} or package.module:Class'
+    expected = f"{', '.join(sorted(_BUILT_IN))} or package.module:Class"
     module_name, _, class_name = _BUILT_IN.get(name, name).partition(":")
     if not (module_name and class_name):
-        raise InputError(said)
+        raise InputError(f'"{name}"', key=_KEY, expected=expected)
     try:
         with working_folder_first():
             loaded = getattr(importlib.import_module(module_name), class_name)
     except Exception as error:  # whatever a user's module raises while it is imported
-        raise InputError(f"{said} ({' '.join(f'{type(error).__name__}: {error}'.split())})") from error
+        read = f'"{name}" ({type(error).__name__}: {one_line(error)})'
+        raise InputError(read, key=_KEY, expected=expected) from error
     if not (isinstance(loaded, type) and issubclass(loaded, AnyEnvironment)):
-        raise InputError(
-            f"{said} with a subclass of Environment or ChatEnvironment of millrace.generation.environments.base"
-        )
+        expected = f"a subclass of Environment or ChatEnvironment of {__name__}"
+        raise InputError(f'"{name}"', key=_KEY, expected=expected)
     return loaded

@@ -4,26 +4,87 @@
                            ▲                         │ text or messages
                            └── all tokens so far ◄───┘
 
-The policy's tokens are kept as sampled and never tokenised again; the environment's answer becomes tokens separately
-(`exchange.py`) and is appended to them. Weights may be replaced at any time: each turn has its own version spans, and
-the tokens of an environment belong to the current span. Nothing waits: one trajectory may be at its third turn while
-another is at its first.
+    text           turn ─► decoded text ─► Environment.step ─► text ─► tokens
+    conversations  turn ─► renderer.parse ─► ChatEnvironment.step ─► messages ─► renderer.next_turn
+
+The policy's tokens are kept as sampled and never tokenized again; the environment's answer becomes tokens separately
+and is appended to them. Weights may be replaced at any time: each turn has its own version spans, and the tokens of an
+environment belong to the current span. One trajectory may be at its third turn while another is at its first.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
 
-from millrace.chat.base import Rendered
-from millrace.chat.encoder import PromptEncoder
+from transformers import PreTrainedTokenizerBase
+
+from configs.prompts import PromptsConfig
+from configs.schema import ModelConfig
+from millrace.chat.base import ChatRenderer, Rendered
+from millrace.chat.encoder import PromptEncoder, is_chat, load_encoder
 from millrace.generation.engines.base import Engine, unstarted
-from millrace.generation.environments.base import AnyEnvironment, ChatEnvironment
-from millrace.generation.environments.exchange import ChatExchange, Exchange, TextExchange
+from millrace.generation.environments.base import AnyEnvironment, ChatEnvironment, Environment
+from millrace.prompts.dataset import PromptSet
 from millrace.rollouts.groups_in_flight import derived_seed
 from millrace.types import NO_RESPONSE, FinishReason, Prompt, Request, Response, Sampling, Trajectory
 from millrace.weights.base import Weights
 
 _LONGEST_ERROR = 300
 """Characters kept of an environment's exception, which is stored in the trajectory's row."""
+
+
+class TextExchange:
+    """Plays environments of text with a policy. A turn's text does not include a last token of `stop_token_ids`."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_token_ids: Sequence[int] = ()) -> None:
+        """Without `stop_token_ids`, the tokenizer's end-of-sequence token is the only one."""
+        self._tokenizer = tokenizer
+        self._ends = frozenset(stop_token_ids or [tokenizer.eos_token_id])
+
+    def answer(
+        self, environment: AnyEnvironment, prompt: Prompt, context: Sequence[int], turn: Sequence[int]
+    ) -> Rendered | None:
+        """Returns the tokens after the policy's `turn`; None if it was the last. Raises what the environment raises."""
+        sampled = turn[:-1] if turn[-1] in self._ends else turn
+        text = self._tokenizer.decode(list(sampled), clean_up_tokenization_spaces=False)
+        observation = cast(Environment, environment).step(str(text))
+        if observation.done:
+            return None
+        return Rendered(tuple(self._tokenizer(observation.text, add_special_tokens=False)["input_ids"]))
+
+
+class ChatExchange:
+    """Plays environments of conversations with a policy, in the template of `encoder`, which has a renderer."""
+
+    def __init__(self, encoder: PromptEncoder) -> None:
+        self._encoder = encoder
+        self._renderer = cast(ChatRenderer, encoder.renderer)
+
+    def answer(
+        self, environment: AnyEnvironment, prompt: Prompt, context: Sequence[int], turn: Sequence[int]
+    ) -> Rendered | None:
+        """Like `TextExchange.answer`; also raises ChatError if nothing can follow that turn."""
+        tools = self._encoder.tools_of(prompt)
+        observation = cast(ChatEnvironment, environment).step(self._renderer.parse(turn, context, tools))
+        return None if observation.done else self._renderer.next_turn(context, turn, observation.messages, tools)
+
+
+def prompt_encoder(
+    folder: Path,
+    model: ModelConfig,
+    prompts: PromptsConfig,
+    asked: PromptSet,
+    environment: type[AnyEnvironment] | None,
+) -> PromptEncoder:
+    """The encoder of a run's prompts for the model in `folder`.
+
+    The run is chat if its prompts `asked` are, or if its environment converses. Raises InputError as `is_chat` and
+    `load_encoder` do.
+    """
+    if environment is not None and issubclass(environment, ChatEnvironment):
+        return load_encoder(folder, model, prompts, environment.tools, chat=True)
+    return load_encoder(folder, model, prompts, (), chat=is_chat(prompts, (*asked.train, *asked.eval)))
 
 
 @dataclass(kw_only=True)
@@ -68,13 +129,7 @@ class _Episode:
             )
         )
 
-    def next_request(self) -> Request:
-        """The request of the next turn. It has its own seed; otherwise all turns would draw alike."""
-        seed = turn_seed(self.request.seed, self.num_turns)
-        return replace(self.request, response_tokens=self.response.tokens, seed=seed)
-
     def trajectory(self, t_finished: float, finish_reason: FinishReason, error: str | None) -> Trajectory:
-        """The whole trajectory."""
         response = replace(
             self.response,
             finish_reason=finish_reason,
@@ -104,7 +159,7 @@ def in_environment(
     """The engine from `make_engine(stop texts)`, playing `environment` if there is one."""
     if environment is None:
         return make_engine(())
-    exchange: Exchange = TextExchange(encoder.tokenizer, encoder.stop_token_ids)
+    exchange: TextExchange | ChatExchange = TextExchange(encoder.tokenizer, encoder.stop_token_ids)
     if issubclass(environment, ChatEnvironment):
         exchange = ChatExchange(encoder)
     return Episodes(make_engine(environment.stop), environment, exchange, max_turns=max_turns, each_turn=each_turn)
@@ -122,7 +177,7 @@ class Episodes(Engine):
         self,
         engine: Engine,
         environment: Callable[[], AnyEnvironment],
-        exchange: Exchange,
+        exchange: TextExchange | ChatExchange,
         *,
         max_turns: int,
         each_turn: Callable[[], None] = lambda: None,
@@ -158,7 +213,10 @@ class Episodes(Engine):
             self._each_turn()
             ended = self._answer(episode, turn.response)
             if ended is None:
-                self._engine.submit([episode.next_request()], episode.sampling)
+                # With its own seed; otherwise all turns would draw alike.
+                seed = derived_seed(episode.request.seed, episode.num_turns)
+                following = replace(episode.request, response_tokens=episode.response.tokens, seed=seed)
+                self._engine.submit([following], episode.sampling)
             else:
                 del self._episodes[key]
                 finished.append(episode.trajectory(turn.t_finished, *ended))
@@ -205,8 +263,8 @@ class Episodes(Engine):
                 episode.environment = self._environment()
                 episode.environment.reset(episode.prompt, episode.request.seed)
             said = episode.response.tokens
-            before = [*episode.request.prompt_tokens, *said[: len(said) - len(turn.tokens)]]
-            answer = self._exchange.answer(episode.environment, episode.prompt, before, turn.tokens)
+            context = [*episode.request.prompt_tokens, *said[: len(said) - len(turn.tokens)]]
+            answer = self._exchange.answer(episode.environment, episode.prompt, context, turn.tokens)
         except Exception as error:  # noqa: BLE001 — a failed trajectory is data, stored with its reason
             line = " ".join(f"{type(error).__name__}: {error}".split())
             return "stop", line[:_LONGEST_ERROR]
@@ -216,8 +274,3 @@ class Episodes(Engine):
             return "length", None
         episode.add_answer(answer)
         return None if episode.room else ("length", None)
-
-
-def turn_seed(seed: int, turn: int) -> int:
-    """63 bits for turn number `turn` ≥ 1 of a trajectory; its first turn, number 0, uses `seed` itself."""
-    return derived_seed(seed, turn)

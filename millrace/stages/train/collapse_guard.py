@@ -18,22 +18,19 @@ from millrace.stages.train.train_state import TrainState
 from millrace.training.batch import Sample
 from millrace.training.optimizer import planned_rate
 from millrace.training.step_report import StepReport
-from millrace.weights.base import AdmissionPolicy
 
 
 class CollapseGuard:
     """Makes the steps of the trainer, and watches their measures.
 
-    `policy_of` returns the admission policy of a policy version. `stored` is the `state` in the checkpoint that the
+    `bound_of` returns the staleness bound of a policy version. `stored` is the `state` in the checkpoint that the
     trainer starts from, None without one.
     """
 
-    def __init__(
-        self, state: TrainState, policy_of: Callable[[int], AdmissionPolicy], stored: Mapping[str, Any] | None
-    ) -> None:
+    def __init__(self, state: TrainState, bound_of: Callable[[int], int], stored: Mapping[str, Any] | None) -> None:
         self._run, self._stage, self._trainer = state, state.stage, state.trainer
         self._training = state.stage.config.training
-        self._policy_of = policy_of
+        self._bound_of = bound_of
         self._rate_factor = rate_factor(state.decisions.all, state.incarnation)
         if stored is None or stored["rewards_of"] != self._rewards_of:
             # Means over groups with spread don't compare with means over all groups.
@@ -82,7 +79,7 @@ class CollapseGuard:
                     self._run.decisions,
                     collapse,
                     incarnation=self._run.incarnation,
-                    terms=self._policy_of(self._trainer.policy_version),
+                    max_staleness=self._bound_of(self._trainer.policy_version),
                 )
 
     def state(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from configs.replay import ReplayRequest
+from configs.requests import ReplayRequest
 from millrace.errors import ReplayError
 from millrace.replay.parts import Scores
 from millrace.replay.selection import Batch, plan

@@ -23,7 +23,6 @@ from millrace.evaluation.schedule import read_early_stop, stop_if_no_better
 from millrace.rollouts.ledger import Account, Amount, CommittedAmounts, balance
 from millrace.rollouts.loader import RolloutLoader
 from millrace.runtime.device_sharing import DeviceTurns
-from millrace.stages.admission import as_configured
 from millrace.stages.train.batch_collector import BatchCollector, stragglers_are_in
 from millrace.stages.train.collapse_guard import CollapseGuard
 from millrace.stages.train.handover import Handover
@@ -66,12 +65,12 @@ class TrainLoop:
             self.config.staleness,
             self.config.generation,
             state.decisions,
-            as_configured(self.config),
+            self.config.effective_max_staleness,
             groups_per_step=self.config.training.groups_per_step,
             incarnation=state.incarnation,
             state=stored.get("control"),
         )
-        self.guard = CollapseGuard(state, self.controller.terms, stored.get("collapse"))
+        self.guard = CollapseGuard(state, self.controller.bound_of, stored.get("collapse"))
         # State after the last finished step, for the next checkpoint.
         self.settled = self._settle()
         state.adopt(self.settled)
@@ -172,13 +171,12 @@ class TrainLoop:
         self.collector.account_for(lags)
         advantages = (sample.advantage for sample in samples)
         self.consumed.step(version, groups, advantages, report.trainer_logprobs)
-        if self.config.prompts.curriculum.window is not None and self.config.pipeline.mode == "sync":
+        if self.config.prompts.curriculum_window is not None and self.config.pipeline.mode == "sync":
             # The curriculum of the step after the next reads these rows, and must not depend on timing.
             self.consumed.flush()
         ratios, of_collector = self.collector.end_step(taken_at)
         self._check_ledger()
-        terms = self.controller.terms(taken_at)
-        bound = max(terms.max_staleness, self.controller.bound_at(taken_at))
+        bound = max(self.controller.bound_of(taken_at), self.controller.bound_at(taken_at))
         self._control(report, ratios.step_length_ratio)
         measures = self.state.measure(
             report,
@@ -187,7 +185,6 @@ class TrainLoop:
             **of_collector,
             train_seconds=self.stage.seconds("train") - trained_before,
             max_staleness=bound,
-            places=terms.places,
             buffered_rollouts=self.ledger.buffered.rollouts,
             in_flight_rollouts=self.ledger.in_flight.rollouts,
         )
@@ -237,8 +234,8 @@ class TrainLoop:
             t_offered=time.time(),
         )
         probe = Probe(tokens=self.probed, logprobs=self.trainer.next_logprobs(self.probed, NUM_LOGPROBS))
-        terms = self.controller.terms(self.trainer.policy_version)
-        self.handover.publish(Manifest(id=weights_id, probe=probe, terms=terms))
+        bound = self.controller.bound_of(self.trainer.policy_version)
+        self.handover.publish(Manifest(id=weights_id, probe=probe, max_staleness=bound))
 
     def _settle(self) -> dict[str, Any]:
         return {

@@ -83,7 +83,9 @@ class Rendezvous:
             listening = socket.create_server((host, 0))
         except OSError as error:
             raise InputError(
-                f"{host}, where this machine can't listen", key="weights.host", expected="one of its addresses"
+                f"{host}, where this machine can't listen",
+                key="placement.train.network",
+                expected="one of its addresses",
             ) from error
         port = listening.getsockname()[1]
         self.address = f"{host}:{port}"

@@ -117,7 +117,7 @@ def test_in_sync_mode_nothing_is_advised_about_the_bound(changes: dict[str, Any]
         ({"ess": 0.3}, {"staleness": {"control": "adaptive"}}, "learning_rate", "to adaptive"),
         ({"ess": 0.3}, {"training": {"loss": {"name": "reinforce"}}}, "max_staleness", "adaptive"),
         ({"ess": 0.3, "bound": 0}, {"training": {"epochs": 2, "minibatches": 4}}, "8 updates", "disagree"),
-        ({"no_spread": 0.9}, {"prompts": {"curriculum": {"window": 4}}}, "prompts", "curriculum"),
+        ({"no_spread": 0.9}, {"prompts": {"curriculum_window": 4}}, "prompts", "curriculum"),
         ({"collapse": "it fell"}, {"training": {"on_collapse": "roll_back"}}, "learning_rate", "on_collapse"),
         (
             {"idle": {"train": 0.5, "generate": 0.4}, "step_seconds": 1.0, "push_seconds": 0.9},

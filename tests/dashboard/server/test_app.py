@@ -1,6 +1,5 @@
 """The dashboard without a browser: pages at their addresses, refreshes, and answers to strangers."""
 
-import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,19 +40,6 @@ def root(tmp_path: Path) -> Path:
 def blocks_on(body: Any, kind: str) -> list[str]:
     ids = [part["props"].get("id") for part in within(body)]
     return [name["block"] for name in ids if isinstance(name, dict) and name["type"] == kind]
-
-
-def test_the_overview_has_a_column_of_measured_and_planned_once_a_run_has_a_plan(root: Path) -> None:
-    store_run(root, "one")
-    store_run(root, "planned")
-    assert "÷" not in texts(plain(open_site(root).show("/", "").body))
-    record = root / "planned" / layout.RUN
-    values = json.loads(record.read_text())
-    values["config"]["plan"] = {"step_seconds": 2.0, "staleness_mean": None}
-    record.write_text(json.dumps(values))
-    overview = texts(plain(open_site(root).show("/", "").body))
-    assert "measured ÷ planned" in overview
-    assert "seconds per step 0.50" in overview
 
 
 def test_a_run_that_is_being_created_is_listed_and_its_page_keeps_looking(root: Path) -> None:

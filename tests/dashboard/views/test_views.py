@@ -46,7 +46,6 @@ _DECISION = {
     "action": "raise",
     "change": "bound raised to 2",
     "max_staleness": 2,
-    "places": 64,
     "reason": "the trainer waits 20% of its time",
     "measured": {},
 }

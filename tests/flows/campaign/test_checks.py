@@ -21,7 +21,7 @@ FUNCTIONS = "tests.support.training.own_functions"
     "settings",
     [
         ["scoring.reward=telepathy"],
-        ["scoring.reward=python", "scoring.function=tests.support.rewards.nowhere:f"],
+        ["scoring.reward=tests.support.rewards.nowhere:f"],
         ["scoring.reward=reward_model", "scoring.model=/no/such/model"],
         ["training.loss=my.nowhere:f"],
         [f"training.advantage={FUNCTIONS}:one_group"],
@@ -35,7 +35,7 @@ def test_an_unusable_function_is_a_user_error(tmp_path: Path, settings: list[str
 
 
 def test_a_users_functions_pass_the_check(tmp_path: Path) -> None:
-    settings = ["scoring.reward=python", "scoring.function=tests.support.rewards.own_rewards:length"]
+    settings = ["scoring.reward=tests.support.rewards.own_rewards:length"]
     settings += [f"training.loss={FUNCTIONS}:capped", f"training.advantage={FUNCTIONS}:better_than_half"]
     check(load_config(PRESET, [*settings, f"storage.root={tmp_path / 'runs'}"]), "run", resume="never")
 
@@ -52,7 +52,7 @@ def test_a_prompt_with_an_unusable_answer_is_named_by_its_line(
     file = tmp_path / "prompts.jsonl"
     file.write_text("\n".join(json.dumps(row) for row in rows))
     root = tmp_path / "runs"
-    sources = [f"prompts.source={file}", "prompts.num_eval=2", "evaluation.num_prompts=2", f"storage.root={root}"]
+    sources = [f"prompts.source={file}", "prompts.num_eval=2", f"storage.root={root}"]
     with pytest.raises(PromptsError) as caught:
         check(load_config(PRESET, [*settings, *sources]), "run", resume="never")
     assert caught.value.file == f"{file} line 21"

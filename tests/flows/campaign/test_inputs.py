@@ -15,7 +15,7 @@ from millrace.runs.record import latest_attempt
 from storage.stores.factory import open_store
 
 ROWS = [{"prompt": f"{n:02d}+{n:02d}=", "answer": f"{2 * n:02d}"} for n in range(40)]
-SETTINGS = ("prompts.num_eval=8", "evaluation.num_prompts=8")
+SETTINGS = ("prompts.num_eval=8",)
 
 
 def write(path: Path, rows: Sequence[object]) -> Path:
@@ -80,7 +80,7 @@ def test_a_changed_reward_refuses(source: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(source.parent)
     module = source.parent / "changing_reward.py"
     module.write_text("def score(prompt, response, answer, meta):\n    return 1.0\n")
-    config = configured(source, "scoring.reward=python", "scoring.function=changing_reward:score")
+    config = configured(source, "scoring.reward=changing_reward:score")
     start(config)
     module.write_text("def score(prompt, response, answer, meta):\n    return 2.0\n")
     with pytest.raises(InputError):

@@ -32,7 +32,7 @@ def test_a_plan_is_printed_and_its_config_loads(tmp_path: Path, capsys: pytest.C
         assert words in output
     assert f"millrace run {written}\n" in output
     values = json.loads(everything.read_text())
-    assert load_config(written).plan.step_seconds == values["changes"]["plan.step_seconds"]
+    assert load_config(written).training.parallel.data == values["changes"]["training.parallel.data"]
     assert values["dollars_per_gpu_hour"] == 2.5
 
 

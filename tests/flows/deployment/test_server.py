@@ -182,7 +182,7 @@ def test_the_event_loop_does_not_wait_for_a_locked_connection(tmp_path: Path) ->
     command = [sys.executable, "-c", _FREEZE, str(tmp_path / "a.db")]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert float(result.stdout) < 0.5
+    assert float(result.stdout) < 1.0, "the connection waits for two seconds"
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from support.replay.trained_run import train_and_store
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from configs.operation import TrainPlaceConfig
-from configs.replay import ReplayRequest
+from configs.requests import ReplayRequest
 from flows.operations.replay import check
 from millrace.bootstrap.tiny_model import character_tokenizer
 from millrace.runs.record import latest_attempt, resume_run

@@ -98,14 +98,6 @@ def test_an_empty_or_malformed_prompts_file_is_named_with_its_line(
     assert expected in message
 
 
-@pytest.mark.vllm
-@pytest.mark.extended
-def test_heads_that_vllms_attention_does_not_know_are_refused(capsys: pytest.CaptureFixture[str], root: Path) -> None:
-    message = refused(capsys, root, "--set", "model.bootstrap.num_heads=6", config=VLLM_PRESET)
-    assert "16 features" in message
-    assert "32, 64" in message
-
-
 def test_a_root_that_cannot_be_used_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     # A file in its place stops root, too, whom permissions do not.
     blocked = tmp_path / "file"

@@ -134,12 +134,12 @@ def test_a_campaign_starts_from_a_named_model_and_prompts_in_a_file(millrace: Mi
 def test_rewards_alone_make_the_policy_better_on_prompts_it_never_saw(millrace: Millrace) -> None:
     settings = {
         **FROM_SCRATCH,
-        "model.bootstrap.max_steps": 2000,
+        "model.warm_start_steps": 2000,
         "training.max_steps": 60,
         "training.groups_per_step": 64,
         "training.checkpoint_every": 20,
         "generation.groups_per_batch": 32,
-        "evaluation.num_prompts": 512,
+        "prompts.num_eval": 512,
     }
     accuracy = {name: result["accuracy"] for name, result in millrace.finish("learner", **settings)["eval"].items()}
     assert accuracy["start"] <= 0.45

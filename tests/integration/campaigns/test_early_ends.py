@@ -56,13 +56,12 @@ def test_a_campaign_whose_reward_never_scores_ends_with_one_line_and_code_2(mill
     settings: dict[str, object] = {
         "pipeline.mode": "sync",
         "scoring.replicas": 2,
-        "scoring.reward": "python",
-        "scoring.function": "tests.support.rewards.own_rewards:without_result",
+        "scoring.reward": "tests.support.rewards.own_rewards:without_result",
     }
     ended = millrace.run(*millrace.campaign("failing", **settings))
     line = ended.expect_refusal()
     assert line.startswith("millrace: ")
-    assert "scoring.reward is python" in line
+    assert "scoring.reward is tests.support.rewards.own_rewards:without_result" in line
     assert "reward is of type NoneType" in line
     assert "failed for a response to prompt" in ended.output, "the first error, at once"
     status = millrace.run("status", str(millrace.root / "failing"))

@@ -35,12 +35,11 @@ def test_conversations_are_trained_token_by_token_as_they_were_sampled(
         "model.path": str(folder),
         "pipeline.mode": "sync",
         "prompts.source": str(source),
-        "prompts.num_eval": 8,
         "prompts.system_prompt": "Be brief.",
         "environment.name": "tests.support.chat.curious:Curious",
         "scoring.answer_pattern": "([ae])",
         "generation.max_new_tokens": 120,
-        "evaluation.num_prompts": 4,
+        "prompts.num_eval": 4,
         "training.max_steps": 3,
         "training.groups_per_step": 4,
         "generation.groups_per_batch": 4,
@@ -71,14 +70,13 @@ def test_conversations_are_trained_token_by_token_as_they_were_sampled(
 
 PRESET = REPOSITORY / "configs" / "presets" / "calculator-cpu.yaml"
 QUICK = {
-    # All demonstrations call the calculator: that much is learnt in a few steps.
-    "model.bootstrap.error_rate": 0.0,
-    "model.bootstrap.max_steps": 60,
+    # By then three in ten answers follow a call of the calculator.
+    "model.warm_start_steps": 300,
     "training.max_steps": 4,
     "training.groups_per_step": 8,
     "training.checkpoint_every": 2,
     "generation.groups_per_batch": 4,
-    "evaluation.num_prompts": 32,
+    "prompts.num_eval": 32,
     "promotion.margin": "null",
 }
 
@@ -110,5 +108,5 @@ def test_a_campaign_with_a_tool_accounts_for_every_token_of_either_side(millrace
                 calls += 1
                 # The budget may have cut it.
                 assert calculator.step(turn).text.startswith(answer)
-    assert calls > len(rows) / 2
+    assert calls > len(rows) / 10
     assert {score["status"] for score in read_rows(store, layout.scores("exact_match", 0, 0, 1), SCORE)} == {"ok"}

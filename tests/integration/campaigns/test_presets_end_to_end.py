@@ -17,12 +17,12 @@ from storage.schema import SCORE, TRAJECTORY
 pytestmark = [pytest.mark.campaign, pytest.mark.extended]
 
 FEW_STEPS = {
-    "model.bootstrap.max_steps": 20,
+    "model.warm_start_steps": 20,
     "training.max_steps": 4,
     "training.checkpoint_every": 2,
     "training.groups_per_step": 8,
     "generation.groups_per_batch": 4,
-    "evaluation.num_prompts": 12,
+    "prompts.num_eval": 12,
     "evaluation.samples": 2,
 }
 

@@ -21,10 +21,9 @@ SETTINGS: dict[str, object] = {
     "generation.group_size": 2,
     "training.selection.overlong_buffer": 1,
     # With few prompts each is used again, some before their rewards are known.
-    "prompts.arithmetic.max_sum": 5,
-    "prompts.num_eval": 4,
-    "evaluation.num_prompts": 4,
-    "prompts.curriculum.window": 1,
+    "prompts.digits": 1,
+    "prompts.num_eval": 40,
+    "prompts.curriculum_window": 1,
 }
 
 

@@ -14,14 +14,13 @@ STEPS, DISTURBED_AT, NOTICED_WITHIN, APART = 160, 60, 20, 0.03
 RATE = 4e-4
 SETTINGS: dict[str, object] = {
     "model.path": None,
-    "model.bootstrap.max_steps": 2000,
+    "model.warm_start_steps": 2000,
     "prompts.num_eval": 2048,
     "training.max_steps": STEPS,
     "training.groups_per_step": 32,
     "training.checkpoint_every": 10,
     "training.on_collapse": "roll_back",
     "generation.groups_per_batch": 16,
-    "evaluation.num_prompts": 2048,
 }
 
 

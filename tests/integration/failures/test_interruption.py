@@ -122,7 +122,7 @@ def test_attempts_shorter_than_a_response_make_progress_and_sample_no_token_twic
 @pytest.mark.extended
 def test_a_campaign_can_be_stopped_before_it_trains(millrace: Millrace) -> None:
     process = millrace.start(
-        *millrace.campaign("early", **{**ENDLESS, **FROM_SCRATCH, "model.bootstrap.max_steps": 100_000})
+        *millrace.campaign("early", **{**ENDLESS, **FROM_SCRATCH, "model.warm_start_steps": 100_000})
     )
     wait_until(lambda: bool(millrace.status_record("early", "bootstrap-0")), "the bootstrap")
     ended = send(process, signal.SIGTERM)

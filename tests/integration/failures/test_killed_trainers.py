@@ -26,10 +26,7 @@ SETTINGS: dict[str, object] = {
     "training.max_steps": STEPS,
     "training.checkpoint_every": 4,
     "staleness.control": "adaptive",
-    "staleness.min_staleness": LOWEST,
     "staleness.max_staleness": HIGHEST,
-    "staleness.ess_target": 0.5,
-    "staleness.ess_floor": 0.1,
 }
 KILLS = (
     "train-0 train.before_handover 7 kill",

@@ -29,7 +29,7 @@ def campaign(site: HostsSite, run_id: str, **settings: object) -> list[str]:
         "placement.score.work_pool": "generating",
         "placement.train.work_pool": "training",
         "weights.transport": "direct",
-        "weights.host": site.hosts[1].address,
+        "placement.train.network": f"{site.hosts[1].address}/32",
     }
     return site.millrace.campaign(run_id, root=site.root, **placed, **settings)
 

@@ -39,12 +39,9 @@ def campaign(site: HostsSite, **settings: object) -> list[str]:
         "placement.train.work_pool": "training",
         "placement.train.hosts": 2,
         "placement.train.min_hosts": 1,
-        "placement.train.join_seconds": 15.0,
         "placement.train.network": f"10.93.{network}.0/24",
         "training.parallel.data": 2,
         "weights.transport": "store",
-        # Rank 0, and sync_weights with it, may be on either of the hosts.
-        "weights.host": f"10.93.{network}.0/24",
     }
     return site.millrace.campaign(RUN, root=site.root, **{**placed, **settings})
 

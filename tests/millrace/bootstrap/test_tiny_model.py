@@ -1,19 +1,21 @@
 """The start model that a campaign makes for itself."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from configs.prompts import ArithmeticConfig, ChainsConfig, EnvironmentConfig, PromptsConfig
-from configs.schema import BootstrapConfig
+from configs.prompts import EnvironmentConfig, PromptsConfig
+from configs.recipe import Recipe
 from millrace.bootstrap.tiny_model import CHECK_EVERY, bootstrap, character_tokenizer
 from millrace.generation.environments.calculator import Calculator
 from millrace.models.loading import load_model, load_tokenizer
 from millrace.prompts.dataset import load_prompts
+from millrace.prompts.sums import chain_prompts
 from millrace.types import Prompt
 
-SHAPE = BootstrapConfig(
+SHAPE = Recipe(
     hidden_size=16,
     num_layers=1,
     num_heads=2,
@@ -29,10 +31,10 @@ SHAPE = BootstrapConfig(
 
 @pytest.fixture(scope="module")
 def prompts() -> tuple[Prompt, ...]:
-    return load_prompts(PromptsConfig(arithmetic=ArithmeticConfig(max_sum=40), num_eval=16)).train
+    return load_prompts(PromptsConfig(num_eval=16)).train
 
 
-def made(prompts: tuple[Prompt, ...], folder: Path, seed: int = 0, shape: BootstrapConfig = SHAPE) -> list[str]:
+def made(prompts: tuple[Prompt, ...], folder: Path, seed: int = 0, shape: Recipe = SHAPE) -> list[str]:
     lines: list[str] = []
     bootstrap(prompts, shape, folder, seed=seed, max_new_tokens=4, report=lambda step, line: lines.append(line))
     return lines
@@ -70,19 +72,16 @@ def test_one_seed_makes_one_model_and_another_makes_another(prompts: tuple[Promp
 def test_it_goes_on_while_the_model_is_not_imitating_or_right_too_often(
     prompts: tuple[Prompt, ...], tmp_path: Path
 ) -> None:
-    at_once = SHAPE.model_copy(update={"target_imitation_rate": 0.0, "max_steps": 50})
+    at_once = replace(SHAPE, target_imitation_rate=0.0, max_steps=50)
     assert made(prompts, tmp_path / "at-once", shape=at_once) == []
     looks = 50 // CHECK_EVERY
-    assert len(made(prompts, tmp_path / "right", shape=at_once.model_copy(update={"max_accuracy": -1.0}))) == looks
-    assert (
-        len(made(prompts, tmp_path / "blurred", shape=at_once.model_copy(update={"target_imitation_rate": 1.0})))
-        == looks
-    )
+    assert len(made(prompts, tmp_path / "right", shape=replace(at_once, max_accuracy=-1.0))) == looks
+    assert len(made(prompts, tmp_path / "blurred", shape=replace(at_once, target_imitation_rate=1.0))) == looks
 
 
 def test_in_an_environment_it_learns_the_calls_and_not_the_answers(prompts: tuple[Prompt, ...], tmp_path: Path) -> None:
     folder = tmp_path / "start"
-    always = SHAPE.model_copy(update={"error_rate": 0.0, "max_steps": 60, "learning_rate": 1e-2})
+    always = replace(SHAPE, error_rate=0.0, max_steps=60, learning_rate=1e-2)
     bootstrap(
         prompts,
         always,
@@ -107,11 +106,11 @@ def test_in_an_environment_it_learns_the_calls_and_not_the_answers(prompts: tupl
 
 
 def test_it_learns_chains_of_sums_with_every_character_they_are_written_in(tmp_path: Path) -> None:
-    config = PromptsConfig(source="chains", num_eval=10, chains=ChainsConfig(num_drawn=100, max_sums=12))
+    prompts = [prompt for prompt in chain_prompts() if prompt.text < "13"]
     lines: list[str] = []
-    shape = SHAPE.model_copy(update={"max_steps": 100, "learning_rate": 1e-2})
+    shape = replace(SHAPE, max_steps=100, learning_rate=1e-2)
     bootstrap(
-        load_prompts(config).train,
+        prompts,
         shape,
         tmp_path / "start",
         seed=0,

@@ -14,8 +14,7 @@ from millrace.chat.encoder import PromptEncoder
 from millrace.chat.family import FamilyRenderer
 from millrace.chat.template import TemplateRenderer
 from millrace.generation.engines.transformers import TransformersEngine
-from millrace.generation.environments.episodes import Episodes
-from millrace.generation.environments.exchange import ChatExchange
+from millrace.generation.environments.episodes import ChatExchange, Episodes
 from millrace.training.batch import Sample
 from millrace.training.packing import pack
 from millrace.training.policy import PackedPolicy
@@ -83,8 +82,8 @@ def test_on_policy_every_ratio_is_one_at_the_assistant_s_tokens(name: str) -> No
             staleness=0,
         )
         with torch.no_grad():
-            found = policy(pack(sample)).logprobs_N.numpy()
-        ratios = np.exp(found - sample.rollout_logprobs)[mask == 1]
+            result = policy(pack(sample)).logprobs_N.numpy()
+        ratios = np.exp(result - sample.rollout_logprobs)[mask == 1]
         np.testing.assert_allclose(ratios, 1.0, atol=1e-4)
         roles = [role for role, _ in trajectory.message_starts]
         assert roles[:2] == ["user", "assistant"]

@@ -35,8 +35,8 @@ RENDERERS = {name: renderer_of(name) for name in FAMILIES}
 
 
 def ids(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    found: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return found
+    result: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return result
 
 
 def end_of(name: str, answer: Message) -> int:
@@ -67,8 +67,8 @@ def test_sampled_tokens_are_kept_however_many_turns_follow(
     tokens, starts = renderer.render([{"role": "user", "content": first}], tools)
     sampled: list[tuple[int, list[int]]] = []
     roles = ["user", "assistant"]
-    for said, found in rounds:
-        answer: dict[str, Any] = found if family.tools else {**found, "role": "user"}
+    for said, result in rounds:
+        answer: dict[str, Any] = result if family.tools else {**result, "role": "user"}
         if answer["role"] == "tool":
             answer = {**answer, "name": "calculator"}
         turn = [*ids(tokenizer, family.thought), *said, end_of(name, answer)]
@@ -88,7 +88,7 @@ def test_sampled_tokens_are_kept_however_many_turns_follow(
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.template])
 @settings(max_examples=25, deadline=None)
-@given(contents=st.lists(texts.map(str.strip), min_size=3, max_size=7).filter(lambda found: len(found) % 2 == 1))
+@given(contents=st.lists(texts.map(str.strip), min_size=3, max_size=7).filter(lambda result: len(result) % 2 == 1))
 def test_appended_turns_are_what_the_template_writes_of_all_messages(name: str, contents: list[str]) -> None:
     tokenizer, renderer = TOKENIZERS[name], RENDERERS[name]
     messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(contents)]
@@ -113,26 +113,27 @@ def test_each_message_begins_where_its_text_does(name: str) -> None:
         for (_, start), end in zip(starts, [*(start for _, start in starts[1:]), len(tokens)], strict=True)
     ]
     assert "".join(pieces) == tokenizer.decode(tokens)
-    for message, piece, others in zip(messages, pieces, ("pong", "again", "pong"), strict=False):
+    for message, piece, rest in zip(messages, pieces, ("pong", "again", "pong"), strict=False):
         assert message["content"] in piece
-        assert others not in piece
+        assert rest not in piece
 
 
 @pytest.mark.parametrize("name", CALL)
 def test_a_tool_call_is_read_and_a_broken_one_says_what_is_wrong(name: str) -> None:
     tokenizer, renderer, tools = TOKENIZERS[name], RENDERERS[name], CalculatorTool.tools
-    before = renderer.render([{"role": "user", "content": "2+3?"}], tools).tokens
+    previous = renderer.render([{"role": "user", "content": "2+3?"}], tools).tokens
     tool: Message = {"role": "tool", "content": "5", "name": "calculator"}
     thought = FAMILIES[name].thought
     for text, readable in ((CALL[name], True), (CALL[name].replace('"calculator"', '"calc'), name == "glm-4.5")):
-        turn = renderer.parse([*ids(tokenizer, thought + text), end_of(name, tool)], before, tools)
+        turn = renderer.parse([*ids(tokenizer, thought + text), end_of(name, tool)], previous, tools)
         if readable:
             (call,) = turn.tool_calls
             assert (call.name, call.arguments, call.problem) == ("calculator", {"expression": "2+3"}, None)
         else:
             assert all(call.problem for call in turn.tool_calls)
     assert (
-        renderer.parse([*ids(tokenizer, thought + "It is 5."), end_of(name, tool)], before, tools).content == "It is 5."
+        renderer.parse([*ids(tokenizer, thought + "It is 5."), end_of(name, tool)], previous, tools).content
+        == "It is 5."
     )
 
 
@@ -145,8 +146,8 @@ def test_the_turn_s_end_is_a_token_that_the_engine_stops_at(name: str) -> None:
 
 def test_a_turn_that_ended_otherwise_gets_the_template_s_end_before_the_answer() -> None:
     tokenizer, renderer = TOKENIZERS["chatml"], RENDERERS["chatml"]
-    before = renderer.render([{"role": "user", "content": "ping"}]).tokens
-    added = renderer.next_turn(before, ids(tokenizer, "pong"), [{"role": "user", "content": "again"}]).tokens
+    previous = renderer.render([{"role": "user", "content": "ping"}]).tokens
+    added = renderer.next_turn(previous, ids(tokenizer, "pong"), [{"role": "user", "content": "again"}]).tokens
     assert tokenizer.decode(added).startswith("<|im_end|>\n<|im_start|>user\nagain<|im_end|>")
 
 

@@ -16,14 +16,13 @@ from millrace.runs.decisions import (
     rolled_back,
     summarize_decisions,
 )
-from millrace.weights.base import AdmissionPolicy
 from storage import layout
 from storage.checkpoints import CheckpointWriter
 from storage.errors import Fenced, StreamCorrupt
 from storage.progress import FolderReader
 from storage.stores.memory import MemoryStore
 
-TERMS = AdmissionPolicy(max_staleness=2, places=16)
+BOUND = 2
 RATE = 1e-4
 
 
@@ -40,7 +39,6 @@ def decision(version: int, action: str = "raise", incarnation: int = 0, **measur
         policy_version=version,
         action=action,
         max_staleness=3,
-        places=16,
         reason="the trainer waits 20% of its time",
         measured=measured,
     )
@@ -108,7 +106,7 @@ def with_checkpoints(store: MemoryStore, *steps: int) -> int:
 
 def test_it_goes_back_to_the_newest_checkpoint_from_before_the_collapse(memory_store: MemoryStore) -> None:
     incarnation = with_checkpoints(memory_store, 10, 20, 25)
-    roll_back(memory_store, Decisions(memory_store), collapse(), incarnation=incarnation, terms=TERMS)
+    roll_back(memory_store, Decisions(memory_store), collapse(), incarnation=incarnation, max_staleness=BOUND)
     [stored] = read_decisions(memory_store)
     assert (stored.action, stored.policy_version, stored.incarnation) == (ROLL_BACK, 20, incarnation)
     assert [read_result(memory_store, step) is None for step in (10, 20, 25)] == [False, False, True]
@@ -130,7 +128,7 @@ def test_the_rate_goes_back_to_the_good_one_and_to_at_most_a_third(
 ) -> None:
     incarnation, decisions = with_checkpoints(memory_store, 10, 20), Decisions(memory_store)
     cause = collapse(good_rate=good_rate, bad_rate=bad_rate)
-    roll_back(memory_store, decisions, cause, incarnation=incarnation, terms=TERMS)
+    roll_back(memory_store, decisions, cause, incarnation=incarnation, max_staleness=BOUND)
     [stored] = read_decisions(memory_store)
     assert stored.measured["rate_factor"] == pytest.approx(factor)
     assert stored.measured["bad_rate"] == bad_rate
@@ -140,13 +138,13 @@ def test_the_rate_goes_back_to_the_good_one_and_to_at_most_a_third(
 def test_without_a_checkpoint_from_before_a_person_is_asked(memory_store: MemoryStore) -> None:
     incarnation = with_checkpoints(memory_store, 25)
     with pytest.raises(TrainingDiverged):
-        roll_back(memory_store, Decisions(memory_store), collapse(), incarnation=incarnation, terms=TERMS)
+        roll_back(memory_store, Decisions(memory_store), collapse(), incarnation=incarnation, max_staleness=BOUND)
     assert read_decisions(memory_store) == []
 
 
 def test_a_run_is_rolled_back_three_times_at_most(memory_store: MemoryStore) -> None:
     incarnation, decisions = with_checkpoints(memory_store, 10), Decisions(memory_store)
     for _ in range(3):
-        roll_back(memory_store, decisions, collapse(), incarnation=incarnation, terms=TERMS)
+        roll_back(memory_store, decisions, collapse(), incarnation=incarnation, max_staleness=BOUND)
     with pytest.raises(TrainingDiverged):
-        roll_back(memory_store, decisions, collapse(), incarnation=incarnation, terms=TERMS)
+        roll_back(memory_store, decisions, collapse(), incarnation=incarnation, max_staleness=BOUND)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.engines.scripted_engine import ScriptedEngine
 
-from configs.prompts import ArithmeticConfig, EvaluationConfig, PromptsConfig
+from configs.prompts import EvaluationConfig, PromptsConfig
 from configs.scoring import ScoringConfig
 from millrace.bootstrap.tiny_model import character_tokenizer
 from millrace.chat.encoder import PromptEncoder
@@ -56,7 +56,7 @@ def test_held_out_measures_are_at_the_top_and_further_sets_below(scorer: Scorer)
 
 def test_a_set_without_any_score_has_no_accuracy() -> None:
     engine = ScriptedEngine(TOKENIZER, lambda request: "1$" if request.prompt == PROMPTS[0] else "0$")
-    config = ScoringConfig(reward="python", function="tests.support.rewards.own_rewards:one_over_response")
+    config = ScoringConfig(reward="tests.support.rewards.own_rewards:one_over_response")
     sets = {
         HELD_OUT: EvaluationSet(prompts=PROMPTS[1:], samples=2),
         "easy": EvaluationSet(prompts=PROMPTS[:1], samples=1),
@@ -95,10 +95,8 @@ def test_a_stopped_evaluation_leaves_nothing_in_flight(scorer: Scorer) -> None:
 def test_sets_are_loaded_and_cut_to_their_number_of_prompts(tmp_path: Path) -> None:
     file = tmp_path / "hard.jsonl"
     file.write_text("".join(f'{{"prompt": "{n}+1=", "answer": "{n + 1}"}}\n' for n in range(5)))
-    prompts = PromptsConfig(source="arithmetic", num_eval=7, arithmetic=ArithmeticConfig(digits=1, max_sum=18))
-    config = EvaluationConfig.model_validate(
-        {"num_prompts": 6, "sets": {"hard": {"source": str(file), "num_prompts": 3, "samples": 4}}}
-    )
+    prompts = PromptsConfig(source="arithmetic", num_eval=6, digits=1)
+    config = EvaluationConfig.model_validate({"sets": {"hard": {"source": str(file), "num_prompts": 3, "samples": 4}}})
     loaded = load_prompts(prompts)
     sets = evaluation_sets(config, prompts, loaded)
     assert with_evaluation_sets(loaded, sets).eval == (*loaded.eval, *sets["hard"].prompts)

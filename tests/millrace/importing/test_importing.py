@@ -106,13 +106,13 @@ def test_a_gguf_file_becomes_a_folder_with_its_weights_template_and_stop_tokens(
     done = import_model(str(tmp_path / "tiny.gguf"), folder, dtype="float32")
     weights = dict(load_model(folder, "float32").named_parameters())
     expected = tensors(len(SPECIAL) + len(LETTERS) + 1)
-    for ours, theirs in {
+    for ours, expected_text in {
         "model.embed_tokens.weight": "token_embd.weight",
         "model.layers.0.mlp.down_proj.weight": "blk.0.ffn_down.weight",
         "model.layers.0.self_attn.v_proj.weight": "blk.0.attn_v.weight",
         "model.norm.weight": "output_norm.weight",
     }.items():
-        np.testing.assert_array_equal(weights[ours].detach().numpy(), expected[theirs])
+        np.testing.assert_array_equal(weights[ours].detach().numpy(), expected[expected_text])
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert (tokenizer.eos_token, tokenizer.model_max_length) == ("<|endoftext|>", 64)
     asked = tokenizer.apply_chat_template([{"role": "user", "content": "ab"}], tokenize=False)
@@ -175,30 +175,17 @@ def test_a_wheel_gives_the_one_model_that_it_holds(tmp_path: Path, hf_folder: Pa
     assert load_model(tmp_path / "made", "float32").config.model_type == "llama"
 
 
-def test_an_installed_package_gives_the_model_that_it_ships(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_gguf(tmp_path / "tiny.gguf")
-    about = tmp_path / "shipped-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: shipped\nVersion: 1.0\n")
-    (about / "RECORD").write_text("tiny.gguf,,\nshipped-1.0.dist-info/METADATA,,\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    import_model("package:shipped", tmp_path / "made", dtype="float32")
-    assert (tmp_path / "made" / "model.safetensors").is_file()
-
-
 def test_sources_that_are_no_single_model_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = tmp_path / "made"
     assert "nowhere.gguf: no such file or folder; expected" in refused(tmp_path / "nowhere.gguf", made, capsys)
     (tmp_path / "notes.txt").write_text("no model")
     assert "not a model to import; expected a .gguf file, a folder" in refused(tmp_path / "notes.txt", made, capsys)
-    assert "no such package is installed" in refused("package:no-such-package-anywhere", made, capsys)
-    assert "package:numpy: holds no model; expected one" in refused("package:numpy", made, capsys)
     (tmp_path / "broken.whl").write_bytes(b"PK")
     assert "not a wheel that can be read" in refused(tmp_path / "broken.whl", made, capsys)
     with zipfile.ZipFile(tmp_path / "two.whl", "w") as archive:
         archive.writestr("a.gguf", "")
         archive.writestr("b.gguf", "")
-    assert "holds 2 models (a.gguf, b.gguf)" in refused(tmp_path / "two.whl", made, capsys)
+    assert "2 models (a.gguf, b.gguf)" in refused(tmp_path / "two.whl", made, capsys)
     (tmp_path / "junk.gguf").write_bytes(b"not a model at all" * 10)
     assert "not a causal language model that can be imported" in refused(tmp_path / "junk.gguf", made, capsys)
 
@@ -207,7 +194,7 @@ def test_a_folder_that_exists_is_never_written_to(
     tmp_path: Path, hf_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "made").mkdir()
-    assert "made exists already" in refused(hf_folder, tmp_path / "made", capsys)
+    assert "made: exists already" in refused(hf_folder, tmp_path / "made", capsys)
     assert not list((tmp_path / "made").iterdir())
 
 
@@ -215,11 +202,11 @@ def test_weights_that_are_missing_or_left_over_are_refused(
     tmp_path: Path, hf_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_gguf(tmp_path / "tiny.gguf", left_over=True)
-    assert "and the model made of it" in refused(tmp_path / "tiny.gguf", tmp_path / "made", capsys)
+    assert "as in the model made of it" in refused(tmp_path / "tiny.gguf", tmp_path / "made", capsys)
     config = json.loads((hf_folder / "config.json").read_text())
     (hf_folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
     said = refused(hf_folder, tmp_path / "made", capsys)
-    assert "its weight files lack model.layers.2." in said
+    assert "its weight files miss model.layers.2." in said
 
 
 def test_a_tokenizer_that_does_not_fit_the_model_is_refused(
@@ -260,4 +247,4 @@ def test_a_family_that_the_trainer_does_not_know_is_refused(
 ) -> None:
     size = len(tokenizer)
     GPT2LMHeadModel(GPT2Config(vocab_size=size, n_embd=8, n_layer=1, n_head=1)).save_pretrained(hf_folder)
-    assert "the trainer can't train a gpt2 model; expected one of" in refused(hf_folder, tmp_path / "made", capsys)
+    assert "a gpt2 model can't be trained; expected one of" in refused(hf_folder, tmp_path / "made", capsys)

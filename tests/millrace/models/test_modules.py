@@ -73,8 +73,8 @@ def test_a_trainer_that_sleeps_between_steps_trains_bit_for_bit_as_one_that_does
         assert sleeper.state() == awake.state(), "it can be saved while it sleeps"
         sleeper.wake()
         batch = samples(5, seed=number)
-        expected, found = awake.step(batch), sleeper.step(batch)
-        assert found.measured() == expected.measured()
+        expected, result = awake.step(batch), sleeper.step(batch)
+        assert result.measured() == expected.measured()
     assert sleeper.next_logprobs([1, 2, 3], 5) == awake.next_logprobs([1, 2, 3], 5)
     assert sleeper.state() == awake.state()
 

@@ -47,5 +47,5 @@ def test_damage_is_named_with_what_to_do(
 def test_a_folder_in_place_of_the_list_is_named_with_what_to_do(store: LocalStore, tmp_path: Path) -> None:
     (store.root / "start.json").unlink()
     (store.root / "start.json").mkdir()
-    with pytest.raises(StreamCorrupt, match=r"^start\.json: something that is no file has its name; remove it and"):
+    with pytest.raises(StreamCorrupt, match=r"^start\.json: something else has its name; remove it and"):
         store_start_model(store, tmp_path / "made")

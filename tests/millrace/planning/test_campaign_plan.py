@@ -33,9 +33,7 @@ def test_the_written_config_loads_with_its_prediction(plan: Plan, tmp_path: Path
     loaded = load_config(tmp_path / "plan.yaml")
     assert loaded == plan.config()
     assert plan.chosen.outcome is not None
-    assert loaded.plan.step_seconds == pytest.approx(plan.chosen.outcome.step_seconds, rel=1e-3)
-    assert loaded.plan.tokens_per_second == pytest.approx(plan.chosen.outcome.tokens_per_second, rel=1e-3)
-    assert loaded.plan.staleness_mean == pytest.approx(plan.chosen.outcome.staleness_mean, abs=1e-3)
+    assert f"Predicted: {plan.chosen.outcome.step_seconds:.4g} s per step" in (tmp_path / "plan.yaml").read_text()
     assert loaded.training.parallel == plan.chosen.config.training.parallel
 
 

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3MoeConfig
 
+from configs.recipe import choose_recipe
 from configs.schema import RunConfig
 from millrace.errors import InputError, ModelFolderError
 from millrace.planning.durations import Costs
@@ -121,7 +122,7 @@ def test_ranks_on_more_hosts_wait_longer_for_each_other() -> None:
 
     def train(hosts: int) -> float:
         where = {"hosts": hosts, "work_pool": "gpus", "network": "10.0.0.0/24"}
-        placed = config(placement__train=where, storage__root="s3://runs", weights__host="10.0.0.0/24")
+        placed = config(placement__train=where, storage__root="s3://runs")
         return slow.costs(placed).train(10_000, 10)
 
     assert train(8) > 3 * train(2) > 3 * train(1)
@@ -182,7 +183,7 @@ def test_published_models_have_their_published_sizes(name: str, billions: float,
 
 
 def test_sizes_are_those_of_the_folder_or_of_the_bootstrap_model(tmp_path: Path) -> None:
-    assert shape_of_model(config()).hidden == config().model.bootstrap.hidden_size
+    assert shape_of_model(config()).hidden == choose_recipe(config()).hidden_size
     sizes = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
     (tmp_path / "config.json").write_text(json.dumps({**sizes, "vocab_size": 100}))
     shape = shape_of_model(config(model__path=str(tmp_path)))

@@ -153,5 +153,5 @@ def test_a_conversation_that_its_template_refuses_is_named(tmp_path: Path) -> No
 def test_a_model_without_a_template_is_refused(tmp_path: Path, folder: Path) -> None:
     bare = chat_model_folder(tmp_path / "bare")
     (bare / "chat_template.jinja").unlink()
-    with pytest.raises(InputError, match=r"bare: its tokenizer has no chat template; expected one there, or a file in"):
+    with pytest.raises(InputError, match=r"bare: the tokenizer has no chat template; expected one there, or a file in"):
         checked(tmp_path, CHAT, bare)

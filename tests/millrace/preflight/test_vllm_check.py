@@ -13,14 +13,14 @@ import torch
 from support.campaigns.campaigns import REPOSITORY
 
 from configs.load import load_config
-from configs.schema import BootstrapConfig
+from configs.recipe import Recipe
 from flows.campaign.prepare import check, claim
 from millrace.bootstrap.tiny_model import bootstrap
 from millrace.preflight.vllm import Question
 from millrace.types import Prompt
 
 PRESET = REPOSITORY / "configs" / "presets" / "tiny-vllm-cpu.yaml"
-TINY = BootstrapConfig.model_construct(
+TINY = Recipe(
     hidden_size=64,
     num_layers=1,
     num_heads=2,
@@ -34,7 +34,7 @@ TINY = BootstrapConfig.model_construct(
 )
 GOOD = Question(
     folder=None,
-    tiny=TINY.model_dump(),
+    tiny=asdict(TINY),
     dtype="float32",
     engine_args={"max_model_len": 64, "enforce_eager": True, "kv_cache_memory_bytes": 2**24},
     replicas=1,
@@ -68,7 +68,7 @@ REFUSED = {
     ),
     "heads": (
         replace(GOOD, tiny={**GOOD.tiny, "num_heads": 4}),
-        ["model.bootstrap", "16 features", "expected one of 32, 64"],
+        ["model.path is null", "16 features", "expected one of 32, 64"],
     ),
     "cache": (given(kv_cache_memory_bytes=2 * TOO_MUCH), ["kv_cache_memory_bytes is", "GiB are free"]),
     "caches": (

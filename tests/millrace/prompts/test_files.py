@@ -106,7 +106,8 @@ def test_data_sets_in_the_shapes_of_gsm8k_and_math_are_read(
     with pytest.raises(PromptsError) as caught:
         read(source, **options)
     place = "line" if suffix == ".jsonl" else "row"
-    assert str(caught.value).startswith(f'{source} {place} 2: key "solution" is "I give up."; expected ')
+    mistake = caught.value
+    assert (mistake.file, mistake.key, mistake.read) == (f"{source} {place} 2", "solution", '"I give up."')
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ""])
@@ -131,71 +132,81 @@ def test_a_fraction_is_read_as_it_is_written(tmp_path: Path) -> None:
 
 
 GOOD = b'{"prompt": "a", "answer": "1"}\n'
-MISTAKES: list[tuple[str, bytes, str]] = [
-    # (name of the file, its content, what is said behind the name)
-    ("a.jsonl", b"\n \n", ": no prompts"),
-    ("a.jsonl", GOOD + b'\n{"answer": "b"}', ' line 3: key "prompt" is missing'),
-    ("a.jsonl", GOOD + b'{"prompt": "b", "answer": NaN}', ' line 2: key "answer" is NaN'),
-    ("a.jsonl", GOOD + b'{"prompt": "b", "answer": true}', ' line 2: key "answer" is true'),
-    ("a.jsonl", GOOD + b'{"prompt": "b", "answer": "3", "answer": "4"}', ' line 2: key "answer" stands twice'),
-    ("a.jsonl", GOOD + b'{"prompt": null, "answer": "3"}', ' line 2: key "prompt" is null'),
-    ("a.jsonl", GOOD + b'{"prompt": "", "answer": "3"}', ' line 2: key "prompt" is ""'),
-    ("a.jsonl", GOOD + b'{"prompt": "b", "answer": " "}', ' line 2: key "answer" is " "'),
-    ("a.jsonl", GOOD + b'{"prompt": "\\ud800", "answer": "3"}', ' line 2: key "prompt" holds half a surrogate pair'),
-    ("a.jsonl", GOOD + b'{"prompt": "b", "answer": "3", "id": "a.jsonl:1"}', ' line 2: id "a.jsonl:1" was used before'),
-    ("a.jsonl", GOOD + b'["b", "3"]', " line 2: no object"),
-    ("a.jsonl", GOOD + b'{"prompt": "b",', " line 2: not JSON at column 16"),
-    ("a.jsonl", GOOD + b"[" * 100_000, " line 2: values are nested too deeply"),
-    ("a.jsonl", GOOD + b'{"prompt": ' + b"9" * 5000 + b"}", " line 2: Exceeds the limit (4300 digits)"),
-    ("a.jsonl", GOOD + b'{"prompt": "caf\xe9"}', " line 2: byte 15 is not UTF-8"),
-    ("a.json", b"[1, 2", ": not JSON ("),
-    ("a.json", b"[1, 2]", " row 1: no object"),
-    ("a.json", b'[{"prompt": "a", "answer": "1", "answer": "2"}]', ': not JSON (key "answer" stands twice'),
-    ("a.csv", b"prompt\n1+1=\n", ': column "answer" is missing'),
-    ("a.csv", b"", ': column "prompt" is missing'),
-    ("a.csv", b"prompt,answer,answer\n1+1=,2,3\n", ': column "answer" stands twice'),
-    ("a.csv", b"prompt,answer\n1+1=,2\n2+2=\n", " row 2: 1 values under a header of 2"),
-    ("a.csv", b'prompt,answer\n"1+1="x,2\n', ": can't be read as CSV ("),
-    ("a.csv", b"prompt,answer\ncaf\xe9,2\n", ": can't be read as CSV (byte 17 is not UTF-8)"),
-    ("a.csv", b"prompt,answer\n1+1=,\n", ' row 1: key "answer" is ""'),
-    ("a\nb.csv", b'"pro\nmpt",answer\na,1\n', ': column "prompt" is missing'),
-    ("a.parquet", b"PAR1 but not really PAR1", ": can't be read as Parquet"),
-    ("a.txt", b"1+1=2", ""),
+MISTAKES: list[tuple[str, bytes, str, str | None, str]] = [
+    # (name of the file, its content, the place in it, the key, what was read there)
+    ("a.jsonl", b"\n \n", "", None, "no prompts"),
+    ("a.jsonl", GOOD + b'\n{"answer": "b"}', " line 3", "prompt", "missing"),
+    ("a.jsonl", GOOD + b'{"prompt": "b", "answer": NaN}', " line 2", "answer", "NaN"),
+    ("a.jsonl", GOOD + b'{"prompt": "b", "answer": true}', " line 2", "answer", "true"),
+    ("a.jsonl", GOOD + b'{"prompt": "b", "answer": "3", "answer": "4"}', " line 2", None, 'key "answer" stands twice'),
+    ("a.jsonl", GOOD + b'{"prompt": null, "answer": "3"}', " line 2", "prompt", "null"),
+    ("a.jsonl", GOOD + b'{"prompt": "", "answer": "3"}', " line 2", "prompt", '""'),
+    ("a.jsonl", GOOD + b'{"prompt": "b", "answer": " "}', " line 2", "answer", '" "'),
+    ("a.jsonl", GOOD + b'{"prompt": "\\ud800", "answer": "3"}', " line 2", "prompt", "half a surrogate pair"),
+    ("a.jsonl", GOOD + b'{"prompt": "b", "answer": "3", "id": "a.jsonl:1"}', " line 2", "id", '"a.jsonl:1" again'),
+    ("a.jsonl", GOOD + b'["b", "3"]', " line 2", None, "no object"),
+    ("a.jsonl", GOOD + b'{"prompt": "b",', " line 2", None, "not JSON at column 16"),
+    ("a.jsonl", GOOD + b"[" * 100_000, " line 2", None, "values are nested too deeply"),
+    ("a.jsonl", GOOD + b'{"prompt": ' + b"9" * 5000 + b"}", " line 2", None, "Exceeds the limit (4300 digits)"),
+    ("a.jsonl", GOOD + b'{"prompt": "caf\xe9"}', " line 2", None, "byte 15 is not UTF-8"),
+    ("a.json", b"[1, 2", "", None, "not JSON ("),
+    ("a.json", b"[1, 2]", " row 1", None, "no object"),
+    ("a.json", b'[{"prompt": "a", "answer": "1", "answer": "2"}]', "", None, 'key "answer" stands twice'),
+    ("a.csv", b"prompt\n1+1=\n", "", "column answer", "missing"),
+    ("a.csv", b"", "", "column prompt", "missing"),
+    ("a.csv", b"prompt,answer,answer\n1+1=,2,3\n", "", "column answer", "there twice"),
+    ("a.csv", b"prompt,answer\n1+1=,2\n2+2=\n", " row 2", None, "1 values under a header of 2"),
+    ("a.csv", b'prompt,answer\n"1+1="x,2\n', "", None, "can't be read as CSV ("),
+    ("a.csv", b"prompt,answer\ncaf\xe9,2\n", "", None, "can't be read as CSV (byte 17 is not UTF-8)"),
+    ("a.csv", b"prompt,answer\n1+1=,\n", " row 1", "answer", '""'),
+    ("a\nb.csv", b'"pro\nmpt",answer\na,1\n', "", "column prompt", "missing"),
+    ("a.parquet", b"PAR1 but not really PAR1", "", None, "can't be read as Parquet"),
 ]
 
 
-@pytest.mark.parametrize(("name", "data", "said"), MISTAKES)
-def test_a_mistake_in_a_file_is_one_line_with_its_place(tmp_path: Path, name: str, data: bytes, said: str) -> None:
+@pytest.mark.parametrize(("name", "data", "place", "key", "read_there"), MISTAKES)
+def test_a_mistake_in_a_file_is_one_line_with_its_place(
+    tmp_path: Path, name: str, data: bytes, place: str, key: str | None, read_there: str
+) -> None:
     path = tmp_path / name
     path.write_bytes(data)
     with pytest.raises(PromptsError) as caught:
         read(path)
-    line = str(caught.value)
-    assert len(line.splitlines()) == 1
-    assert f"{path}{said}".replace("\n", " ") in line
-    assert "; expected " in line
+    mistake = caught.value
+    assert len(str(mistake).splitlines()) == 1
+    assert (mistake.file, mistake.key) == (f"{path}{place}", key)
+    assert read_there in mistake.read
+    assert mistake.expected
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "place", "key", "read_there"),
     [
-        ({"prompt": ["a"]}, ': column "answer" is missing'),
-        ({"prompt": ["a", "b"], "answer": [1.5, float("nan")]}, ' row 2: key "answer" is null'),
-        (pa.table([["a"], ["1"], ["2"]], names=["prompt", "answer", "answer"]), ': column "answer" stands twice'),
-        ({"prompt": ["a", None], "answer": ["1", "2"]}, ' row 2: key "prompt" is null'),
-        ({"prompt": pa.array([], pa.string()), "answer": pa.array([], pa.string())}, ": no prompts"),
+        ({"prompt": ["a"]}, "", "column answer", "missing"),
+        ({"prompt": ["a", "b"], "answer": [1.5, float("nan")]}, " row 2", "answer", "null"),
+        (pa.table([["a"], ["1"], ["2"]], names=["prompt", "answer", "answer"]), "", "column answer", "there twice"),
+        ({"prompt": ["a", None], "answer": ["1", "2"]}, " row 2", "prompt", "null"),
+        ({"prompt": pa.array([], pa.string()), "answer": pa.array([], pa.string())}, "", None, "no prompts"),
     ],
 )
-def test_a_mistake_in_a_parquet_file_is_named_with_its_row(tmp_path: Path, columns: Any, said: str) -> None:
+def test_a_mistake_in_a_parquet_file_is_named_with_its_row(
+    tmp_path: Path, columns: Any, place: str, key: str | None, read_there: str
+) -> None:
     path = tmp_path / "prompts.parquet"
     pq.write_table(pa.table(columns), path)
     with pytest.raises(PromptsError) as caught:
         read(path)
-    assert str(caught.value).startswith(f"{path}{said}")
+    assert (caught.value.file, caught.value.key, caught.value.read) == (f"{path}{place}", key, read_there)
 
 
 @pytest.mark.parametrize("source", ["/nowhere/missing.jsonl", "nowhere://a.jsonl"])
 def test_a_file_that_can_not_be_read_is_named(source: str) -> None:
     with pytest.raises(PromptsError) as caught:
         read(source)
-    assert str(caught.value).startswith(f"{source}: can't be read")
+    assert caught.value.file == source
+
+
+def test_a_source_of_an_unknown_kind_is_named() -> None:
+    with pytest.raises(PromptsError) as caught:
+        read("a.txt")
+    assert (caught.value.key, caught.value.read) == ("prompts.source", '"a.txt"')

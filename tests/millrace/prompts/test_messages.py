@@ -1,4 +1,4 @@
-"""Conversations in a user's data: what is accepted, and what is refused with the row."""
+"""Conversations in a user's data: accepted, or refused with their row."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_json_text_of_messages_is_a_conversation_and_other_text_is_not(tmp_path:
 def test_messages_in_pythons_notation_are_refused_with_their_row(tmp_path: Path) -> None:
     with pytest.raises(PromptsError) as caught:
         read(tmp_path / "a.csv", f'prompt,answer\n"{[USER]}",5\n')
-    assert str(caught.value).startswith(f"{tmp_path / 'a.csv'} row 1: ")
+    assert caught.value.file == f"{tmp_path / 'a.csv'} row 1"
 
 
 def test_parts_are_joined_and_arguments_read() -> None:
@@ -58,28 +58,30 @@ def test_parts_are_joined_and_arguments_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("messages", "said"),
+    ("messages", "place", "key", "read_there"),
     [
-        ([], "the conversation is []"),
-        ("hello", 'the conversation is "hello"'),
-        (["hello"], 'message 1: "hello"'),
-        ([{"role": "robot", "content": "a"}], 'message 1: the role is "robot"'),
-        ([{"content": "a"}], "message 1: the role is null"),
-        ([{"role": "user"}], 'message 1: key "content" is null'),
-        ([{"role": "user", "content": ""}], 'message 1: key "content" is ""'),
-        ([USER, {"role": "assistant", "content": "5"}], "the last message is the assistant's"),
-        ([{"role": "user", "content": [{"type": "image"}]}], 'a part of its content is {"type": "image"}'),
-        ([{**USER, "tool_calls": [CALL]}], "a message of the user has tool calls"),
-        ([{"role": "assistant", "tool_calls": [{}]}, USER], "message 1: the tool call {} names no function"),
-        ([calling("{a")], 'message 1: the arguments of its tool call, "{a", are not JSON'),
-        ([calling([1])], "message 1: the arguments of its tool call are [1]"),
+        ([], "", "the conversation", "[]"),
+        ("hello", "", "the conversation", '"hello"'),
+        (["hello"], " message 1", "the message", '"hello"'),
+        ([{"role": "robot", "content": "a"}], " message 1", "role", '"robot"'),
+        ([{"content": "a"}], " message 1", "role", "null"),
+        ([{"role": "user"}], " message 1", "content", "null"),
+        ([{"role": "user", "content": ""}], " message 1", "content", '""'),
+        ([USER, {"role": "assistant", "content": "5"}], "", "the last message", "the assistant's"),
+        ([{"role": "user", "content": [{"type": "image"}]}], " message 1", "a part of content", '{"type": "image"}'),
+        ([{**USER, "tool_calls": [CALL]}], " message 1", "tool_calls", "set by the user"),
+        ([{"role": "assistant", "tool_calls": [{}]}, USER], " message 1", "a tool call", "{}"),
+        ([calling("{a")], " message 1", "arguments of a tool call", "not JSON"),
+        ([calling([1])], " message 1", "arguments of a tool call", "[1]"),
     ],
 )
-def test_what_is_no_conversation_is_refused_with_its_message(messages: object, said: str) -> None:
+def test_what_is_no_conversation_is_refused_with_its_message(
+    messages: object, place: str, key: str, read_there: str
+) -> None:
     with pytest.raises(PromptsError) as caught:
         checked_messages(messages, "a.jsonl line 7")
-    assert str(caught.value).startswith("a.jsonl line 7")
-    assert said in str(caught.value)
+    assert (caught.value.file, caught.value.key) == (f"a.jsonl line 7{place}", key)
+    assert caught.value.read.startswith(read_there)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +90,7 @@ def test_what_is_no_conversation_is_refused_with_its_message(messages: object, s
 def test_what_is_no_list_of_functions_is_refused(tools: str) -> None:
     with pytest.raises(PromptsError) as caught:
         checked_tools(tools, "tools.json")
-    assert str(caught.value).startswith("tools.json: the tool")
+    assert caught.value.file == "tools.json"
 
 
 @pytest.mark.parametrize("key", ["prompt", "messages"])

@@ -12,8 +12,7 @@ import pytest
 
 from configs.prompts import PromptsConfig
 from millrace.errors import PromptsError
-from millrace.prompts.files import read_prompts
-from millrace.prompts.saved_dataset import rows_of, saved_records
+from millrace.prompts.files import read_prompts, rows_of, saved_records
 
 ROWS = [{"question": f"q{n}", "answer": f"#### {n}", "id": str(n), "n": n} for n in range(5)]
 FIELDS = ("question", "answer")
@@ -68,7 +67,7 @@ def test_what_the_library_itself_saves_is_read(tmp_path: Path) -> None:
     assert sorted(row["id"] for row in read(str(tmp_path / "shuffled"))) == [row["id"] for row in ROWS]
     with pytest.raises(PromptsError) as caught:
         read(str(tmp_path / "sums"))
-    assert str(caught.value).startswith(f"{tmp_path / 'sums'}: holds the splits train, test")
+    assert (caught.value.file, caught.value.read) == (f"{tmp_path / 'sums'}", "holds the splits train, test")
 
 
 FEATURES = {"answer": {"names": ["bad", "good"], "_type": "ClassLabel"}, "tags": [{"dtype": "string"}]}
@@ -118,7 +117,7 @@ def test_a_missing_part_and_a_damaged_one_are_named(tmp_path: Path) -> None:
         damage()
         with pytest.raises(PromptsError) as caught:
             read(str(tmp_path))
-        assert str(caught.value).startswith(f"{part}: ")
+        assert caught.value.file == str(part)
 
 
 @pytest.mark.parametrize(
@@ -141,4 +140,4 @@ def test_a_list_of_another_shape_is_named(tmp_path: Path, name: str, content: st
     (tmp_path / name).write_text(content)
     with pytest.raises(PromptsError) as caught:
         saved_records(str(tmp_path), chosen)
-    assert str(caught.value).startswith(f"{tmp_path / name}: ")
+    assert caught.value.file == str(tmp_path / name)

@@ -9,7 +9,7 @@ import pytest
 from support.replay.trained_run import LAST_STEP, TrainedRun
 from transformers import LlamaForCausalLM
 
-from configs.replay import Selection
+from configs.requests import Selection
 from millrace.errors import InputError, ReplayError
 from millrace.models.start_folder import store_start_model
 from millrace.replay.compare import compare

@@ -9,7 +9,7 @@ import pytest
 from support.replay.scripted_run import CONFIG, ScriptedRun
 from support.stores.dict_store import DictStore
 
-from configs.replay import ReplayRequest
+from configs.requests import ReplayRequest
 from millrace.errors import ReplayError
 from millrace.replay.diff import Diff, Difference, diff
 from millrace.replay.results import write_spec

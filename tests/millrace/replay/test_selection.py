@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from support.replay.trained_run import GENERATORS, GROUPS_PER_STEP, LAST_STEP, TrainedRun, score_rows
 
-from configs.replay import ReplayRequest, Selection
+from configs.requests import ReplayRequest, Selection
 from millrace.errors import ReplayError
 from millrace.replay.parts import Scores
 from millrace.replay.selection import plan, select

@@ -20,7 +20,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
         "loss": "sequence_tis",
         "masks": {"min_token_ratio": 0.01, "max_token_ratio": 20, "max_kl": 1, "max_kl_negative": 0.5},
         "aggregation": "prompt_mean",
-        "kl": {"coefficient": 0.1, "importance_weighted": True, "straight_through": True},
+        "kl": {"coefficient": 0.1, "importance_weighted": True},
     },
     "not finite": {"loss": f"{OWN}:overflowing", "advantage": f"{OWN}:better_than_half", "non_finite": "mask"},
 }

@@ -14,13 +14,13 @@ OWN = "tests.support.rewards.own_rewards"
 
 
 def loaded(function: str) -> Reward:
-    reward = make_reward(ScoringConfig(reward="python", function=function))
+    reward = make_reward(ScoringConfig(reward=function))
     reward.load()
     return reward
 
 
 def test_the_function_gets_the_prompt_its_answer_and_its_id() -> None:
-    with Scorer(make_reward(ScoringConfig(reward="python", function=f"{OWN}:parts"))) as scorer:
+    with Scorer(make_reward(ScoringConfig(reward=f"{OWN}:parts"))) as scorer:
         [score] = scorer.score_many([(PROMPT, "42")])
     assert score.reward == 0.5
     assert score.components == {"is_the_answer": 1.0, "named": 1.0}
@@ -81,5 +81,5 @@ def test_the_version_is_that_of_the_source() -> None:
 )
 def test_a_function_that_can_not_be_used_is_refused_in_one_line(function: str) -> None:
     with pytest.raises(InputError) as caught:
-        Scorer(make_part("python", {"function": function})).check()
+        Scorer(make_part(function, {})).check()
     assert "\n" not in str(caught.value)

@@ -177,7 +177,7 @@ def test_scores_from_other_processes_keep_their_order(
 ) -> None:
     beats: list[None] = []
     with Scorer(
-        make_reward(ScoringConfig(reward="python", function="tests.support.rewards.own_rewards:length")),
+        make_reward(ScoringConfig(reward="tests.support.rewards.own_rewards:length")),
         Limits(workers=2),
     ) as scorer:
         scores = score_table(trajectories, scorer, decoder_of(tokenizer), each=lambda: beats.append(None))

@@ -60,17 +60,15 @@ def test_a_part_without_a_reward_leaves_no_sum_and_is_named(scores: list[Score],
 
 @pytest.mark.slow
 def test_isolated_and_local_parts_are_summed_row_by_row() -> None:
-    weights = {"math": 1.0, "exact_match": 0.1, "python": 0.0}
-    reward = make_reward(
-        ScoringConfig(reward="weighted_sum", weights=weights, function="tests.support.rewards.own_rewards:sleep")
-    )
+    own = "tests.support.rewards.own_rewards:sleep"
+    reward = make_reward(ScoringConfig(reward="weighted_sum", weights={"math": 1.0, "exact_match": 0.1, own: 0.0}))
     responses = ["42", "42.0", "99", "0.01"]
     with Scorer(reward, Limits(workers=2, timeout_seconds=1.0)) as scorer:
         scores = scorer.score_many([(PROMPT, response) for response in responses])
         version = scorer.version
     assert [score.status for score in scores] == ["timeout", "timeout", "timeout", "ok"]
-    assert scores[0].error == "python: no verdict after 1 s"
-    assert scores[3].components["python"] == 0.01
+    assert scores[0].error == f"{own}: no verdict after 1 s"
+    assert scores[3].components[own] == 0.01
     assert version.startswith("0.1*exact_match(2) + 1*math(4 math-verify-")
 
 

@@ -5,7 +5,7 @@ from support.stages.workshop import CONFIG, Workshop, weights
 from support.streams.consumed_groups import consume
 from transformers import PreTrainedTokenizerFast
 
-from configs.prompts import CurriculumConfig, PromptsConfig
+from configs.prompts import PromptsConfig
 from millrace.runs.record import create_run
 from millrace.runs.status import StatusReader
 from storage import layout
@@ -14,7 +14,7 @@ from storage.schema import METRIC
 from storage.stores.memory import MemoryStore
 from storage.streams.stream import StreamReader
 
-PROMPTS = PromptsConfig(shuffle=False, curriculum=CurriculumConfig(window=1))
+PROMPTS = PromptsConfig(shuffle=False, curriculum_window=1)
 ONE = CONFIG.model_copy(
     update={"prompts": PROMPTS, "staleness": CONFIG.staleness.model_copy(update={"max_staleness": 0})}
 )

@@ -78,7 +78,8 @@ class Campaign:
             {
                 "training": {"max_steps": 1},
                 "generation": {"replicas": 2},
-                "weights": {"transport": transport, "deadline_seconds": deadline_seconds, "host": "127.0.0.0/8"},
+                "weights": {"transport": transport, "deadline_seconds": deadline_seconds},
+                "placement": {"train": {"network": "127.0.0.0/8"}},
                 "storage": {"fsync": False},
             }
         )

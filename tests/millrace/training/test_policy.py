@@ -202,7 +202,7 @@ def test_an_idle_rank_goes_through_every_layer_and_adds_nothing() -> None:
 
 
 def test_a_model_whose_logits_would_come_out_wrong_is_refused() -> None:
-    with pytest.raises(InputError, match=r"^the trainer can't train a cohere model; expected one of llama, "):
+    with pytest.raises(InputError, match=r"^a cohere model can't be trained; expected one of llama, "):
         PackedPolicy(AutoModelForCausalLM.from_config(CohereConfig(**SMALL)))
 
 

@@ -25,12 +25,12 @@ from storage.stores.factory import open_store
 REPOSITORY = Path(__file__).parents[3]
 PRESET = REPOSITORY / "configs" / "presets" / "tiny-cpu.yaml"
 QUICK: dict[str, object] = {
-    "model.bootstrap.max_steps": 10,
+    "model.warm_start_steps": 10,
     "training.max_steps": 6,
     "training.groups_per_step": 16,
     "training.checkpoint_every": 2,
     "generation.groups_per_batch": 8,
-    "evaluation.num_prompts": 32,
+    "prompts.num_eval": 32,
 }
 """A campaign of a few seconds, too short to learn anything."""
 SESSION_FOLDER = "MILLRACE_TEST_SESSION"

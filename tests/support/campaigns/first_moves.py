@@ -20,10 +20,7 @@ ROOT = Path(__file__).parents[3]
 _NOBODY = 65534
 _NO_PROXY = "http://127.0.0.1:9"
 _LIMIT_SECONDS = 900
-SHORT = (
-    "--set training.max_steps=2 training.groups_per_step=4 generation.groups_per_batch=4 prompts.num_eval=16 "
-    "evaluation.num_prompts=16"
-)
+SHORT = "--set training.max_steps=2 training.groups_per_step=4 generation.groups_per_batch=4 prompts.num_eval=16"
 """Makes a campaign of a few seconds."""
 _INSTALLER = ("PIP_", "UV_", "SSL_", "REQUESTS_", "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 """Variables that an installer may need: index, certificates and proxy."""

@@ -1,25 +1,27 @@
 """Makes a start model for campaigns of tests: `python -m support.campaigns.start_model FOLDER KEY=VALUE …`."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from configs.load import load_config
+from configs.recipe import THREADS, choose_recipe
 from millrace.bootstrap.tiny_model import bootstrap
 from millrace.prompts.dataset import load_prompts
 
 _PRESET = Path(__file__).parents[3] / "configs" / "presets" / "tiny-cpu.yaml"
 
 
-def make_start_model(folder: Path, sets: list[str]) -> None:
-    """Makes the model as the bootstrap stage does for the preset tiny-cpu with these settings."""
+def make_start_model(folder: Path, sets: list[str], **changes: Any) -> None:
+    """Makes the model as the bootstrap stage does for tiny-cpu, with these settings and `changes` of its recipe."""
     config = load_config(_PRESET, sets)
-    shape = config.model.bootstrap
-    torch.set_num_threads(shape.threads)
+    torch.set_num_threads(THREADS)
     bootstrap(
         load_prompts(config.prompts).train,
-        shape,
+        replace(choose_recipe(config), **changes),
         folder,
         seed=config.seed,
         max_new_tokens=config.generation.max_new_tokens,

@@ -26,7 +26,6 @@ STATUS: dict[str, Any] = {
     "policy_versions_used": 8,
     "staleness": {"histogram": {"0": 16, "2": 48}, "mean": 1.5, "max": 2, "bound": 4},
     "trained_to_taken": {"length": 0.9912, "reward": None},
-    "plan": {},
     "zero_advantage_share": None,
     "curriculum": None,
     "ledger": {

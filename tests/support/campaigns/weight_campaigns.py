@@ -32,10 +32,8 @@ from storage.streams.log import LogReader
 GENERATORS = (0, 1)
 GROUPS_PER_STEP, GROUP_SIZE = 8, 4
 _PROMPTS: dict[str, object] = {
-    "prompts.arithmetic.digits": 1,
-    "prompts.arithmetic.max_sum": 9,
+    "prompts.digits": 1,
     "prompts.num_eval": 8,
-    "evaluation.num_prompts": 8,
 }
 _PATIENCE_SECONDS = 300.0
 _LOOK_SECONDS = 0.02
@@ -46,13 +44,11 @@ Version = tuple[int, int]
 
 def make_weak_start_model(folder: Path) -> None:
     """Saves a policy that answers one sum in five, so that rewards differ and each step changes the weights."""
-    bootstrap = {
+    recipe: dict[str, Any] = {
         "hidden_size": 32, "num_layers": 2, "num_heads": 2, "intermediate_size": 64, "error_rate": 0.3,
         "target_imitation_rate": 1.0, "max_accuracy": 0.0, "max_steps": 30, "batch_size": 128, "learning_rate": 4e-3,
-        "threads": 1,
     }  # fmt: skip
-    settings = {**_PROMPTS, **{f"model.bootstrap.{key}": value for key, value in bootstrap.items()}, "seed": 0}
-    make_start_model(folder, [f"{key}={json.dumps(value)}" for key, value in settings.items()])
+    make_start_model(folder, [f"{key}={json.dumps(value)}" for key, value in {**_PROMPTS, "seed": 0}.items()], **recipe)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Functions for the reward `python`, good ones and bad ones. Called as `tests.support.rewards.own_rewards:<name>`."""
+"""Reward functions, good ones and bad ones. Called as `tests.support.rewards.own_rewards:<name>`."""
 
 import os
 import time

@@ -30,7 +30,7 @@ from millrace.stages.train.train_loop import TrainLoop
 from millrace.stages.train.train_state import open_train_state
 from millrace.training.trainer import Trainer
 from millrace.types import FinishReason, Prompt, Request, Response, Sampling, Trajectory
-from millrace.weights.base import AdmissionPolicy, HandoverSender, Weights
+from millrace.weights.base import HandoverSender, Weights
 from storage import layout
 from storage.checkpoints import read_latest
 from storage.progress import read_status, write_progress
@@ -65,20 +65,18 @@ class HurriedStage(Stage):
 class _Nobody(HandoverSender):
     """Hands versions over to no generator. Notes in `told` the dropped groups that a generator would read.
 
-    It notes their admission policies in `policies`, and wants them again while `lost` holds anything.
+    It records their staleness bounds in `bounds`, and requests them again while `lost` is not empty.
     """
 
-    def __init__(
-        self, store: MemoryStore, told: list[int], policies: dict[int, AdmissionPolicy | None], lost: list[str]
-    ) -> None:
+    def __init__(self, store: MemoryStore, told: list[int], bounds: dict[int, int | None], lost: list[str]) -> None:
         self._store = store
         self._told = told
-        self._policies = policies
+        self._bounds = bounds
         self._lost = lost
 
     def publish(self, weights: Weights) -> None:
         self._lost.clear()
-        self._policies[weights.id.policy_version] = weights.manifest.terms
+        self._bounds[weights.id.policy_version] = weights.manifest.max_staleness
         self._told.append(read_status(self._store, "train", 0)["groups_dropped"])
 
     def resend_requested(self) -> bool:
@@ -110,8 +108,8 @@ class TrainerBench:
         self._script: deque[Callable[[], None]] = deque()
         self.dropped_at_handover: list[int] = []
         """`groups_dropped` of the status record when each version was handed over."""
-        self.terms: dict[int, AdmissionPolicy | None] = {}
-        """Of each version handed over, the last time."""
+        self.bounds: dict[int, int | None] = {}
+        """Staleness bound of each version, at its last handover."""
         self.lost: list[str] = []
         """While it is not empty, the last version is requested again."""
         self.stage: Any = None
@@ -193,7 +191,7 @@ class TrainerBench:
         trainer = Trainer(self._model(), config.training, max_new_tokens=config.generation.max_new_tokens)
         with open_train_state(self.stage, trainer) as state:
             turns = DeviceTurns(self.stage, Device(), trainer)
-            nobody = _Nobody(self.store, self.dropped_at_handover, self.terms, self.lost)
+            nobody = _Nobody(self.store, self.dropped_at_handover, self.bounds, self.lost)
             TrainLoop(state, turns, Handover(trainer, nobody), (1, 3), config.training.max_steps).run()
         self.stage.close()
         return trainer.policy_version

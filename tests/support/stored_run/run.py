@@ -143,7 +143,6 @@ class StoredRun:
             policy_version=self.policy_version,
             action="raise",
             max_staleness=bound,
-            places=64,
             reason=f"the trainer waits, and generators wait for room: the bound rises to {bound}",
         )
         Decisions(self.store).add(decision)

@@ -1,6 +1,6 @@
 """Generation with vLLM: many requests at a time, batched token by token, on a CPU or on GPUs.
 
-    submit ─► one asyncio task per request ─► AsyncLLM ─► engine core ─► workers (one per tensor-parallel rank)
+    submit ─► an asyncio task per request ─► AsyncLLM ─► engine core ─► workers (one per tensor-parallel rank)
     collect ◄─ queue ◄─ finished ◄──────────────┘                         ▲
     interrupt: AsyncLLM ends each request with the tokens that the core has reported
     update_weights: pause, requests kept ─► caches cleared ─► workers load from shared memory ─► resume
@@ -82,9 +82,15 @@ class VllmEngine(Engine):
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
         self._thread.start()
-        others = vllm_processes()
-        self._llm: AsyncLLM = self._call(_start(AsyncEngineArgs(**arguments))).result()
-        self._processes = vllm_processes() - others
+        processes_before = vllm_processes()
+
+        async def start() -> AsyncLLM:
+            llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+            await llm.update_weight_version("0")
+            return llm
+
+        self._llm: AsyncLLM = self._call(start()).result()
+        self._processes = vllm_processes() - processes_before
 
     @property
     def in_flight(self) -> int:
@@ -177,7 +183,7 @@ class VllmEngine(Engine):
         return call.result()
 
     def _check_alive(self) -> None:
-        # When vLLM's core dies, vLLM leaves callers waiting for its answer for ever.
+        # When vLLM's core dies, vLLM's callers wait forever.
         if self._llm.errored:
             raise self._llm.dead_error
 
@@ -279,25 +285,18 @@ class VllmEngine(Engine):
         )
 
 
-async def _start(arguments: AsyncEngineArgs) -> AsyncLLM:
-    llm = AsyncLLM.from_engine_args(arguments)
-    await llm.update_weight_version("0")
-    return llm
-
-
 async def _end_all_tasks() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
+    other_tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in other_tasks:
         task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.gather(*other_tasks, return_exceptions=True)
 
 
 def _kept_tokens(completion: CompletionOutput) -> list[list[int]]:
-    """[R] of the token ids that each token was drawn from, where top-p or top-k leave some out.
+    """[R] the token ids that each token was drawn from, where top-p or top-k leave some out.
 
-    On a GPU vLLM returns masks (`return_sampling_mask`). Its other runner, which a CPU needs, returns the
-    log-probabilities of the distribution it drew from: minus infinity for tokens that were not kept. `plugin.py` leaves
-    most of these out.
+    vLLM returns masks on a GPU. On a CPU it returns the log-probabilities of the distribution it drew from: minus
+    infinity for tokens that were not kept, most of which `plugin.py` leaves out.
     """
     if completion.sampling_mask is not None:
         masks: list[list[int]] = completion.sampling_mask.token_ids

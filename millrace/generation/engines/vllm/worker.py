@@ -58,10 +58,10 @@ class SharedMemoryEngine(WeightTransferEngine[Init, Update]):
     update_info_cls = Update
 
     def init_transfer_engine(self, init_info: Init) -> None:
-        """Does nothing: there is no connection."""
+        """Does nothing: weights arrive without a connection."""
 
     def start_weight_update(self) -> None:
-        """Does nothing: the model stays as it is until the new weights are there."""
+        """Does nothing: the model stays as it is until the new weights arrive."""
 
     def receive_weights(self, update_info: Update) -> None:
         """Loads the weights. Raises WeightsMismatch if a parameter of the model got no value."""
@@ -104,7 +104,7 @@ def _experts_on_a_cpu(model: nn.Module) -> Iterator[UnquantizedFusedMoEMethod]:
 def _as_in_files(tensors: Mapping[str, torch.Tensor], model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors under the names of a model's files, which are those that vLLM knows.
 
-    transformers holds the experts of a layer in one tensor; most files hold each of them in tensors of its own.
+    transformers holds the experts of a layer in one tensor; most files hold each of them in separate tensors.
     """
     # `add_legacy`: renames of very old files, which every model has.
     if not get_model_conversion_mapping(model, add_legacy=False):
@@ -125,8 +125,8 @@ def _tied(model: nn.Module) -> list[Any]:
     seen: set[int] = set()
     tied = []
     for layer in model.modules():
-        own = {id(parameter) for parameter in layer.parameters(recurse=False)}
-        if own & seen and hasattr(layer, "quant_method"):
+        parameters = {id(parameter) for parameter in layer.parameters(recurse=False)}
+        if parameters & seen and hasattr(layer, "quant_method"):
             tied.append(layer)
-        seen |= own
+        seen |= parameters
     return tied

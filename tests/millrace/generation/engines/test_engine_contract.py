@@ -195,12 +195,12 @@ def test_requests_after_an_abort_are_not_mixed_up_with_earlier_ones(engine: Engi
 def test_after_a_sleep_it_continues_bit_for_bit_and_takes_new_weights(
     engine: Engine, make_policy: MakePolicy, offer: Offer
 ) -> None:
-    before, likely = engine.generate([PROMPTS[1]], SAMPLING, seed=1), engine.next_logprobs(PROMPTS[1], most=5)
+    previous, likely = engine.generate([PROMPTS[1]], SAMPLING, seed=1), engine.next_logprobs(PROMPTS[1], most=5)
     for _ in range(2):
         engine.sleep()
         engine.abort()
         engine.wake()
-        assert engine.generate([PROMPTS[1]], SAMPLING, seed=1) == before
+        assert engine.generate([PROMPTS[1]], SAMPLING, seed=1) == previous
         assert engine.next_logprobs(PROMPTS[1], most=5) == likely
     engine.update_weights(offer(make_policy(1), 7))
     assert_sampled_from(make_policy(1), engine.generate(PROMPTS, SAMPLING, seed=1), SAMPLING)
@@ -228,8 +228,8 @@ def test_the_next_tokens_log_probabilities_are_the_policys_own(engine: Engine, m
 def test_new_weights_give_their_version_and_outputs_to_what_follows(
     engine: Engine, make_policy: MakePolicy, offer: Offer
 ) -> None:
-    before = engine.generate(PROMPTS, SAMPLING, seed=1)
-    assert {response.version_spans for response in before} == {((0, 0),)}
+    previous = engine.generate(PROMPTS, SAMPLING, seed=1)
+    assert {response.version_spans for response in previous} == {((0, 0),)}
     offered = offer(make_policy(1), 7)
     assert engine.update_weights(offered) >= 0
     # The engine keeps its own copy.
@@ -239,7 +239,7 @@ def test_new_weights_give_their_version_and_outputs_to_what_follows(
     assert engine.policy_version == 7
     assert {response.version_spans for response in after} == {((7, 0),)}
     assert_sampled_from(make_policy(1), after, SAMPLING)
-    assert tokens(after) != tokens(before)
+    assert tokens(after) != tokens(previous)
 
 
 @pytest.mark.parametrize("damage", ["missing", "unknown", "of another shape"])

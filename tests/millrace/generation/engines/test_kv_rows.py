@@ -151,8 +151,8 @@ def test_a_batch_that_was_empty_in_between_gives_the_same_bits_as_a_new_one() ->
     first = played()
     cache.append([(5,) * 90])
     cache.remove(range(8))
-    for before, after in zip(first, played(), strict=True):
-        assert torch.equal(before, after)
+    for previous, after in zip(first, played(), strict=True):
+        assert torch.equal(previous, after)
 
 
 @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""What is drawn, and with which random numbers."""
+"""Token draws and their random numbers."""
 
 import math
 from collections import Counter
@@ -24,14 +24,14 @@ def drawn(
     """(share of each token among many draws, its log-probability as told)."""
     uniforms_B = uniforms([7] * NUM_DRAWS, range(NUM_DRAWS))
     tokens_B, logprobs_B, _ = draw(LOGITS.expand(NUM_DRAWS, -1), sampling(temperature, top_p, top_k), uniforms_B)
-    told = dict(zip(tokens_B.tolist(), logprobs_B.tolist(), strict=True))
-    return {token: count / NUM_DRAWS for token, count in Counter(tokens_B.tolist()).items()}, told
+    reported = dict(zip(tokens_B.tolist(), logprobs_B.tolist(), strict=True))
+    return {token: count / NUM_DRAWS for token, count in Counter(tokens_B.tolist()).items()}, reported
 
 
-def assert_shares(shares: dict[int, float], told: dict[int, float], expected: dict[int, float]) -> None:
-    assert told.keys() == expected.keys()
+def assert_shares(shares: dict[int, float], reported: dict[int, float], expected: dict[int, float]) -> None:
+    assert reported.keys() == expected.keys()
     for token, probability in expected.items():
-        assert told[token] == pytest.approx(math.log(probability), abs=1e-6)
+        assert reported[token] == pytest.approx(math.log(probability), abs=1e-6)
         # Five standard deviations.
         assert shares[token] == pytest.approx(probability, abs=5 * math.sqrt(probability / NUM_DRAWS))
 

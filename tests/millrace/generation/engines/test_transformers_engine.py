@@ -290,9 +290,9 @@ def test_in_a_storm_each_request_comes_back_once_with_its_versions_tokens(
             models[version] = make_policy(version)
             engine.update_weights(offer(models[version], version))
         elif event == "interrupt":
-            told = engine.tokens_in_flight
+            reported = engine.tokens_in_flight
             parts = engine.interrupt()
-            assert told == sum(len(part.response.tokens) for part in parts)
+            assert reported == sum(len(part.response.tokens) for part in parts)
             come_back(parts)
         else:
             engine.abort()

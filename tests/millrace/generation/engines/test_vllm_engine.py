@@ -254,9 +254,9 @@ def test_every_architecture_agrees_with_the_trainer_before_and_after_updates(
     models = {version: architecture(name, tokenizer, seed=version) for version in range(3)}
     assert any(telling in parameter for parameter, _ in models[0].named_parameters())
     prompts = [[1, 3 + i % 12, 3 + i % 11] for i in range(16)]
-    before = vllm_processes()
+    previous = vllm_processes()
     with running_vllm(models[0], tmp_path, tensor_parallel_size=workers) as engine:
-        own = vllm_processes() - before
+        own = vllm_processes() - previous
         assert len(own) == 1 + workers
         for version in range(3):
             if version:
@@ -274,9 +274,9 @@ def test_every_architecture_agrees_with_the_trainer_before_and_after_updates(
 def test_a_killed_engine_core_is_an_error_for_all_callers_and_leaves_nothing(
     make_policy: MakePolicy, offer: Offer, tmp_path: Path
 ) -> None:
-    before = vllm_processes()
+    previous = vllm_processes()
     with running_vllm(make_policy(0), tmp_path) as engine, ThreadPoolExecutor(2) as threads:
-        own = vllm_processes() - before
+        own = vllm_processes() - previous
         core = engine_core(own)
         # So that nobody who waits can have an answer before it dies.
         core.suspend()
@@ -296,9 +296,9 @@ def test_a_killed_engine_core_is_an_error_for_all_callers_and_leaves_nothing(
 
 @pytest.mark.extended
 def test_a_worker_that_outlives_its_core_is_ended_with_the_engine(make_policy: MakePolicy, tmp_path: Path) -> None:
-    before = vllm_processes()
+    previous = vllm_processes()
     with running_vllm(make_policy(0), tmp_path):
-        own = vllm_processes() - before
+        own = vllm_processes() - previous
         core = engine_core(own)
         (worker,) = own - {core}
         worker.suspend()

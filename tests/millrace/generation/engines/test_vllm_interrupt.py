@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 from benchmarks.engine_share.model import endless
 from millrace.generation.engines.base import unstarted
-from millrace.generation.environments.episodes import turn_seed
+from millrace.rollouts.groups_in_flight import derived_seed
 from millrace.types import Request, Response, Sampling, Trajectory
 from millrace.weights.base import Weights
 from millrace.weights.probe import tolerance_between
@@ -60,7 +60,7 @@ def continued(trajectory: Trajectory, times: int) -> Request:
     """The request for the rest of an unfinished response."""
     request, response = trajectory.request, trajectory.response
     tokens = request.response_tokens + response.tokens
-    return replace(request, response_tokens=tokens, seed=turn_seed(100 + request.group_id, times))
+    return replace(request, response_tokens=tokens, seed=derived_seed(100 + request.group_id, times))
 
 
 def mismatch(models: dict[int, PreTrainedModel], responses: dict[int, Response]) -> float:
@@ -81,13 +81,13 @@ def responses(done: dict[int, Trajectory]) -> dict[int, Response]:
 def interrupted(engine: "VllmEngine") -> dict[int, Trajectory]:
     """By group; all must be in the middle."""
     known = engine.tokens_in_flight
-    found = by_group(engine.interrupt())
+    result = by_group(engine.interrupt())
     assert engine.in_flight == engine.tokens_in_flight == 0
-    assert found.keys() == set(range(NUM_REQUESTS))
-    assert sum(len(trajectory.response.tokens) for trajectory in found.values()) >= known
-    assert {trajectory.response.finish_reason for trajectory in found.values()} == {"unfinished"}
-    assert all(trajectory.response.tokens for trajectory in found.values())
-    return found
+    assert result.keys() == set(range(NUM_REQUESTS))
+    assert sum(len(trajectory.response.tokens) for trajectory in result.values()) >= known
+    assert {trajectory.response.finish_reason for trajectory in result.values()} == {"unfinished"}
+    assert all(trajectory.response.tokens for trajectory in result.values())
+    return result
 
 
 def test_interrupted_twice_under_other_weights_responses_are_whole(
@@ -127,17 +127,17 @@ def test_an_interrupt_returns_ended_begun_and_waiting_requests(engine: "VllmEngi
     sample_until(engine, 2 * len(ended) + len(begun))
     # More than the engine has places for.
     engine.submit(waiting, SAMPLING)
-    found = by_group(engine.interrupt())
+    result = by_group(engine.interrupt())
     assert engine.in_flight == 0
-    assert [found[request.group_id].request for request in asked] == asked
+    assert [result[request.group_id].request for request in asked] == asked
     for request in ended:
-        response = found[request.group_id].response
+        response = result[request.group_id].response
         assert (len(response.tokens), response.finish_reason) == (2, "length")
     for request in begun:
-        response = found[request.group_id].response
+        response = result[request.group_id].response
         assert response.tokens
         assert response.finish_reason == "unfinished"
-    without = [found[request.group_id] for request in waiting if not found[request.group_id].response.tokens]
+    without = [result[request.group_id] for request in waiting if not result[request.group_id].response.tokens]
     assert without
     assert without == [unstarted(trajectory.request) for trajectory in without]
     assert engine.collect(0.0) == []

@@ -20,7 +20,7 @@ def arguments(user: dict[str, Any] | None = None, **options: bool) -> dict[str, 
 
 
 def test_the_users_arguments_come_with_what_millrace_rests_on() -> None:
-    found = arguments({"max_num_seqs": 7, **dict.fromkeys(RESERVED)})
+    result = arguments({"max_num_seqs": 7, **dict.fromkeys(RESERVED)})
     expected = {
         "model": "/policy",
         "dtype": "float32",
@@ -32,7 +32,7 @@ def test_the_users_arguments_come_with_what_millrace_rests_on() -> None:
         "generation_config": "vllm",
         "weight_transfer_config": {"backend": "millrace"},
     }
-    assert found.items() >= expected.items()
+    assert result.items() >= expected.items()
     assert arguments(sleeps=True)["enable_sleep_mode"] is True
 
 
@@ -41,8 +41,8 @@ def test_kept_tokens_come_as_masks_on_a_gpu_and_as_log_probabilities_on_a_cpu(mo
     for devices in (0, 1):
         monkeypatch.setattr(torch.cuda, "device_count", lambda devices=devices: devices)
         for truncates in (False, True):
-            found = arguments({"max_logprobs": 5}, truncates=truncates)
-            asked[devices, truncates] = (found["return_sampling_mask"], found["max_logprobs"])
+            result = arguments({"max_logprobs": 5}, truncates=truncates)
+            asked[devices, truncates] = (result["return_sampling_mask"], result["max_logprobs"])
     assert asked == {(0, False): (False, 5), (0, True): (False, -1), (1, False): (False, 5), (1, True): (True, 5)}
 
 
@@ -55,7 +55,7 @@ def test_on_a_cpu_prompts_are_computed_in_one_piece_unless_the_user_says_otherwi
 
 
 def completion(*, mask: list[list[int]] | None = None, logprobs: list[dict[int, float]] | None = None) -> Any:
-    """What vLLM returns of a request with two tokens, 5 and 7."""
+    """The result of vLLM for a request with two tokens, 5 and 7."""
     return SimpleNamespace(
         token_ids=[5, 7],
         sampling_mask=None if mask is None else SimpleNamespace(token_ids=mask),
@@ -115,10 +115,10 @@ def test_what_is_asked_of_vllm_keeps_the_distribution(
     returns_masks: bool, temperature: float, top_p: float, top_k: int | None, asked: tuple[float, ...]
 ) -> None:
     sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, max_new_tokens=4)
-    found = Idle(returns_masks=returns_masks)._parameters(sampling, seed=0, logprobs=0)
-    assert (found.temperature, found.top_p, found.top_k, found.logprobs) == asked
-    assert found.repetition_penalty == 1.0
-    assert (found.min_p, found.presence_penalty, found.frequency_penalty) == (0.0, 0.0, 0.0)
+    result = Idle(returns_masks=returns_masks)._parameters(sampling, seed=0, logprobs=0)
+    assert (result.temperature, result.top_p, result.top_k, result.logprobs) == asked
+    assert result.repetition_penalty == 1.0
+    assert (result.min_p, result.presence_penalty, result.frequency_penalty) == (0.0, 0.0, 0.0)
 
 
 @pytest.mark.vllm
@@ -127,19 +127,19 @@ def test_the_sampler_leaves_out_log_probabilities_of_minus_infinity() -> None:
 
     from millrace.generation.engines.vllm.plugin import omit_impossible_tokens
 
-    before = Sampler.gather_logprobs
+    previous = Sampler.gather_logprobs
     logprobs_BV = torch.log(torch.tensor([[0.5, 0.0, 0.5, 0.0, 0.0], [0.25, 0.25, 0.0, 0.5, 0.0]]))
     sampled_B = torch.tensor([2, 3])
     try:
         for _ in range(2):
             omit_impossible_tokens()
-        found = Sampler.gather_logprobs(logprobs_BV, 5, sampled_B)
+        result = Sampler.gather_logprobs(logprobs_BV, 5, sampled_B)
         few = Sampler.gather_logprobs(logprobs_BV, 1, sampled_B)
     finally:
-        Sampler.gather_logprobs = staticmethod(before)
+        Sampler.gather_logprobs = staticmethod(previous)
     # The one that was sampled comes first, then as many as any row has.
-    assert found.logprob_token_ids.shape == found.logprobs.shape == (2, 4)
+    assert result.logprob_token_ids.shape == result.logprobs.shape == (2, 4)
     assert few.logprobs.shape == (2, 2)
-    assert set(found.logprob_token_ids[0, 1:3].tolist()) == {0, 2}
-    assert set(found.logprob_token_ids[1, 1:].tolist()) == {0, 1, 3}
-    assert found.logprobs[0].tolist() == pytest.approx([math.log(0.5)] * 3 + [-INF])
+    assert set(result.logprob_token_ids[0, 1:3].tolist()) == {0, 2}
+    assert set(result.logprob_token_ids[1, 1:].tolist()) == {0, 1, 3}
+    assert result.logprobs[0].tolist() == pytest.approx([math.log(0.5)] * 3 + [-INF])

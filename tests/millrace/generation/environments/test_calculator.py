@@ -13,7 +13,7 @@ def prompt(text: str) -> Prompt:
 
 
 def step(turn: str) -> str | None:
-    """What the calculator answers; None where it takes the turn for the answer."""
+    """The calculator's answer; None where it takes the turn for the answer."""
     observation = Calculator().step(turn)
     assert not (observation.done and observation.text)
     return None if observation.done else observation.text

@@ -38,7 +38,8 @@ def test_a_module_in_the_working_folder_is_found(tmp_path: Path, monkeypatch: py
 def test_what_is_no_environment_is_refused_with_the_reason(name: str, why: str) -> None:
     with pytest.raises(InputError) as caught:
         environment_class(name)
-    said = str(caught.value)
-    assert said.startswith(f'environment.name is "{name}"; expected ')
-    assert why in said
-    assert "\n" not in said
+    assert caught.value.key == "environment.name"
+    assert caught.value.read.startswith(f'"{name}"')
+    assert caught.value.expected
+    assert why in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Rollouts of several turns: what the policy said and what it was answered, told apart token by token."""
+"""Rollouts of several turns: tokens of the policy and of its environment are distinguished."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,9 +15,9 @@ from transformers import PreTrainedTokenizerFast
 
 from millrace.generation.environments.base import Environment, Observation
 from millrace.generation.environments.calculator import Calculator
-from millrace.generation.environments.episodes import Episodes, turn_seed
-from millrace.generation.environments.exchange import TextExchange
+from millrace.generation.environments.episodes import Episodes, TextExchange
 from millrace.models.modules import NOT_RECORDED
+from millrace.rollouts.groups_in_flight import derived_seed
 from millrace.types import Prompt, Request, Response, Sampling, Trajectory
 from millrace.weights.base import Manifest, Weights, WeightsId
 
@@ -91,7 +91,7 @@ def played(
 
 
 def written(tokenizer: PreTrainedTokenizerFast, response: Response) -> str:
-    """The response, what the policy did not say in brackets."""
+    """The response, with the environment's text in brackets."""
     texts, inside = "", False
     for token, mask in zip(response.tokens, response.loss_mask, strict=True):
         texts += "" if inside == (not mask) else ("]" if mask else "[")
@@ -127,8 +127,8 @@ class RecordingEngine(ScriptedEngine):
         return [self._recorded(done) for done in super().collect(seconds)]
 
     def _recorded(self, done: Trajectory) -> Trajectory:
-        before = len(done.request.prompt_tokens) + len(done.request.response_tokens)
-        experts = before.to_bytes(2, "little") * (before + len(done.response.tokens) - 1)
+        previous = len(done.request.prompt_tokens) + len(done.request.response_tokens)
+        experts = previous.to_bytes(2, "little") * (previous + len(done.response.tokens) - 1)
         return replace(done, response=replace(done.response, routed_experts=experts))
 
 
@@ -140,10 +140,10 @@ def test_a_trajectory_keeps_the_experts_that_first_computed_each_token(
     episodes = episodes_of(engine)
     episodes.submit([request()], replace(ROOMY, max_new_tokens=most))
     (done,) = all_of(episodes)
-    found = np.frombuffer(done.response.routed_experts, "<u2").tolist()
+    result = np.frombuffer(done.response.routed_experts, "<u2").tolist()
     num_first = len(done.request.prompt_tokens) + 7 - 1
     second = [9 + 3] * (len(done.response.tokens) - 7) if not not_computed else [NOT_RECORDED] * not_computed
-    assert found == [2] * num_first + second
+    assert result == [2] * num_first + second
 
 
 def test_each_turn_keeps_its_versions_and_an_answer_has_the_current_one(
@@ -186,10 +186,10 @@ def test_every_turn_has_its_own_seed_and_the_first_the_trajectorys(
     all_of(episodes)
     seeds = [asked.seed for asked in engine.asked]
     assert seeds[:2] == [41, 42]
-    assert sorted(seeds[2:]) == sorted(turn_seed(seed, turn) for seed in (41, 42) for turn in (1, 2))
+    assert sorted(seeds[2:]) == sorted(derived_seed(seed, turn) for seed in (41, 42) for turn in (1, 2))
     assert len(set(seeds)) == 6
     # Replays of stored runs depend on it.
-    assert turn_seed(0, 1) == 8613600020916457518
+    assert derived_seed(0, 1) == 8613600020916457518
 
 
 def test_an_environment_gets_prompt_seed_and_turns_without_end_tokens(
@@ -344,5 +344,5 @@ def test_a_request_without_its_prompt_is_refused(calculating: PreTrainedTokenize
     episodes = episodes_of(ScriptedEngine(calculating, by_turn("1$")))
     with pytest.raises(ValueError):
         episodes.generate([[1, 2]], ROOMY, seed=0)
-    (response,) = episodes.generate([[1, 2]], ROOMY, seed=0, asked=[prompt()])
+    (response,) = episodes.generate([[1, 2]], ROOMY, seed=0, prompts=[prompt()])
     assert written(calculating, response) == "1<eos>"

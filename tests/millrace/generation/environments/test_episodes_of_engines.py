@@ -13,8 +13,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerF
 
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.transformers import TransformersEngine
-from millrace.generation.environments.episodes import Episodes
-from millrace.generation.environments.exchange import TextExchange
+from millrace.generation.environments.episodes import Episodes, TextExchange
 from millrace.types import Prompt, Request, Response, Sampling, Trajectory
 from millrace.weights.base import Weights
 from millrace.weights.probe import tolerance_between
@@ -109,9 +108,9 @@ def test_a_response_ends_behind_the_first_stop_text_that_it_writes_itself(
     for response in responses:
         text = tokenizer.decode([token for token in response.tokens if token > 2])
         plain = all(token > 2 for token in response.tokens)
-        found = ends_of_turns(text) if plain else []
-        if found:
-            assert found[0] == len(text)
+        result = ends_of_turns(text) if plain else []
+        if result:
+            assert result[0] == len(text)
             assert response.finish_reason == "stop"
             ended.add(text[-1])
         elif response.tokens[-1] == tokenizer.eos_token_id:
@@ -177,9 +176,9 @@ def test_given_response_tokens_are_read_and_count_towards_the_limit(
     engine.submit(going_on, SAMPLING)
     done = all_of(engine)
     for trajectory in done:
-        given = (*trajectory.request.prompt_tokens, *trajectory.request.response_tokens)
+        loaded = (*trajectory.request.prompt_tokens, *trajectory.request.response_tokens)
         total = len(trajectory.request.response_tokens) + len(trajectory.response.tokens)
         assert total <= SAMPLING.max_new_tokens
         assert (trajectory.response.finish_reason == "length") <= (total == SAMPLING.max_new_tokens)
-        assert largest_mismatch(models, given, trajectory.response) < TOLERANCE
+        assert largest_mismatch(models, loaded, trajectory.response) < TOLERANCE
     assert {trajectory.response.finish_reason for trajectory in done} == {"stop", "length"}

@@ -52,7 +52,7 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Score]:
     """The score of each order under a function that executes it; no order makes the witness."""
     witness = tmp_path_factory.mktemp("executed") / "witness"
     texts = orders(witness)
-    config = ScoringConfig(reward="python", function="tests.support.rewards.own_rewards:execute")
+    config = ScoringConfig(reward="tests.support.rewards.own_rewards:execute")
     with Scorer(make_reward(config), LIMITS) as scorer:
         scores = scorer.score_many([(prompt("42"), text) for text in texts.values()])
     assert not witness.exists()

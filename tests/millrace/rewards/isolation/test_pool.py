@@ -20,17 +20,19 @@ PROMPT = Prompt(prompt_id="p", text="?", answer="42", source="test")
 
 
 def python_reward(function: str) -> Reward:
-    return make_reward(ScoringConfig(reward="python", function=f"tests.support.rewards.{function}"))
+    return make_reward(ScoringConfig(reward=f"tests.support.rewards.{function}"))
 
 
-def python_tasks(*responses: str) -> list[Task]:
-    return [Task(reward="python", prompt=PROMPT, response=response) for response in responses]
+def python_tasks(function: str, *responses: str) -> list[Task]:
+    return [
+        Task(reward=f"tests.support.rewards.{function}", prompt=PROMPT, response=response) for response in responses
+    ]
 
 
 def score(function: str, *responses: str, limits: Limits | None = None) -> list[Score]:
     """Score responses with a function of `own_rewards`, in their order."""
     with Pool([python_reward(f"own_rewards:{function}")], limits or Limits()) as pool:
-        scores = dict(pool.score(python_tasks(*responses)))
+        scores = dict(pool.score(python_tasks(f"own_rewards:{function}", *responses)))
     return [scores[number] for number in range(len(responses))]
 
 
@@ -77,10 +79,10 @@ def test_slow_scores_get_their_time_up_to_the_deadline() -> None:
 
 def test_leaving_early_ends_the_workers_that_are_scoring() -> None:
     with Pool([python_reward("own_rewards:sleep")], Limits(workers=2)) as pool:
-        scores = pool.score(python_tasks("0.01", "99"))
+        scores = pool.score(python_tasks("own_rewards:sleep", "0.01", "99"))
         next(scores)
         scores.close()
-        assert dict(pool.score(python_tasks("0.02")))[0].reward == 0.02
+        assert dict(pool.score(python_tasks("own_rewards:sleep", "0.02")))[0].reward == 0.02
 
 
 @pytest.mark.slow
@@ -143,9 +145,9 @@ from millrace.rewards.isolation.worker import Task
 from millrace.types import Prompt
 
 prompt = Prompt(prompt_id="p", text="?", answer="42", source="test")
-reward = make_reward(ScoringConfig(reward="python", function="tests.support.rewards.own_rewards:sleep"))
+reward = make_reward(ScoringConfig(reward="tests.support.rewards.own_rewards:sleep"))
 with Pool([reward], Limits(workers=2)) as pool:
-    tasks = [Task(reward="python", prompt=prompt, response=text) for text in ("0.01", "99", "99")]
+    tasks = [Task(reward=reward.name, prompt=prompt, response=text) for text in ("0.01", "99", "99")]
     scores = pool.score(tasks)
     next(scores)
     print("scoring", flush=True)
@@ -184,6 +186,6 @@ def test_the_loss_of_the_fork_server_is_a_fault_and_not_a_score() -> None:
 
 def test_a_reward_whose_import_starts_threads_is_loaded_after_the_fork() -> None:
     with Pool([python_reward("module_that_starts_a_thread:lives")], Limits(workers=2)) as pool:
-        assert pool.versions["python"].startswith("tests.support.rewards.module_that_starts_a_thread:lives")
-        scores = dict(pool.score(python_tasks(*"1111")))
+        assert pool.versions["tests.support.rewards.module_that_starts_a_thread:lives"]
+        scores = dict(pool.score(python_tasks("module_that_starts_a_thread:lives", *"1111")))
     assert [score.reward for score in scores.values()] == [1.0] * 4

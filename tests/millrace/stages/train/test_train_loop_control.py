@@ -8,10 +8,9 @@ from support.stages.trainer_bench import HurriedStage, TrainerBench
 from transformers import LlamaForCausalLM
 
 from millrace.runs.decisions import read_decisions
-from millrace.weights.base import AdmissionPolicy
 from storage.stores.memory import MemoryStore
 
-ADAPTIVE = {"control": "adaptive", "min_staleness": 1, "max_staleness": 3, "ess_target": 0.02, "ess_floor": 0.01}
+ADAPTIVE = {"control": "adaptive", "max_staleness": 3}
 
 
 @pytest.fixture
@@ -24,6 +23,8 @@ def make_bench(memory_store: MemoryStore, make_model: Callable[..., LlamaForCaus
 def made_up_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """The log-probabilities of the bench's trajectories are made up, far from the policy's."""
     monkeypatch.setattr("millrace.control.collapse._MOST_KL", 1e9)
+    monkeypatch.setattr("configs.operation.StalenessConfig.ess_target", 0.02)
+    monkeypatch.setattr("configs.operation.StalenessConfig.ess_floor", 0.01)
     monkeypatch.setattr("millrace.control.rule.Means.expected_ess", lambda self, other, bound: 1.0)
 
 
@@ -56,8 +57,7 @@ def test_the_bound_travels_with_the_version_after_the_step_that_decided(
     # Three steps after the first two, with generators that wait half of their time: twice as many groups on their way.
     assert (decision.action, decision.policy_version, decision.max_staleness) == ("raise", 5, 3)
     assert "the trainer waits 100% of its time, generators 50%" in decision.reason
-    bounds = [terms.max_staleness for terms in bench.terms.values() if terms is not None]
-    assert bounds == [1, 1, 1, 1, 1, 1, 3, 3, 3]
+    assert list(bench.bounds.values()) == [1, 1, 1, 1, 1, 1, 3, 3, 3]
     assert bench.metric("max_staleness")[-1] <= 3
     [told] = [payload for kind, payload in bench.stage.told if kind == "staleness.control"]
     assert told["max_staleness"] == 3
@@ -88,10 +88,10 @@ def test_a_trainer_that_starts_again_goes_on_with_the_bounds_of_its_checkpoint(
     bench = make_bench(staleness=ADAPTIVE)
     steps(bench, 0, 6)
     bench.train()
-    assert bench.terms[6] == AdmissionPolicy(max_staleness=3, places=8)
-    bench.terms.clear()
+    assert bench.bounds[6] == 3
+    bench.bounds.clear()
     bench.train()
-    assert bench.terms == {6: AdmissionPolicy(max_staleness=3, places=8)}
+    assert bench.bounds == {6: 3}
     # Tokens of versions up to 5 were sampled under a bound of 1: of 3, 4 was the last trainer that could take them, and
     # of 5 it is this one.
     bench.commit(100, [[3, 5], [5, 5]])
@@ -106,11 +106,11 @@ def test_a_trainer_that_starts_again_goes_on_with_the_bounds_of_its_checkpoint(
     assert bench.metric("trained_tokens_of_staleness/0")[-1] == 4
 
 
-def test_with_a_fixed_bound_every_version_has_the_same_terms_and_nothing_is_decided(
+def test_a_fixed_bound_holds_for_every_version_and_nothing_is_decided(
     make_bench: Callable[..., TrainerBench],
 ) -> None:
     bench = make_bench()
     steps(bench, 0, 3)
     bench.train()
-    assert set(bench.terms.values()) == {AdmissionPolicy(max_staleness=2, places=8)}
+    assert set(bench.bounds.values()) == {2}
     assert read_decisions(bench.store) == []

@@ -11,7 +11,7 @@ from support.stages.trainer_bench import HurriedStage, TrainerBench
 from support.stores.memory import unused_name
 from transformers import LlamaForCausalLM
 
-from configs.replay import ReplayRequest, Selection
+from configs.requests import ReplayRequest, Selection
 from configs.training import SelectionConfig
 from millrace.errors import ReplayError
 from millrace.models.start_folder import store_start_model
@@ -232,7 +232,7 @@ def test_every_trajectory_is_counted_once_whatever_is_left_out(
 def test_in_sync_mode_what_a_curriculum_reads_is_stored_before_the_next_step(
     memory_store: MemoryStore, make_model: Callable[..., LlamaForCausalLM]
 ) -> None:
-    config = {"pipeline": {"mode": "sync"}, "prompts": {"curriculum": {"window": 2}}}
+    config = {"pipeline": {"mode": "sync"}, "prompts": {"curriculum_window": 2}}
     bench = TrainerBench(memory_store, make_model, **config)
     bench.commit(0, [[0], [0]])
     bench.commit(1, [[0], [0]])

@@ -1,10 +1,10 @@
-"""What a replay is asked to do: which stored runs, what to do with them, and where the replay's own run is written."""
+"""Requests to `millrace replay` and `millrace plan`."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from configs.section import NonNegative, Section, Text
+from configs.section import Count, NonNegative, Positive, Section, Text
 
 Version = Annotated[int, Field(ge=0)]
 GroupOrder = Literal["stored", "shuffled"]
@@ -52,3 +52,42 @@ class ReplayRequest(Selection):
     """`verify`: largest difference between weights that passes; null: they must be equal bit for bit."""
     losses: list[Text] = Field(default_factory=list)
     """`compare`: names of losses, two or more."""
+
+
+class GivenLengthsConfig(Section):
+    """Log-normal lengths of responses, and one length of all prompts."""
+
+    mean: Positive
+    """Mean length of a response before it is cut off at `generation.max_new_tokens`, tokens."""
+    sigma: NonNegative
+    """Standard deviation of the logarithm of a response's length, no unit; 0: all are alike, 1: a long tail."""
+    prompt: Count
+    """Length of a prompt, tokens."""
+
+
+class PlanRequest(Section):
+    """One plan."""
+
+    hardware: Text | None = None
+    """Kind of GPU, such as h100; null: the machine of `sources`."""
+    gpus: Count | None = None
+    """Number of GPUs that trainer and generators divide; null: those of the config, which is then not changed but by
+    `what_if`."""
+    model: Text | None = None
+    """Folder of a model, or a known name such as llama-8b; null: the config's model."""
+    sources: list[Text] = Field(default_factory=list)
+    """Folders or URLs of stored runs of one machine and model, from which durations and lengths are fitted."""
+    cores: Positive | None = None
+    """CPU cores that all stages of `sources` shared; null: those of this host if they trained on the CPU, else none."""
+    what_if: list[Text] = Field(default_factory=list)
+    """Compare the config with this change of it, each `section.key=value`, in place of a search."""
+    goal: Literal["fastest", "cheapest"] = "fastest"
+    """`fastest`: most tokens trained per second; `cheapest`: fewest GPU-hours per token trained."""
+    batches: list[Count] = Field(default_factory=list)
+    """Values of `training.groups_per_step` to try besides the config's."""
+    price: Positive | None = None
+    """Dollars per GPU and hour; null: nothing is said about dollars."""
+    steps: Count | None = None
+    """Optimizer steps to simulate of each shown config, after a warm-up; null: at most 100, fewer for large batches."""
+    lengths: GivenLengthsConfig | None = None
+    """Lengths of prompts and responses; null: those of `sources`, or a guess from `generation.max_new_tokens`."""
