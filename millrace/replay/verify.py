@@ -239,7 +239,15 @@ def start_trainer(run: SourceRun, from_step: int, *, one_update: bool = False) -
         training = training.model_copy(update={"minibatches": 1, "epochs": 1})
     with TemporaryDirectory() as cache:
         folder = start_folder(run.store, config.model.path, Path(cache))
-        trainer = load_trainer(Trainer, config, folder, training=training)
+        trainer = load_trainer(
+            Trainer,
+            folder,
+            training,
+            dtype=config.model.dtype,
+            generation_dtype=config.generation_dtype,
+            max_new_tokens=config.generation.max_new_tokens,
+            seed=config.seed,
+        )
     expected = f"the model that {run.url} started from"
     if run.vocab_size not in (None, trainer.vocab_size):
         read = f"its vocabulary has {trainer.vocab_size} tokens, but the run's has {run.vocab_size}"

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from configs.schema import RunConfig
 from configs.training import TrainingConfig
 from millrace.models.loading import load_model
 from millrace.models.modules import move, visiting
@@ -328,23 +327,25 @@ class Trainer:
 
 def load_trainer(
     kind: type[Trainer],
-    config: RunConfig,
     folder: Path,
+    training: TrainingConfig,
     *,
-    training: TrainingConfig | None = None,
+    dtype: str,
+    generation_dtype: str,
+    max_new_tokens: int,
+    seed: int,
     ranks: Ranks = ALONE,
 ) -> Trainer:
-    """The run's trainer of the start model in `folder`, of class `kind`; `training` replaces the run's."""
-    training = training or config.effective_training
+    """A trainer of class `kind` with the start model in `folder`, loaded in `dtype`; `seed` is the run's."""
     # The same on every rank, so that all draw the same adapters.
-    torch.manual_seed(config.seed)
-    model = load_model(folder, config.model.dtype)
+    torch.manual_seed(seed)
+    model = load_model(folder, dtype)
     return kind(
         model,
         training,
-        max_new_tokens=config.generation.max_new_tokens,
-        seed=config.seed,
-        reference=load_model(folder, config.model.dtype) if training.kl.coefficient else None,
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+        reference=load_model(folder, dtype) if training.kl.coefficient else None,
         ranks=ranks,
-        published_dtype=getattr(torch, config.generation_dtype),
+        published_dtype=getattr(torch, generation_dtype),
     )

@@ -93,7 +93,16 @@ def _start_trainer(config: RunConfig, folder: Path) -> Trainer:
         device=training.device,
         shrunk=hosts > 1,
     )
-    return load_trainer(LeaderTrainer if ranks.size > 1 and ranks.rank == 0 else Trainer, config, folder, ranks=ranks)
+    return load_trainer(
+        LeaderTrainer if ranks.size > 1 and ranks.rank == 0 else Trainer,
+        folder,
+        training,
+        dtype=config.model.dtype,
+        generation_dtype=config.generation_dtype,
+        max_new_tokens=config.generation.max_new_tokens,
+        seed=config.seed,
+        ranks=ranks,
+    )
 
 
 if __name__ == "__main__":
