@@ -57,7 +57,7 @@ def test_a_group_whose_part_is_damaged_says_so_and_the_others_are_shown(store: S
         store.delete(path)
         store.put(path, b"damaged")
     tables = _tables(run, newest_groups(run))
-    damaged = [rows for _, rows in tables if "checksum" in rows.note]
+    damaged = [rows for _, rows in tables if "can't be read" in rows.note]
     # The witness: some of them lie in the damaged stream, the rest in the other generator's.
     assert 0 < len(damaged) < len(tables)
     assert all(row[-1] == "can't be read" for rows in damaged for row in rows.rows)

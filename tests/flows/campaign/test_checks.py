@@ -45,9 +45,7 @@ def test_a_users_functions_pass_the_check(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "settings", [["scoring.reward=math"], ["scoring.reward=weighted_sum", "scoring.weights.math=1"]]
 )
-def test_a_prompt_with_an_unusable_answer_is_named_by_its_line(
-    tmp_path: Path, settings: list[str], more: dict[str, str]
-) -> None:
+def test_a_prompt_with_an_unusable_answer_is_named(tmp_path: Path, settings: list[str], more: dict[str, str]) -> None:
     rows = [*ROWS, {"prompt": "Why?", "answer": "I don't know", **more}]
     file = tmp_path / "prompts.jsonl"
     file.write_text("\n".join(json.dumps(row) for row in rows))
@@ -55,7 +53,7 @@ def test_a_prompt_with_an_unusable_answer_is_named_by_its_line(
     sources = [f"prompts.source={file}", "prompts.num_eval=2", f"storage.root={root}"]
     with pytest.raises(PromptsError) as caught:
         check(load_config(PRESET, [*settings, *sources]), "run", resume="never")
-    assert caught.value.file == f"{file} line 21"
+    assert caught.value.file == f"prompt {more.get('id', 'prompts.jsonl:21')} of prompts.jsonl"
     assert not root.exists()
 
 

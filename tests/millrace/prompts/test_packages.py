@@ -79,7 +79,7 @@ def test_every_task_makes_the_same_problems_in_every_process() -> None:
     [
         ("chian_sum", {}, "expected chain_sum or decimal_chain_sum"),
         ("xyzzy", {}, "expected one such as chain_sum"),
-        ("gcd,gcd", {}, "expected each once"),
+        ("gcd,gcd", {}, "expected each task once"),
         ("chain_sum", {"chain_sum": {"max_digits": 0}}, "max_digits must be >= min_digits"),
         ("chain_sum", {"chain_sum": {"digits": 1}}, "unexpected keyword argument 'digits'"),
     ],
