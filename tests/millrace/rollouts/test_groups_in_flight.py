@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from millrace.rollouts.groups_in_flight import GroupsInFlight, derived_seed, num_tokens, trajectory_seed
+from millrace.rollouts.groups_in_flight import GroupsInFlight, derived_seed, num_tokens
 from millrace.types import FinishReason, Prompt, Request, Response, Trajectory
 
 GROUP_SIZE = 3
@@ -151,7 +151,7 @@ def test_a_trajectory_has_its_admitted_request_and_its_response() -> None:
     groups = GroupsInFlight(GROUP_SIZE, run_seed=11)
     requests = admit(groups, 7)
     assert requests == admit(GroupsInFlight(GROUP_SIZE, run_seed=11), 7), "a restarted generator makes equal requests"
-    assert [request.seed for request in requests] == [trajectory_seed(11, 7, index) for index in range(GROUP_SIZE)]
+    assert [request.seed for request in requests] == [derived_seed(11, 7, index) for index in range(GROUP_SIZE)]
     assert {request.prompt for request in requests} == {prompt(7)}
     for request in reversed(requests):
         groups.add(finished(request))
@@ -159,12 +159,12 @@ def test_a_trajectory_has_its_admitted_request_and_its_response() -> None:
 
 
 def test_seeds_differ_by_run_group_and_place_and_fit_63_bits() -> None:
-    seeds = {trajectory_seed(run, group, index) for run in range(5) for group in range(50) for index in range(8)}
+    seeds = {derived_seed(run, group, index) for run in range(5) for group in range(50) for index in range(8)}
     assert len(seeds) == 5 * 50 * 8
     assert min(seeds) >= 0
     assert 2**60 < max(seeds) < 2**63
     # A stored run names its seeds: they must not change from one release to the next.
-    assert trajectory_seed(0, 0, 0) == 8387133978117270309
+    assert derived_seed(0, 0, 0) == 8387133978117270309
 
 
 @pytest.mark.parametrize("first", [False, True])
