@@ -8,20 +8,17 @@ The models are random Llamas in float32: a response ends at each token with a pr
     python -m benchmarks.generator [--rounds 7] [--json FILE]
 """
 
-import os
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from rich.console import Console
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from benchmarks.report import machine, make_parser, make_table, write_json
-from benchmarks.timing import in_turn
+from benchmarks.harness import finish, make_parser, median_ratio, print_table, time_rounds
 from millrace.generation.engines.transformers import TransformersEngine
 from millrace.types import Sampling
 
@@ -64,37 +61,37 @@ def main() -> None:
     if arguments.rounds < 1:
         parser.error("expected at least one round")
     torch.set_num_threads(1)
-    found = {name: measure(case, arguments.rounds) for name, case in CASES.items()}
-    _print(found)
-    setting = {**machine(), "load": os.getloadavg()[0], "torch": torch.__version__}
-    write_json(arguments.json, {"machine": setting, "cases": found})
+    cases = {name: measure(case, arguments.rounds) for name, case in CASES.items()}
+    rows = [
+        [name, *(f"{rate:,.0f}" for rate in case["tokens_per_second"].values()), f"{case['ratio']:.2f}"]
+        for name, case in cases.items()
+    ]
+    print_table("Response tokens per second", ("", "engine", "generate", "ratio"), rows)
+    finish(arguments.json, {"cases": cases})
 
 
 def measure(case: Case, rounds: int) -> dict[str, Any]:
-    """Response tokens per second of both, and their ratio: medians over `rounds`."""
+    """Measures response tokens per second of both, and their ratio: medians over `rounds`."""
     calls = contenders(case)
-    rates: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(rounds + 1):
-        tokens: dict[str, int] = {}
-        seconds = in_turn({name: partial(_timed, call, name, turn, tokens) for name, call in calls.items()}, turn)
-        if turn:
-            for name in calls:
-                rates[name].append(tokens[name] / seconds[name])
-    ratios = [a / b for a, b in zip(rates["engine"], rates["generate"], strict=True)]
+    tokens: dict[str, list[int]] = {name: [] for name in calls}
+
+    def answer(name: str) -> None:
+        # The round's number is the seed.
+        tokens[name].append(calls[name](len(tokens[name])))
+
+    seconds = time_rounds({name: partial(answer, name) for name in calls}, rounds)
+    rates = {
+        name: [count / taken for count, taken in zip(tokens[name][1:], seconds[name], strict=True)] for name in calls
+    }
     return {
         "tokens_per_second": {name: statistics.median(values) for name, values in rates.items()},
-        "ratio": statistics.median(ratios),
+        "ratio": median_ratio(rates["engine"], rates["generate"]),
         "rounds": rates,
     }
 
 
-def _timed(call: Callable[[int], int], name: str, turn: int, tokens: dict[str, int]) -> Callable[[], object]:
-    """The call with the round's seed, which notes its number of tokens."""
-    return lambda: tokens.__setitem__(name, call(turn))
-
-
 def contenders(case: Case) -> dict[str, Callable[[int], int]]:
-    """Each call answers all requests with the seed it is given, and returns the number of response tokens."""
+    """Returns calls that answer all requests with a seed and return the number of response tokens."""
     torch.manual_seed(0)
     model = _model(case)
     prompts_UP = torch.randint(3, _VOCAB, (case.num_groups, case.prompt_tokens))
@@ -105,11 +102,11 @@ def contenders(case: Case) -> dict[str, Callable[[int], int]]:
     engine = TransformersEngine(model, tokenizer)
     sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=case.max_new_tokens)
 
-    def of_engine(seed: int) -> int:
+    def run_engine(seed: int) -> int:
         responses = engine.generate(prompts, sampling, seed=seed * len(prompts))
         return sum(len(response.tokens) for response in responses)
 
-    def of_generate(seed: int) -> int:
+    def run_generate(seed: int) -> int:
         torch.manual_seed(seed)
         with torch.inference_mode():
             texts_BT: torch.Tensor = model.generate(  # type: ignore[operator]  # a mixin of the model
@@ -121,7 +118,7 @@ def contenders(case: Case) -> dict[str, Callable[[int], int]]:
             )
         return int((texts_BT[:, case.prompt_tokens :] != _PAD).sum())
 
-    return {"engine": of_engine, "generate": of_generate}
+    return {"engine": run_engine, "generate": run_generate}
 
 
 def _model(case: Case) -> PreTrainedModel:
@@ -140,7 +137,7 @@ def _model(case: Case) -> PreTrainedModel:
     with torch.no_grad():
         # All tokens are about equally likely.
         model.lm_head.weight.mul_(0.1)
-    # So that the pad token marks what is no response.
+    # The pad token is never sampled, so it marks the padding after a response.
     model.lm_head.register_forward_hook(_without_padding)
     return model
 
@@ -148,14 +145,6 @@ def _model(case: Case) -> PreTrainedModel:
 def _without_padding(module: object, inputs: object, logits_BSV: torch.Tensor) -> torch.Tensor:
     logits_BSV[..., _PAD] = -torch.inf
     return logits_BSV
-
-
-def _print(found: Mapping[str, Any]) -> None:
-    table = make_table("Response tokens per second", ["", "engine", "generate", "ratio"])
-    for name, one in found.items():
-        rates = one["tokens_per_second"]
-        table.add_row(name, f"{rates['engine']:,.0f}", f"{rates['generate']:,.0f}", f"{one['ratio']:.2f}")
-    Console(width=100).print(table)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import os
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -25,9 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from rich.console import Console
 
-from benchmarks.report import PRESET, add_settings, machine, make_parser, make_table, print_targets, write_json
+from benchmarks.harness import add_settings, campaign_command, campaign_environment, finish, make_parser, print_table
 from storage.progress import read_progress
 from storage.stores.factory import open_store
 
@@ -63,7 +61,7 @@ def main() -> None:
 
 
 def _run_and_kill(run: Path, kills: int, settings: Sequence[str]) -> tuple[Recoveries, list[int]]:
-    """The recoveries of a campaign's stages, and the ids of processes that its end left behind."""
+    """Returns the recoveries of a campaign's stages, and the ids of processes that its end left behind."""
     seen: set[int] = set()
     recoveries: Recoveries = defaultdict(list)
     with _running(run, [*_SETTINGS, *settings, "training.max_steps=100000"]) as controller:
@@ -87,17 +85,17 @@ def _run_and_kill(run: Path, kills: int, settings: Sequence[str]) -> tuple[Recov
 
 @contextmanager
 def _running(run: Path, settings: Sequence[str], *flags: str) -> Iterator[psutil.Popen]:
-    """A campaign while the block lasts; it is asked to stop at the block's end."""
-    sets = [word for setting in settings for word in ("--set", setting)]
-    command = ["run", str(PRESET), "--root", str(run.parent), "--run-id", run.name, *sets, *flags]
-    with psutil.Popen([sys.executable, "-m", "flows.cli.main", *command], stdout=subprocess.DEVNULL) as controller:
+    """Runs a campaign during the block, and asks it to stop at the end."""
+    command = campaign_command(run, settings, *flags)
+    run.parent.mkdir(parents=True, exist_ok=True)
+    with psutil.Popen(command, stdout=subprocess.DEVNULL, env=campaign_environment(run.parent)) as controller:
         yield controller
         with suppress(psutil.NoSuchProcess):
             controller.terminate()
 
 
 def _wait_until_ready(run: Path, dead: Mapping[str, int]) -> dict[str, dict[str, Any]]:
-    """The status record of each stage, once all work and none is a dead one's. Raises TimeoutError."""
+    """Returns the status record of each stage once all are ready, the dead ones replaced. Raises TimeoutError."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while time.monotonic() < deadline:
         status = read_progress(open_store(str(run))) if run.exists() else {}
@@ -120,19 +118,18 @@ def _report(recoveries: Recoveries, ledger: Mapping[str, Any], left: Sequence[in
         }
     parts = [ledger["trained"], ledger["buffered"], ledger["in_flight"], *ledger["dropped"].values()]
     exact = all(sum(part[unit] for part in parts) == ledger["generated"][unit] for unit in ("rollouts", "tokens"))
-    table = make_table("From SIGKILL until the successor is ready", ["", "kills", "median s", "longest s", "load s"])
-    for stage, row in rows.items():
-        table.add_row(stage, str(row["kills"]), *(f"{row[key]:.2f}" for key in list(row)[1:]))
-    console = Console()
-    console.print(table)
+    print_table(
+        "From SIGKILL until the successor is ready",
+        ("", "kills", "median s", "longest s", "load s"),
+        [[stage, str(row["kills"]), *(f"{row[key]:.2f}" for key in list(row)[1:])] for stage, row in rows.items()],
+    )
     fast = all(row["median_seconds"] <= TARGET_SECONDS for row in rows.values())
     targets = {
         f"median of each stage at most {TARGET_SECONDS:g} s": fast,
         "ledger exact": exact,
         "no process left behind": not left,
     }
-    print_targets(console, targets)
-    write_json(path, {"stages": rows, "ledger_exact": exact, "left_behind": len(left), "machine": machine()})
+    finish(path, {"stages": rows, "ledger_exact": exact, "left_behind": len(left), "targets": targets})
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 good responses alone                       ─► their rate                     ┐
 the same with hostile ones among them      ─► the rate of the good ones      ├─► share that remains
-hostile ones, each beside one good         ─► the seconds until its verdict  ┘   in deadlines
+each hostile one with a good one           ─► the seconds until its verdict  ┘   in deadlines
 
 The rate of the good ones counts until the last of them has its verdict; hostile ones may still be in a worker then.
 """
@@ -12,10 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.report import make_parser, write_json
+from benchmarks.harness import finish, make_parser, median_ratio, print_table
 from configs.scoring import ScoringConfig
 from millrace.rewards.base import Reward
 from millrace.rewards.factory import make_reward
@@ -42,7 +39,7 @@ def quick(prompt: str, response: str, answer: str, meta: dict[str, Any]) -> floa
 
 
 def rewards() -> dict[str, Reward]:
-    """Rewards that run in the pool, by name."""
+    """Makes the rewards that run in the pool."""
     return {
         "exact_match": make_reward(ScoringConfig(reward="exact_match", answer_pattern=_BAD_PATTERN)),
         "math": make_reward(ScoringConfig(reward="math")),
@@ -51,7 +48,7 @@ def rewards() -> dict[str, Reward]:
 
 
 def good_tasks(name: str, num: int) -> list[Task]:
-    """Responses as a model writes them, half of them right."""
+    """Makes responses as a model writes them, half of them right."""
     return [
         Task(
             reward="benchmarks.rewards:quick" if name == "python" else name,
@@ -63,7 +60,7 @@ def good_tasks(name: str, num: int) -> list[Task]:
 
 
 def good_rate(pool: Pool, good: Sequence[Task], hostile: Sequence[str]) -> float:
-    """Good responses per second with the hostile ones spread evenly among them."""
+    """Measures good responses per second with the hostile ones spread evenly among them."""
     every = len(good) // (len(hostile) + 1)
     tasks: list[Task] = []
     for number, task in enumerate(good):
@@ -84,24 +81,19 @@ def good_rate(pool: Pool, good: Sequence[Task], hostile: Sequence[str]) -> float
 
 
 def measure(name: str, reward: Reward, limits: Limits, num: int, shares: Sequence[float]) -> dict[str, Any]:
-    """Rates of one reward, medians over the rounds; in each the contenders take turns."""
+    """Measures one reward: medians over the rounds, in each of which the shares of hostile responses take turns."""
     good, texts = good_tasks(name, num), _HOSTILE[name]
     rates: dict[float, list[float]] = {share: [] for share in (0.0, *shares)}
     with Pool([reward], limits) as pool:
         good_rate(pool, good[:50], [])
         for _ in range(_ROUNDS):
-            for share, found in rates.items():
+            for share, values in rates.items():
                 hostile = [texts[turn % len(texts)] for turn in range(round(share * num))]
-                found.append(good_rate(pool, good, hostile))
+                values.append(good_rate(pool, good, hostile))
         waits = {text[:24]: _seconds_to_verdict(pool, good[0], text) for text in texts}
     return {
         "responses_per_second": statistics.median(rates[0.0]),
-        "left": {
-            f"{share:g}": statistics.median(
-                with_ / alone for with_, alone in zip(rates[share], rates[0.0], strict=True)
-            )
-            for share in shares
-        },
+        "left": {f"{share:g}": median_ratio(rates[share], rates[0.0]) for share in shares},
         "seconds_to_verdict": waits,
         "deadlines_to_verdict": max(waits.values()) / limits.timeout_seconds,
     }
@@ -114,7 +106,7 @@ def _seconds_to_verdict(pool: Pool, good: Task, text: str) -> float:
 
 
 def in_process_rate(num: int) -> float:
-    """Responses per second of `exact_match` without a pattern, which needs no process."""
+    """Measures responses per second of `exact_match` without a pattern, which needs no process."""
     pairs = [(task.prompt, task.response) for task in good_tasks("exact_match", num)]
     with Scorer(make_reward(ScoringConfig(reward="exact_match"))) as scorer:
         started = time.perf_counter()
@@ -131,23 +123,26 @@ def main() -> None:
     parser.add_argument("--hostile", type=float, nargs="+", default=[0.002, 0.01], help="shares of hostile responses")
     arguments = parser.parse_args()
     limits = Limits(workers=arguments.workers, timeout_seconds=arguments.timeout, memory_mb=256)
-    found = {
+    figures = {
         name: measure(name, reward, limits, arguments.responses, arguments.hostile)
         for name, reward in rewards().items()
     }
-    table = Table(
-        "reward", "responses/s", *(f"left with {share:.1%} hostile" for share in arguments.hostile), "deadlines"
-    )
-    for name, figures in found.items():
-        left = [f"{value:.0%}" for value in figures["left"].values()]
-        rate, deadlines = figures["responses_per_second"], figures["deadlines_to_verdict"]
-        table.add_row(name, f"{rate:,.0f}", *left, f"{deadlines:.2f}")
     local = in_process_rate(arguments.responses)
-    table.add_row("exact_match, no pattern", f"{local:,.0f}")
-    Console().print(table)
+    rows = [
+        [
+            name,
+            f"{values['responses_per_second']:,.0f}",
+            *(f"{share:.0%}" for share in values["left"].values()),
+            f"{values['deadlines_to_verdict']:.2f}",
+        ]
+        for name, values in figures.items()
+    ]
+    rows.append(["exact_match, no pattern", f"{local:,.0f}"])
+    headings = ("", "responses/s", *(f"left with {share:.1%} hostile" for share in arguments.hostile), "deadlines")
+    print_table("Rewards", headings, rows)
     settings = {"workers": limits.workers, "timeout_seconds": limits.timeout_seconds, "responses": arguments.responses}
-    result = {"settings": settings, "rewards": found, "exact_match_in_process_per_second": local}
-    write_json(arguments.json, result)
+    result = {"settings": settings, "rewards": figures, "exact_match_in_process_per_second": local}
+    finish(arguments.json, result)
 
 
 if __name__ == "__main__":

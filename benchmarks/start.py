@@ -8,11 +8,9 @@ that n processes share counts 1/n in each.
     python -m benchmarks.start [--runs 5] [--model FOLDER] [--set KEY=VALUE …] [--json PATH]
 """
 
-import os
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -23,14 +21,21 @@ from typing import Any
 
 import psutil
 import pyarrow.compute as pc
-from rich.console import Console
 
-from benchmarks.report import PRESET, add_settings, machine, make_parser, make_table, print_targets, write_json
+from benchmarks.harness import (
+    add_settings,
+    campaign_command,
+    campaign_environment,
+    finish,
+    make_parser,
+    print_line,
+    print_table,
+    read_rows,
+)
 from storage import layout
 from storage.progress import read_progress, read_status
 from storage.schema import CONSUMED
 from storage.stores.factory import open_store
-from storage.streams.stream import StreamReader
 
 TARGET_SECONDS = 6.0
 """Until the first optimizer step, on two quiet cores."""
@@ -54,9 +59,9 @@ def main() -> None:
         at_hand = [*arguments.set, f"model.path={arguments.model or root / '0' / layout.START_MODEL}"]
         run_campaign(root, "0", at_hand if arguments.model else arguments.set)
         campaigns = [run_campaign(root, str(n), at_hand) for n in range(1, arguments.runs + 1)]
-    result = {**report(campaigns), "machine": machine()}
+    result = report(campaigns)
     _print(result)
-    write_json(arguments.json, result)
+    finish(arguments.json, result)
 
 
 def run_campaign(root: Path, run_id: str, settings: Sequence[str]) -> dict[str, Any]:
@@ -64,13 +69,12 @@ def run_campaign(root: Path, run_id: str, settings: Sequence[str]) -> dict[str, 
 
     Returns `first_step_seconds`, and by process `cpu_seconds` and `pss_bytes`. Raises RuntimeError if it ends before.
     """
-    sets = [word for setting in (f"storage.root={root}", *settings) for word in ("--set", setting)]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    log_path = root / f"{run_id}.log"
     t_called = time.time()
-    with (root / f"{run_id}.log").open("w") as log:
+    with log_path.open("w") as log:
         controller = psutil.Popen(
-            [sys.executable, "-m", "flows.cli.main", "run", str(PRESET), "--run-id", run_id, *sets],
-            env={**environment, "PREFECT_HOME": str(root / "prefect")},
+            campaign_command(root / run_id, settings),
+            env=campaign_environment(root),
             stdout=log,
             stderr=subprocess.STDOUT,
         )
@@ -79,21 +83,20 @@ def run_campaign(root: Path, run_id: str, settings: Sequence[str]) -> dict[str, 
     try:
         while read_status(store, "train", 0).get("policy_version", 0) < _STEPS:
             if controller.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the campaign does not train:\n{(root / f'{run_id}.log').read_text()[-2000:]}")
+                raise RuntimeError(f"the campaign does not train:\n{log_path.read_text()[-2000:]}")
             time.sleep(_POLL_SECONDS)
         stages = {record["pid"]: name for name, record in read_progress(store).items() if "pid" in record}
         usage = _usage(controller, stages)
     finally:
         controller.send_signal(signal.SIGTERM)
         controller.wait()
-    consumed = StreamReader(store, layout.CONSUMED, CONSUMED).next()
-    assert consumed is not None
-    first = consumed.table.filter(pc.field("policy_version") == 1)
-    return {"first_step_seconds": first["t"][0].as_py() - t_called, **usage}
+    consumed = read_rows(root / run_id, layout.CONSUMED, CONSUMED)
+    first_step = consumed.filter(pc.field("policy_version") == 1)
+    return {"first_step_seconds": first_step["t"][0].as_py() - t_called, **usage}
 
 
 def _usage(controller: psutil.Process, stages: dict[int, str]) -> dict[str, dict[str, float]]:
-    """`cpu_seconds` (until now, ended children included) and `pss_bytes` by process."""
+    """Returns `cpu_seconds` (until now, ended children included) and `pss_bytes` by process."""
     usage: dict[str, dict[str, float]] = {"cpu_seconds": defaultdict(float), "pss_bytes": defaultdict(float)}
     for process in (controller, *controller.children(recursive=True)):
         # It may end at any time.
@@ -106,46 +109,54 @@ def _usage(controller: psutil.Process, stages: dict[int, str]) -> dict[str, dict
 
 
 def _module(command: Sequence[str]) -> str:
-    """`python -m MODULE …` by its module, anything else by its program."""
+    """Names a process: `python -m MODULE …` by its module, anything else by its program."""
     if "-m" in command[:-1]:
         return command[command.index("-m") + 1]
     return Path(command[0]).name if command else "others"
 
 
 def report(campaigns: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Medians over the campaigns, plain JSON."""
+    """Computes medians over the campaigns."""
 
     def spread(values: Sequence[float]) -> dict[str, Any]:
         return {"median": statistics.median(values), "each": list(values)}
 
     names = dict.fromkeys(name for campaign in campaigns for name in campaign["cpu_seconds"])
     usage = ("cpu_seconds", "pss_bytes")
+    first_step = spread([campaign["first_step_seconds"] for campaign in campaigns])
     return {
         "runs": len(campaigns),
-        "first_step_seconds": spread([campaign["first_step_seconds"] for campaign in campaigns]),
+        "first_step_seconds": first_step,
         **{figure: spread([sum(campaign[figure].values()) for campaign in campaigns]) for figure in usage},
         "target_seconds": TARGET_SECONDS,
+        "targets": {f"first step within {TARGET_SECONDS:.0f} s": first_step["median"] <= TARGET_SECONDS},
         "processes": {
-            name: {figure: statistics.median(one[figure].get(name, 0) for one in campaigns) for figure in usage}
+            name: {
+                figure: statistics.median(campaign[figure].get(name, 0) for campaign in campaigns) for figure in usage
+            }
             for name in names
         },
     }
 
 
 def _print(result: dict[str, Any]) -> None:
-    console = Console()
-    table = make_table(f"After {_STEPS} steps", ("", "processor time, s", "memory (PSS), MB"))
-    for name, figures in result["processes"].items():
-        table.add_row(name, f"{figures['cpu_seconds']:.2f}", f"{figures['pss_bytes'] / 1e6:.0f}")
-    table.add_row("all", f"{result['cpu_seconds']['median']:.2f}", f"{result['pss_bytes']['median'] / 1e6:.0f}")
-    console.print(table)
-    seconds = result["first_step_seconds"]
-    console.print(
-        f"first optimizer step after {seconds['median']:.2f} s: median of {result['runs']}, "
-        f"{min(seconds['each']):.2f} to {max(seconds['each']):.2f}",
-        soft_wrap=True,
+    processes = {
+        **result["processes"],
+        "all": {figure: result[figure]["median"] for figure in ("cpu_seconds", "pss_bytes")},
+    }
+    print_table(
+        f"After {_STEPS} steps",
+        ("", "processor time, s", "memory (PSS), MB"),
+        [
+            [name, f"{figures['cpu_seconds']:.2f}", f"{figures['pss_bytes'] / 1e6:.0f}"]
+            for name, figures in processes.items()
+        ],
     )
-    print_targets(console, {f"first step within {TARGET_SECONDS:.0f} s": seconds["median"] <= TARGET_SECONDS})
+    seconds = result["first_step_seconds"]
+    print_line(
+        f"first optimizer step after {seconds['median']:.2f} s: median of {result['runs']}, "
+        f"{min(seconds['each']):.2f} to {max(seconds['each']):.2f}"
+    )
 
 
 if __name__ == "__main__":

@@ -27,10 +27,8 @@ import numpy as np
 import obstore
 import pyarrow as pa
 from obstore.store import S3Store
-from rich.console import Console
 
-from benchmarks.report import machine, make_parser, make_table, print_targets, write_json
-from benchmarks.timing import Prepare, in_turn, median_ratio
+from benchmarks.harness import Prepare, finish, make_parser, median_ratio, print_table, time_in_turn, transpose
 from benchmarks.trajectories import (
     GROUP_SIZE,
     POLICY_VERSION,
@@ -67,16 +65,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="millrace-benchmark-") as folder:
         result = measure(arguments.store or folder, arguments.parts, repeats=arguments.repeats)
     _print(result)
-    write_json(arguments.json, result)
+    finish(arguments.json, result)
 
 
 def measure(url: str, megabytes: list[float], *, repeats: int) -> dict[str, Any]:
-    """Figures for parts of these sizes on the store `url`, in seconds and bytes unless the name has another unit."""
+    """Measures parts of these sizes on the store `url`, in seconds and bytes unless the name has another unit."""
     store = open_store(url)
     folder = f"benchmark-{uuid.uuid4().hex}"
     try:
         parts = [_measure_parts(store, f"{folder}/{size}", rows_in(size), repeats) for size in megabytes]
-        result: dict[str, Any] = {"machine": machine(), "store": store.url, "parts": parts}
+        result: dict[str, Any] = {"store": store.url, "parts": parts}
         if store.local_path(folder) is not None:
             result["targets"] = targets_met(result)
     finally:
@@ -85,7 +83,7 @@ def measure(url: str, megabytes: list[float], *, repeats: int) -> dict[str, Any]
 
 
 def targets_met(result: dict[str, Any]) -> dict[str, bool]:
-    """Which of `TARGETS` the figures of `measure` reach, by part size."""
+    """Returns whether the figures of `measure` reach `TARGETS`, by part size."""
     met = {}
     for part in result["parts"]:
         size = _size(part)
@@ -101,7 +99,7 @@ def _measure_parts(store: Store, path: str, num_rows: int, repeats: int) -> dict
     """Writes and reads `repeats` parts of `num_rows` rows, and one before that is not counted."""
     parts = _Parts(store, path, num_rows)
     rounds = [parts.run_round(turn) for turn in range(repeats + 1)][1:]
-    times = {name: [one[name] for one in rounds] for name in rounds[0]}
+    times = transpose(rounds)
     bounds = {"write": "write bound", "group commit": "write bound", "bytes": "read bound", "read": "read bound"}
     return {
         "rows": num_rows,
@@ -113,7 +111,7 @@ def _measure_parts(store: Store, path: str, num_rows: int, repeats: int) -> dict
 
 
 class _Parts:
-    """The stream at `path`, written in parts of the same `num_rows` rows, validated as a generator's."""
+    """A stream at `path`, written in parts of the same `num_rows` rows, validated as a generator's."""
 
     def __init__(self, store: Store, path: str, num_rows: int) -> None:
         self._store = store
@@ -131,7 +129,7 @@ class _Parts:
         self._clear()
 
     def run_round(self, turn: int) -> dict[str, float]:
-        """The seconds of each contender, once."""
+        """Returns the seconds of each contender, once."""
         writes: dict[str, Prepare] = {
             "write bound": lambda: self._write_bound,
             "write": self._prepare_write,
@@ -142,20 +140,20 @@ class _Parts:
             "bytes": self._prepare_bytes,
             "read": lambda: self._reader().next,
         }
-        times = in_turn(writes, turn) | in_turn(reads, turn)
+        times = time_in_turn(writes, turn) | time_in_turn(reads, turn)
         self._clear()
         return times
 
     def _prepare_write(self) -> Callable[[], Any]:
-        """The commit of the next part in one write."""
+        """Prepares the commit of the next part in one write."""
         table = renumber(self._table, self._writer.rows)
-        return functools.partial(self._writer.write, table, **_about(table))
+        return functools.partial(self._writer.write, table, **_commit_values(table))
 
     def _prepare_appends(self) -> Callable[[], None]:
-        """The commit of the next part by a group commit, with groups appended one by one."""
+        """Prepares the commit of the next part by a group commit, with groups appended one by one."""
         table = renumber(self._table, self._writer.rows)
         groups = [table.slice(start, GROUP_SIZE) for start in range(0, table.num_rows, GROUP_SIZE)]
-        stored = [_about(group) for group in groups]
+        stored = [_commit_values(group) for group in groups]
         # The last append reaches max_rows and commits; the other limits are never reached.
         commits = GroupCommit(self._writer, max_rows=table.num_rows, max_bytes=2 * self.num_bytes, max_seconds=3600)
 
@@ -167,14 +165,14 @@ class _Parts:
         return append_all
 
     def _prepare_bytes(self) -> Callable[[], memoryview]:
-        """Reading the first part's bytes, with length and checksum verified, but not decoded."""
+        """Prepares reading the first part's bytes, with length and checksum verified, but not decoded."""
         record = self._reader().next_record()
         assert record is not None
         file = FileRef(path=f"{self._path}/{record.file}", bytes=record.bytes, checksum=record.checksum)
         return functools.partial(get_file, self._store, file)
 
     def _reader(self) -> StreamReader:
-        """A new reader, before the parts that have not been cleared."""
+        """Returns a reader of the parts that have not been cleared."""
         return StreamReader(self._store, self._path, TRAJECTORY, self._cursor)
 
     def _clear(self) -> None:
@@ -188,8 +186,8 @@ class _Parts:
                 self._store.delete(path)
 
 
-def _about(table: pa.Table) -> dict[str, Any]:
-    """What a generator records when it commits these rows."""
+def _commit_values(table: pa.Table) -> dict[str, Any]:
+    """Returns the values that a generator records with these rows."""
     return {
         "tokens": table.num_rows * RESPONSE_TOKENS,
         "min_policy_version": POLICY_VERSION,
@@ -200,7 +198,7 @@ def _about(table: pa.Table) -> dict[str, Any]:
 
 
 def _bounds(store: Store, path: str, data: bytes) -> tuple[Callable[[], object], Callable[[], object]]:
-    """Moves `data` to the folder `path` of `store`, and back, with as few calls as possible."""
+    """Returns calls that move `data` to the folder `path` of `store`, and back, with as few calls as possible."""
     folder = store.local_path(path)
     if folder is None:
         settings = read_settings(os.environ)
@@ -226,22 +224,22 @@ def _bounds(store: Store, path: str, data: bytes) -> tuple[Callable[[], object],
 
 
 def _print(result: dict[str, Any]) -> None:
-    console = Console()
     for part in result["parts"]:
-        title = f"Parts of {_size(part)}: {part['rows']} trajectories"
-        table = make_table(title, ("", "ms", "MB/s", "rows/s", "ms/row", "of bound"))
+        rows = []
         for name, seconds in part["seconds"].items():
             share = part["share"].get(name)
-            table.add_row(
-                name,
-                f"{1000 * seconds:.2f}",
-                f"{part['bytes'] / seconds / 1e6:,.0f}",
-                f"{part['rows'] / seconds:,.0f}",
-                f"{1000 * seconds / part['rows']:.4f}",
-                "" if share is None else f"{share:.0%}",
+            rows.append(
+                [
+                    name,
+                    f"{1000 * seconds:.2f}",
+                    f"{part['bytes'] / seconds / 1e6:,.0f}",
+                    f"{part['rows'] / seconds:,.0f}",
+                    f"{1000 * seconds / part['rows']:.4f}",
+                    "" if share is None else f"{share:.0%}",
+                ]
             )
-        console.print(table)
-    print_targets(console, result.get("targets", {}))
+        title = f"Parts of {_size(part)}: {part['rows']} trajectories"
+        print_table(title, ("", "ms", "MB/s", "rows/s", "ms/row", "of bound"), rows)
 
 
 def _size(part: dict[str, Any]) -> str:

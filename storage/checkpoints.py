@@ -19,7 +19,7 @@ from storage import layout
 from storage.errors import StreamCorrupt
 from storage.stores.base import BytesLike, Store
 from storage.streams.files import FileRef, get_file, put_file
-from storage.streams.log import LogCursor, LogReader, LogWriter, backwards
+from storage.streams.log import LogReader, LogWriter, backwards
 from storage.streams.record import Record
 
 
@@ -91,7 +91,8 @@ def checkpoints_backwards(store: Store, root: str = layout.CHECKPOINTS) -> Itera
 
     Raises StreamCorrupt.
     """
-    return _before(store, root, LogReader.at_head(store, root).cursor)
+    cursor = LogReader.at_head(store, root).cursor
+    return (checkpoint_of(record, root) for record in backwards(store, root, cursor) if record.kind == "checkpoint")
 
 
 def stored_checkpoints(store: Store, root: str = layout.CHECKPOINTS) -> dict[int, Checkpoint]:
@@ -130,10 +131,6 @@ def load_file(store: Store, ref: FileRef) -> bytes:
 def load_files(store: Store, checkpoint: Checkpoint) -> dict[str, bytes]:
     """All files of a checkpoint by name, each verified. Raises StreamCorrupt."""
     return {name: load_file(store, ref) for name, ref in checkpoint.files.items()}
-
-
-def _before(store: Store, root: str, cursor: LogCursor) -> Iterator[Checkpoint]:
-    return (checkpoint_of(record, root) for record in backwards(store, root, cursor) if record.kind == "checkpoint")
 
 
 def checkpoint_of(record: Record, root: str) -> Checkpoint:

@@ -107,41 +107,46 @@ def _check_kept(columns: dict[str, pa.Array]) -> None:
 def _check_spans(columns: dict[str, pa.Array]) -> None:
     if "span_starts" not in columns:
         return
-    starts, lengths = _flat(columns["span_starts"]), _lengths(columns["span_starts"])
+    starts = columns["span_starts"]
     if "span_versions" in columns:
-        _refuse(_lengths(columns["span_versions"]) != lengths, "span_starts and span_versions differ in length")
-    ends = np.cumsum(lengths)
-    is_first = np.zeros(len(starts) + 1, bool)
-    is_first[ends - lengths] = True
-    is_first = is_first[:-1]
-    _refuse_value(is_first & (starts != 0), "the first span does not start at token 0", columns["span_starts"])
-    falling = ~is_first & (starts <= np.concatenate([starts[:1], starts[:-1]]))
-    _refuse_value(falling, "span_starts is not ascending", columns["span_starts"])
+        _refuse(
+            _lengths(columns["span_versions"]) != _lengths(starts), "span_starts and span_versions differ in length"
+        )
+    is_first, step = _steps(starts)
+    _refuse_value(is_first & (step != 0), "the first span does not start at token 0", starts)
+    _refuse_value(~is_first & (step <= 0), "span_starts is not ascending", starts)
     per_token = [name for name in _PER_TOKEN if name in columns]
     if per_token:
         num_tokens = _lengths(columns[per_token[0]])
-        _refuse((num_tokens > 0) & (lengths == 0), "tokens without a span")
-        has_span = lengths > 0
-        beyond = np.zeros(len(lengths), bool)
-        beyond[has_span] = starts[ends[has_span] - 1] > num_tokens[has_span]
-        _refuse(beyond, "a span starts after the last token")
+        _refuse((num_tokens > 0) & (_lengths(starts) == 0), "tokens without a span")
+        _refuse(_last(starts) > num_tokens, "a span starts after the last token")
 
 
 def _check_messages(columns: dict[str, pa.Array]) -> None:
     if not {"message_roles", "message_starts", "prompt_tokens", "response_tokens"} <= columns.keys():
         return
-    starts, lengths = _flat(columns["message_starts"]), _lengths(columns["message_starts"])
-    _refuse(_lengths(columns["message_roles"]) != lengths, "message_starts and message_roles differ in length")
-    ends = np.cumsum(lengths)
-    is_first = np.zeros(len(starts) + 1, bool)
-    is_first[ends - lengths] = True
-    falling = ~is_first[:-1] & (starts < np.concatenate([starts[:1], starts[:-1]]))
-    _refuse_value(falling | (starts < 0), "message_starts is not ascending from 0", columns["message_starts"])
+    starts = columns["message_starts"]
+    _refuse(_lengths(columns["message_roles"]) != _lengths(starts), "message_starts and message_roles differ in length")
+    _refuse_value(_steps(starts)[1] < 0, "message_starts is not ascending from 0", starts)
     num_tokens = _lengths(columns["prompt_tokens"]) + _lengths(columns["response_tokens"])
-    named = lengths > 0
-    beyond = np.zeros(len(lengths), bool)
-    beyond[named] = starts[ends[named] - 1] > num_tokens[named]
-    _refuse(beyond, "a message starts after the last token")
+    _refuse(_last(starts) > num_tokens, "a message starts after the last token")
+
+
+def _steps(lists: pa.ListArray) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+    """Per flat value of `lists`: whether it is its row's first, and its distance to the one before it, or to 0."""
+    values, lengths = _flat(lists).astype(np.int64), _lengths(lists)
+    is_first = np.zeros(len(values) + 1, bool)
+    is_first[np.cumsum(lengths) - lengths] = True
+    is_first = is_first[:-1]
+    return is_first, np.where(is_first, values, np.diff(values, prepend=0))
+
+
+def _last(lists: pa.ListArray) -> npt.NDArray[np.int64]:
+    """The last value of each row, 0 for an empty row."""
+    lengths = _lengths(lists)
+    last = np.zeros(len(lengths), np.int64)
+    last[lengths > 0] = _flat(lists)[np.cumsum(lengths)[lengths > 0] - 1]
+    return last
 
 
 def _check_experts(columns: dict[str, pa.Array]) -> None:

@@ -20,12 +20,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from benchmarks.engine_share.generate import METER
 from benchmarks.engine_share.metered import Reading
 from benchmarks.engine_share.model import save_model
-from benchmarks.report import machine, make_parser, make_table, print_targets, write_json
+from benchmarks.harness import finish, make_parser, print_table
 from benchmarks.sleeping.pace import VARIABLE, LongTail, Pace
 from storage import layout
 from storage.schema import METRIC
@@ -53,7 +51,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="millrace-benchmark-") as folder:
         result = measure(Path(folder), arguments.engine, tail, arguments.steps, arguments.groups)
     _print(result)
-    write_json(arguments.json, result)
+    finish(arguments.json, result)
 
 
 def measure(root: Path, engine: str, tail: LongTail, steps: int, groups_per_step: int) -> dict[str, Any]:
@@ -72,6 +70,7 @@ def measure(root: Path, engine: str, tail: LongTail, steps: int, groups_per_step
     if campaign["updates"]:
         every = campaign["seconds"] / campaign["updates"]
         rows["updated"] = between(_alone(root, config, pace, groups, every), *window)
+    share = {name: row["tokens_per_second"] / alone["tokens_per_second"] for name, row in rows.items()}
     return {
         "engine": engine,
         "places": tail.places,
@@ -79,9 +78,9 @@ def measure(root: Path, engine: str, tail: LongTail, steps: int, groups_per_step
         "requests_per_step": pace.rollouts_per_step,
         "tokens_per_response": sum(lengths) / len(lengths),
         "measured": rows,
-        "share": {name: row["tokens_per_second"] / alone["tokens_per_second"] for name, row in rows.items()},
+        "share": share,
         "target": TARGET,
-        "machine": machine(),
+        "targets": {f"a campaign has at least {TARGET:.2f} of the engine's own speed": share["campaign"] >= TARGET},
     }
 
 
@@ -136,14 +135,14 @@ def _campaign(root: Path, config: Path, pace: Pace) -> list[Reading]:
 def _stored(run: Path) -> list[Reading]:
     """The readings that a generator wrote among its metrics."""
     reader = StreamReader(open_store(str(run)), layout.metrics("generate", 0), METRIC)
-    found: list[dict[str, float]] = []
+    fields: list[dict[str, float]] = []
     for part in reader.readable():
         for row in part.table.to_pylist():
             if row["name"] == f"{METER}t":
-                found.append({})
+                fields.append({})
             if row["name"].startswith(METER):
-                found[-1][row["name"].removeprefix(METER)] = row["value"]
-    return [Reading(**fields) for fields in found]
+                fields[-1][row["name"].removeprefix(METER)] = row["value"]
+    return [Reading(**fields) for fields in fields]
 
 
 def _alone(root: Path, config: Path, pace: Pace, groups: int, update_every: float | None = None) -> list[Reading]:
@@ -172,20 +171,20 @@ def _call(command: Sequence[str], pace: Pace, log: Path, **environment: str) -> 
 def _print(result: Mapping[str, Any]) -> None:
     headings = ("", "tokens/s", "share", "CPU ms", "places", "updating", "probing", "outside")
     title = f"{result['engine']}, {result['places']} places, {result['tokens_per_response']:.0f} tokens a response"
-    table = make_table(title, headings)
+    rows = []
     for name, row in result["measured"].items():
-        table.add_row(
-            name,
-            f"{row['tokens_per_second']:,.0f}",
-            f"{result['share'][name]:.3f}",
-            f"{row['cpu_ms_per_token']:.3f}",
-            # Alone, it was given all requests at once: most of the time they wait for a place.
-            f"{min(row['in_flight'], result['places']) / result['places']:.3f}",
-            *(f"{row[f'{what}_share']:.3f}" for what in ("update", "probe", "outside")),
+        rows.append(
+            [
+                name,
+                f"{row['tokens_per_second']:,.0f}",
+                f"{result['share'][name]:.3f}",
+                f"{row['cpu_ms_per_token']:.3f}",
+                # Alone, it was given all requests at once: most of the time they wait for a place.
+                f"{min(row['in_flight'], result['places']) / result['places']:.3f}",
+                *(f"{row[f'{what}_share']:.3f}" for what in ("update", "probe", "outside")),
+            ]
         )
-    console = Console()
-    console.print(table)
-    print_targets(console, {f"a campaign has at least {TARGET:.2f} of it": result["share"]["campaign"] >= TARGET})
+    print_table(title, headings, rows)
 
 
 if __name__ == "__main__":

@@ -19,12 +19,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from benchmarks.long_tail.campaign import measured, run_campaign
+from benchmarks.harness import finish, make_parser, print_table
+from benchmarks.long_tail.campaign import measured, run_case
 from benchmarks.long_tail.cases import GROUP_SIZE, MEAN_TOKENS, Case, all_cases
 from benchmarks.long_tail.expected import expected
-from benchmarks.report import machine, make_parser, make_table, print_targets, write_json
 
 SHARES = {0.6: 0.95, 1.0: 0.90}
 """Least share of the best mode, by σ, at η = 4 and B = C."""
@@ -61,19 +59,18 @@ def main() -> None:
         **lengths,
         "rows": rows,
         "targets": targets_met(rows),
-        "machine": machine(),
     }
-    _print(rows, result["targets"])
-    write_json(arguments.json, result)
+    _print(rows)
+    finish(arguments.json, result)
 
 
 def _row(case: Case, *, root: Path, step_seconds: float, steps: int, warmup: int) -> Row:
     simulated = expected(case, steps=steps, warmup=warmup)
-    run = run_campaign(case, root, step_seconds=step_seconds, steps=steps)
+    run = run_case(case, root, step_seconds=step_seconds, steps=steps)
     tail = case.pace(step_seconds).long_tail
     assert tail is not None
-    found = measured(run, tail, step_seconds=step_seconds, warmup=warmup)
-    return {**asdict(case), "expected": asdict(simulated), "measured": found}
+    figures = measured(run, tail, step_seconds=step_seconds, warmup=warmup)
+    return {**asdict(case), "expected": asdict(simulated), "measured": figures}
 
 
 def _is_square(case: Case) -> bool:
@@ -99,21 +96,22 @@ def targets_met(rows: Sequence[Row]) -> dict[str, bool]:
     return met
 
 
-def _print(rows: Sequence[Row], targets: dict[str, bool]) -> None:
+def _print(rows: Sequence[Row]) -> None:
     headings = ("", "share", "expected", "dropped", "masked", "loss", "stale", "length", "idle")
-    table = make_table("Measured after the warm-up; idle: of the engine's places", headings)
+    title = "Measured after the warm-up; idle: of the engine's places"
+    lines = []
     for row in rows:
-        found, batches = row["measured"], row["groups_per_batch"] // row["groups_per_step"]
-        table.add_row(
-            f"σ {row['sigma']:g}, η {row['max_staleness']}, C = {batches} B, {row['mode']}",
-            *(f"{found['share']:.3f}", f"{row['expected']['share']:.3f}"),
-            *(f"{found[name]:.3f}" for name in ("dropped_share", "masked_token_share", "loss_share")),
-            f"{found['staleness_mean']:.1f}, {found['staleness_max']}",
-            *(f"{found[name]:.3f}" for name in ("length_ratio", "engine_idle")),
+        figures, batches = row["measured"], row["groups_per_batch"] // row["groups_per_step"]
+        lines.append(
+            [
+                f"σ {row['sigma']:g}, η {row['max_staleness']}, C = {batches} B, {row['mode']}",
+                *(f"{figures['share']:.3f}", f"{row['expected']['share']:.3f}"),
+                *(f"{figures[name]:.3f}" for name in ("dropped_share", "masked_token_share", "loss_share")),
+                f"{figures['staleness_mean']:.1f}, {figures['staleness_max']}",
+                *(f"{figures[name]:.3f}" for name in ("length_ratio", "engine_idle")),
+            ]
         )
-    console = Console()
-    console.print(table)
-    print_targets(console, targets)
+    print_table(title, headings, lines)
 
 
 if __name__ == "__main__":

@@ -5,26 +5,19 @@
 """
 
 import json
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
+from benchmarks.harness import read_rows, run_campaign
 from benchmarks.long_tail.cases import GROUP_SIZE, MAX_TOKENS, Case
 from benchmarks.sleeping.generate import PLACE_SECONDS
 from benchmarks.sleeping.pace import VARIABLE, LongTail
 from millrace.rollouts.consumed import TRAINED
 from storage import layout
 from storage.schema import CONSUMED, METRIC
-from storage.stores.base import Store
-from storage.stores.factory import open_store
-from storage.streams.stream import StreamReader
 
 _CONFIG: Mapping[str, Any] = {
     "name": "long-tail",
@@ -35,24 +28,13 @@ _CONFIG: Mapping[str, Any] = {
 """Everything small, so that only the sleeps take long."""
 
 
-def run_campaign(case: Case, root: Path, *, step_seconds: float, steps: int) -> Path:
+def run_case(case: Case, root: Path, *, step_seconds: float, steps: int) -> Path:
     """Runs the case's campaign in a folder of `root`, unless it ran there to its end already. Returns the folder."""
-    run = root / case.name
-    if (run / layout.SUMMARY).exists():
-        return run
-    shutil.rmtree(run, ignore_errors=True)
-    config = root / f"{case.name}.yaml"
+    config = root / f"{case.name}.json"
     config.write_text(json.dumps(settings(case, root, steps)))
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")},
-        "PREFECT_HOME": str(root / f"{case.name}.prefect"),
-        VARIABLE: case.pace(step_seconds).to_json(),
-    }
-    command = [sys.executable, "-m", "benchmarks.sleeping.campaign", "run", str(config), "--run-id", run.name]
-    with (root / f"{case.name}.log").open("w") as log:
-        ended = subprocess.run(command, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False)
-    if ended.returncode:
-        raise RuntimeError(f"the campaign {run} ended with exit code {ended.returncode}; its output: {log.name}")
+    pace = {VARIABLE: case.pace(step_seconds).to_json()}
+    run = root / case.name
+    run_campaign(run, config=config, module="benchmarks.sleeping.campaign", environment=pace)
     return run
 
 
@@ -73,8 +55,7 @@ def settings(case: Case, root: Path, steps: int) -> dict[str, Any]:
 
 def measured(run: Path, tail: LongTail, *, step_seconds: float, warmup: int) -> dict[str, Any]:
     """The figures of a finished campaign, without its first `warmup` steps."""
-    store = open_store(str(run))
-    rows = _read(store, layout.CONSUMED, CONSUMED)
+    rows = read_rows(run, layout.CONSUMED, CONSUMED)
     rows = rows.filter(pc.field("policy_version") >= warmup)
     t_first, t_last = pc.min_max(rows["t"]).as_py().values()
     seconds = t_last - t_first
@@ -93,18 +74,13 @@ def measured(run: Path, tail: LongTail, *, step_seconds: float, warmup: int) -> 
         "staleness_max": pc.max(trained["staleness"]).as_py(),
         "length_ratio": pc.mean(trained["tokens"]).as_py() / pc.mean(rows["tokens"]).as_py(),
         "loss_share": (tokens - masked) * tail.seconds_per_token / (seconds * tail.places),
-        "engine_idle": 1 - _places_taken(store, warmup) / tail.places,
+        "engine_idle": 1 - _places_taken(run, warmup) / tail.places,
     }
 
 
-def _places_taken(store: Store, warmup: int) -> float:
+def _places_taken(run: Path, warmup: int) -> float:
     """Mean number of the engine's places that were taken, from the first version that counts to its last."""
-    rows = _read(store, layout.metrics("generate", 0), METRIC)
+    rows = read_rows(run, layout.metrics("generate", 0), METRIC)
     rows = rows.filter((pc.field("name") == PLACE_SECONDS) & (pc.field("policy_version") >= warmup))
     t, place_seconds = rows["t"].to_pylist(), rows["value"].to_pylist()
     return float((place_seconds[-1] - place_seconds[0]) / (t[-1] - t[0]))
-
-
-def _read(store: Store, path: str, schema: pa.Schema) -> pa.Table:
-    reader = StreamReader(store, path, schema)
-    return pa.concat_tables(part.table for part in reader.readable())

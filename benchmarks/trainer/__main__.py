@@ -11,18 +11,13 @@ The model is a small Llama in float32 on one CPU thread, or on a GPU one of 1.24
     python -m benchmarks.trainer [--device cuda] [--rounds 5] [--json FILE]
 """
 
-import os
 import statistics
 import sys
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
-from rich.console import Console
 
-from benchmarks.report import machine, make_parser, print_targets, write_json
-from benchmarks.timing import in_turn, median_ratio
+from benchmarks.harness import finish, make_parser, median_ratio, print_line, time_rounds
 from benchmarks.trainer import sharing
 from benchmarks.trainer.memory import SHAPES, VOCAB, WAYS, peak_bytes
 from benchmarks.trainer.steps import CASES, Case, contenders, make_samples, model_flops
@@ -46,26 +41,25 @@ def main() -> None:
         sys.exit(2)
     torch.set_num_threads(1)
     tokens, width, dtype = SHAPES[arguments.device]
-    result: dict[str, Any] = {"machine": _machine(arguments.device)}
+    result: dict[str, Any] = {"gpu": _gpu_name(arguments.device) or None}
     result["step"] = measure_steps(CASES[arguments.device], torch.device(arguments.device), arguments.rounds)
     result["memory"] = measure_memory(arguments.device, tokens=tokens, width=width, dtype=dtype, vocab=VOCAB)
     if arguments.device == "cpu":
         result["sharing"] = sharing.measure_sharing(arguments.rounds)
     result["targets"] = targets_met(result)
     _print(result)
-    write_json(arguments.json, result)
+    finish(arguments.json, result)
 
 
 def measure_steps(case: Case, device: torch.device, rounds: int) -> dict[str, Any]:
     """Seconds, tokens per second and ratios of the contenders: medians over `rounds`."""
     samples = make_samples(case)
     calls = contenders(case, samples, device)
-    timed = [in_turn({name: partial(_prepared, call) for name, call in calls.items()}, i) for i in range(rounds + 1)]
-    seconds = {name: [one[name] for one in timed[1:]] for name in calls}
+    seconds = time_rounds(calls, rounds)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     positions = sum(sample.num_tokens for sample in samples)
     flops = model_flops(case, samples)
-    peak = next((peak for name, peak in PEAK_FLOPS.items() if name in _gpu(device.type)), None)
+    peak = next((peak for name, peak in PEAK_FLOPS.items() if name in _gpu_name(device.type)), None)
     return {
         "case": vars(case),
         "tokens": positions,
@@ -80,11 +74,6 @@ def measure_steps(case: Case, device: torch.device, rounds: int) -> dict[str, An
         "model_flops_per_second": flops / medians["packed"],
         "model_flops_utilisation": None if peak is None else flops / medians["packed"] / peak,
     }
-
-
-def _prepared(call: Callable[[], object]) -> Callable[[], object]:
-    """The call itself: it needs no preparation."""
-    return call
 
 
 def measure_memory(device: str, *, tokens: int, width: int, dtype: str, vocab: int) -> dict[str, Any]:
@@ -109,40 +98,29 @@ def targets_met(result: dict[str, Any]) -> dict[str, bool]:
     }
 
 
-def _machine(device: str) -> dict[str, Any]:
-    return {
-        **machine(),
-        "load": os.getloadavg()[0],
-        "torch": torch.__version__,
-        "gpu": _gpu(device) or None,
-    }
-
-
-def _gpu(device: str) -> str:
+def _gpu_name(device: str) -> str:
     return torch.cuda.get_device_name() if device == "cuda" else ""
 
 
 def _print(result: dict[str, Any]) -> None:
-    console = Console(width=120)
     step, memory = result["step"], result["memory"]
-    console.print(
+    print_line(
         f"{step['tokens']:,} tokens, {step['response_tokens']:,} of them responses', longest {step['longest']:,}"
     )
     for name, rate in step["tokens_per_second"].items():
-        console.print(f"{name:7}{rate:12,.0f} tokens/s")
-    console.print(
+        print_line(f"{name:7}{rate:12,.0f} tokens/s")
+    print_line(
         f"packed: {step['speedup']:.2f} times padded, {step['speedup_over_sorted']:.2f} times sorted; "
         f"{step['model_flops_per_second'] / 1e12:,.3g} TFLOP/s of the model"
     )
     if step["model_flops_utilisation"] is not None:
-        console.print(f"model FLOPs utilisation {step['model_flops_utilisation']:.1%}")
-    console.print(
+        print_line(f"model FLOPs utilisation {step['model_flops_utilisation']:.1%}")
+    print_line(
         f"peak of log-probabilities, {memory['tokens']:,} tokens × {memory['vocab']:,}: "
         f"{memory['peak_bytes']['chunked'] / 1e6:,.0f} MB, naive {memory['peak_bytes']['naive'] / 1e6:,.0f} MB: "
         f"{memory['share']:.2f}"
     )
-    sharing.print_sharing(console, result.get("sharing", []))
-    print_targets(console, result["targets"])
+    sharing.print_sharing(result.get("sharing", []))
 
 
 if __name__ == "__main__":

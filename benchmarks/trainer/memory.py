@@ -29,8 +29,8 @@ def peak_of(module: str, *arguments: str) -> int:
     """`peak_bytes` of the JSON that a module prints, run in a new process."""
     command = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2])
-    found: int = json.loads(done.stdout)["peak_bytes"]
-    return found
+    peak: int = json.loads(done.stdout)["peak_bytes"]
+    return peak
 
 
 def _main() -> None:
@@ -41,16 +41,16 @@ def _main() -> None:
     parser.add_argument("width", type=int)
     parser.add_argument("dtype")
     parser.add_argument("vocab", type=int)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    options = {"device": given.device, "dtype": getattr(torch, given.dtype)}
-    hidden_NH = torch.randn(given.tokens, given.width, **options).requires_grad_()
-    weight_VH = torch.randn(given.vocab, given.width, **options).mul_(0.02).requires_grad_()
-    targets_N = torch.randint(given.vocab, (given.tokens,), device=given.device)
-    before = held_bytes(given.device, peak=False)
-    _pass(given.way, hidden_NH, weight_VH, targets_N)
-    print(json.dumps({"peak_bytes": held_bytes(given.device, peak=True) - before}))
+    options = {"device": arguments.device, "dtype": getattr(torch, arguments.dtype)}
+    hidden_NH = torch.randn(arguments.tokens, arguments.width, **options).requires_grad_()
+    weight_VH = torch.randn(arguments.vocab, arguments.width, **options).mul_(0.02).requires_grad_()
+    targets_N = torch.randint(arguments.vocab, (arguments.tokens,), device=arguments.device)
+    initial_bytes = held_bytes(arguments.device, peak=False)
+    _pass(arguments.way, hidden_NH, weight_VH, targets_N)
+    print(json.dumps({"peak_bytes": held_bytes(arguments.device, peak=True) - initial_bytes}))
 
 
 def _pass(way: str, hidden_NH: torch.Tensor, weight_VH: torch.Tensor, targets_N: torch.Tensor) -> None:

@@ -1,7 +1,7 @@
 """Steps on groups of one prompt, with the prompt computed once and once per response, for `benchmarks.trainer`.
 
     one batch of groups ─┬─► training.share_prefixes: true  ─┬─► seconds per step, in turns; ratio of each round
-                         └─► training.share_prefixes: false ─┴─► peak memory, each in a process of its own
+                         └─► training.share_prefixes: false ─┴─► peak memory, each in a new process
 
 Each peak is that of a new process, without what it held before its first step.
 """
@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 
-from benchmarks.timing import in_turn, median_ratio
+from benchmarks.harness import median_ratio, print_line, time_rounds
 from benchmarks.trainer.memory import held_bytes, peak_of
 from benchmarks.trainer.steps import Case, make_model
 from configs.training import TrainingConfig
@@ -106,26 +105,25 @@ def measure_sharing(rounds: int, cases: Sequence[Groups] = CASES) -> list[dict[s
     return [_measured(case, rounds) for case in cases]
 
 
-def targets_met(found: Sequence[dict[str, Any]]) -> dict[str, bool]:
+def targets_met(rows: Sequence[dict[str, Any]]) -> dict[str, bool]:
     """Whether each case reached its target."""
-    return {f"shared over unshared at {one['name']}": one["ratio"] >= one["target"] for one in found}
+    return {f"shared over unshared at {row['name']}": row["ratio"] >= row["target"] for row in rows}
 
 
-def print_sharing(console: Console, found: Sequence[dict[str, Any]]) -> None:
+def print_sharing(rows: Sequence[dict[str, Any]]) -> None:
     """A line per case."""
-    for one in found:
-        seconds = {way: statistics.median(values) for way, values in one["seconds"].items()}
-        peaks = {way: nbytes / 1e6 for way, nbytes in one["peak_bytes"].items()}
-        console.print(
-            f"{one['name']:28} shared {seconds['shared']:.3f} s, unshared {seconds['unshared']:.3f} s: "
-            f"{one['ratio']:.2f} times; peak {peaks['shared']:,.0f} MB, {peaks['unshared']:,.0f} MB"
+    for row in rows:
+        seconds = {way: statistics.median(values) for way, values in row["seconds"].items()}
+        peaks = {way: nbytes / 1e6 for way, nbytes in row["peak_bytes"].items()}
+        print_line(
+            f"{row['name']:28} shared {seconds['shared']:.3f} s, unshared {seconds['unshared']:.3f} s: "
+            f"{row['ratio']:.2f} times; peak {peaks['shared']:,.0f} MB, {peaks['unshared']:,.0f} MB"
         )
 
 
 def _measured(case: Groups, rounds: int) -> dict[str, Any]:
     calls = {way: _step(case, share) for way, share in WAYS.items()}
-    timed = [in_turn({name: _same(call) for name, call in calls.items()}, i) for i in range(rounds + 1)]
-    seconds = {way: [one[way] for one in timed[1:]] for way in WAYS}
+    seconds = time_rounds(calls, rounds)
     return {
         "name": case.name,
         "case": asdict(case),
@@ -134,11 +132,6 @@ def _measured(case: Groups, rounds: int) -> dict[str, Any]:
         "target": case.target,
         "peak_bytes": {way: peak_of("benchmarks.trainer.sharing", way, json.dumps(asdict(case))) for way in WAYS},
     }
-
-
-def _same(call: Callable[[], object]) -> Callable[[], Callable[[], object]]:
-    """What `in_turn` asks for: the call, prepared."""
-    return lambda: call
 
 
 def _step(case: Groups, share: bool) -> Callable[[], object]:
@@ -155,13 +148,13 @@ def _main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("way", choices=tuple(WAYS))
     parser.add_argument("case", type=json.loads, help="fields of Groups, as JSON")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    case = Groups(**given.case | {"model": Case(**given.case["model"])})
-    step = _step(case, WAYS[given.way])
-    before = held_bytes("cpu", peak=False)
+    case = Groups(**arguments.case | {"model": Case(**arguments.case["model"])})
+    step = _step(case, WAYS[arguments.way])
+    initial_bytes = held_bytes("cpu", peak=False)
     step()
-    print(json.dumps({"peak_bytes": held_bytes("cpu", peak=True) - before}))
+    print(json.dumps({"peak_bytes": held_bytes("cpu", peak=True) - initial_bytes}))
 
 
 if __name__ == "__main__":

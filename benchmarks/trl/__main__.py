@@ -1,4 +1,4 @@
-"""TRL's GRPO beside an asynchronous campaign: seconds per step, tokens per second, and the rewards they lead to.
+"""TRL's GRPO compared with an asynchronous campaign: seconds per step, tokens per second, and the rewards they lead to.
 
     one start model, one file of prompts ─┬─► TRL in its own environment, both cores  ─► steps ─┐
                                           └─► campaign, one core per stage            ─► steps ─┴─► ratios of each pair
@@ -6,25 +6,19 @@
 Pairs of runs take turns in which side is first, and figures are medians over the pairs. Both sides sample 8 responses
 per prompt at temperature 1, subtract the group's mean reward, average over tokens, and use AdamW with the same learning
 rate. TRL is on policy, so its clip does nothing; the campaign may be two versions behind and weights tokens up to 2.
-Neither writes checkpoints or evaluates while it is timed. What a step would take if all of its products ran at the rate
-of this machine is measured too.
+Neither writes checkpoints or evaluates while it is timed.
 
     python -m benchmarks.trl [--shapes short …] [--pairs 3] [--steps N] [--set KEY=VALUE …] [--json PATH]
 """
 
-import os
 import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from benchmarks.report import add_settings, machine, make_parser, make_table, print_targets, write_json
-from benchmarks.trl.environment import TRL, environment
+from benchmarks.harness import add_settings, finish, make_parser, print_table, write_json
 from benchmarks.trl.figures import Figures, of_pair, of_pairs, targets_met
-from benchmarks.trl.roofline import measured
-from benchmarks.trl.runs import run_millrace, run_trl
+from benchmarks.trl.runs import TRL, environment, run_millrace, run_trl
 from benchmarks.trl.shapes import SHAPES, Shape, make_model, write_prompts
 
 
@@ -53,7 +47,7 @@ def main() -> None:
         parser.error(f"--steps is {fewest}; expected more than --warmup, {arguments.warmup}")
     arguments.cache.mkdir(parents=True, exist_ok=True)
     python = environment(arguments.cache / "environment")
-    result: dict[str, Any] = {"trl": TRL, "machine": {**machine(), "load": os.getloadavg()[0]}, "shapes": {}}
+    result: dict[str, Any] = {"trl": TRL, "shapes": {}}
     for shape in shapes:
         steps = arguments.steps or shape.steps
         result["shapes"][shape.name] = compare(
@@ -61,33 +55,29 @@ def main() -> None:
         )
         # The shapes measured so far survive an interruption.
         write_json(arguments.json, result)
-    targets = targets_met(result["shapes"])
-    result["targets"] = targets
+    result["targets"] = targets_met(result["shapes"])
     _print(result)
-    print_targets(Console(), targets)
-    write_json(arguments.json, result)
+    finish(arguments.json, result)
 
 
 def compare(
     shape: Shape, python: Path, cache: Path, pairs: int, steps: int, warmup: int, settings: list[str]
 ) -> Figures:
-    """Pairs of runs of one shape, and the roofline."""
+    """Runs pairs of one shape and compares them."""
     prompts, model = prepared(shape, cache)
-    found = []
+    compared = []
     with tempfile.TemporaryDirectory(prefix="millrace-benchmark-") as root:
         for number in range(pairs):
             ours = partial(run_millrace, shape, model, prompts, steps=steps, seed=number, settings=settings)
-            theirs = partial(run_trl, python, shape, model, prompts, steps=steps, seed=number)
-            ours_folder, theirs_folder = (Path(root) / f"{side}-{number}" for side in ("millrace", "trl"))
+            run_their_side = partial(run_trl, python, shape, model, prompts, steps=steps, seed=number)
+            ours_folder, trl_folder = (Path(root) / f"{side}-{number}" for side in ("millrace", "trl"))
             # Each side is the first one in turn.
             if number % 2:
-                millrace, trl = ours(ours_folder), theirs(theirs_folder)
+                millrace, trl = ours(ours_folder), run_their_side(trl_folder)
             else:
-                trl, millrace = theirs(theirs_folder), ours(ours_folder)
-            found.append(of_pair(trl, millrace[0], shape, warmup) | {"stage_seconds": millrace[1]})
-    result = of_pairs(found)
-    result["roofline"] = measured(shape, result["millrace"]["response_tokens"])
-    return result
+                trl, millrace = run_their_side(trl_folder), ours(ours_folder)
+            compared.append(of_pair(trl, millrace[0], shape, warmup) | {"stage_seconds": millrace[1]})
+    return of_pairs(compared)
 
 
 def prepared(shape: Shape, cache: Path) -> tuple[Path, Path]:
@@ -104,21 +94,15 @@ def prepared(shape: Shape, cache: Path) -> tuple[Path, Path]:
 
 
 def _print(result: dict[str, Any]) -> None:
-    table = make_table(
-        "TRL and Millrace",
-        ("", "s/step", "tokens/s", "reward at first", "after equal steps", "after equal time", "s/step at GEMM rate"),
-    )
-    for name, found in result["shapes"].items():
+    rewards = ("reward_first", "reward_last", "reward_after_equal_time")
+    rows = []
+    for name, shape in result["shapes"].items():
         for side in ("trl", "millrace"):
-            figures = found[side]
-            table.add_row(
-                f"{name}, {side}",
-                f"{figures['seconds_per_step']:.3f}",
-                f"{figures['tokens_per_second']:,.0f}",
-                *(f"{figures[key]:.3f}" for key in ("reward_first", "reward_last", "reward_after_equal_time")),
-                f"{found['roofline']['seconds']:.3f}",
-            )
-    Console().print(table)
+            figures = shape[side]
+            speeds = [f"{figures['seconds_per_step']:.3f}", f"{figures['tokens_per_second']:,.0f}"]
+            rows.append([f"{name}, {side}", *speeds, *(f"{figures[key]:.3f}" for key in rewards)])
+    headings = ("", "s/step", "tokens/s", "reward at first", "after equal steps", "after equal time")
+    print_table("TRL and Millrace", headings, rows)
 
 
 if __name__ == "__main__":

@@ -2,18 +2,23 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.async_vs_sync import run_campaign
+from benchmarks.harness import run_campaign
 from benchmarks.trl.shapes import GROUP_SIZE, Shape
 from millrace.runs.history import read_steps
 from storage.stores.factory import open_store
 
-_PRESET = Path("configs/presets/tiny-cpu.yaml")
+TRL = "trl==1.16.0"
+
+_CONSTRAINTS = Path("constraints.txt")
+_STAMP = "requirements-installed.txt"
+"""Written last, so an environment without it is half-made."""
 _EVALUATED = 16
 """Prompts of the evaluations before and after training, which are not timed."""
 
@@ -61,7 +66,7 @@ def run_millrace(
 ) -> tuple[list[Step], dict[str, float]]:
     """The steps of a campaign in the folder `run`, with one thread for each stage, and busy seconds per step by stage.
 
-    Raises CalledProcessError if it fails.
+    Raises RuntimeError if it fails.
     """
     run.parent.mkdir(parents=True, exist_ok=True)
     evaluated = run.parent / "evaluated.jsonl"
@@ -69,7 +74,6 @@ def run_millrace(
     groups = shape.responses // GROUP_SIZE
     ours = {
         "seed": seed,
-        "storage.root": run.parent,
         "model.path": model,
         "prompts.source": prompts,
         "prompts.eval_source": evaluated,
@@ -83,10 +87,48 @@ def run_millrace(
         "evaluation.every": "null",
         "promotion.margin": "null",
     }
-    ended = run_campaign(run, [*(f"{key}={value}" for key, value in ours.items()), *settings], 0)
-    found = [
+    summary = run_campaign(run, [*(f"{key}={value}" for key, value in ours.items()), *settings])
+    records = [
         Step(t=step.t, reward=step.values["reward_mean"], response_tokens=step.values["response_length_mean_tokens"])
         for step in read_steps(open_store(str(run)))
         if "reward_mean" in step.values
     ]
-    return found, ended["stage_seconds"]
+    stages = ("generate", "score", "train", "sync")
+    return records, {stage: summary["seconds"][stage] / summary["steps"] for stage in stages}
+
+
+def environment(folder: Path) -> Path:
+    """The python of the environment in `folder`, which is made if it is missing; that takes some minutes."""
+    torch = torch_requirement(_CONSTRAINTS.read_text())
+    requirements = f"{torch}\n{TRL}\n"
+    python, stamp = folder / "bin" / "python", folder / _STAMP
+    if not stamp.exists() or stamp.read_text() != requirements:
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        _install_torch(python, torch)
+        _pip(python, TRL)
+        stamp.write_text(requirements)
+    return python
+
+
+def torch_requirement(constraints: str) -> str:
+    """The line of the tested version of torch, such as `torch==2.13.0`."""
+    (line,) = re.findall(r"^torch==\S+", constraints, re.MULTILINE)
+    return str(line)
+
+
+def _install_torch(python: Path, torch: str) -> None:
+    """Where pip would take the build with CUDA, uv takes the one for CPUs."""
+    report = _pip(python, "--dry-run", "--ignore-installed", "--no-deps", "--report", "-", torch)
+    if re.search(r'"(nvidia|cuda)-', report):
+        _pip(python, "uv")
+        uv = [str(python.with_name("uv")), "pip", "install", "--python", str(python), "--torch-backend", "cpu"]
+        subprocess.run([*uv, torch], check=True)
+    else:
+        _pip(python, torch)
+
+
+def _pip(python: Path, *arguments: str) -> str:
+    """What `pip install` prints; its complaints go to stderr."""
+    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    command += ["--constraint", str(_CONSTRAINTS), *arguments]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout

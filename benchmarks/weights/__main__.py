@@ -13,17 +13,14 @@ is the median of the shares within a round, because the floor is measured before
 
 import argparse
 import importlib.util
-import os
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.report import machine, make_parser, make_table, print_targets, write_json
+from benchmarks.harness import finish, make_parser, print_line, print_table
 
 if TYPE_CHECKING:
     from benchmarks.weights.push import Case
@@ -49,7 +46,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="millrace-benchmark-", dir=arguments.disk) as disk:
         result = measure(arguments, Path(disk))
     _print(result)
-    write_json(arguments.json, result)
+    finish(arguments.json, result)
 
 
 def measure(arguments: argparse.Namespace, disk: Path) -> dict[str, Any]:
@@ -59,8 +56,7 @@ def measure(arguments: argparse.Namespace, disk: Path) -> dict[str, Any]:
     from benchmarks.weights.push import measure_pushes
     from storage.stores.memory import memory_folder
 
-    about = {**machine(), "load": os.getloadavg()[0]}
-    result: dict[str, Any] = {"machine": about, "pushes": [], "left_out": []}
+    result: dict[str, Any] = {"pushes": [], "left_out": []}
     for case in _cases(arguments):
         if (free := _free_bytes()) < case.memory_bytes + _RESERVE:
             result["left_out"].append(
@@ -76,9 +72,9 @@ def measure(arguments: argparse.Namespace, disk: Path) -> dict[str, Any]:
         shapes = llama_shapes(int(1e6 * max(arguments.parameters)))
         result["ranks"] = measure_ranks(shapes, arguments.ranks, memory_folder(), disk, arguments.pushes)
     if arguments.device == "cuda":
-        from benchmarks.weights.cuda import copy_rates
+        from benchmarks.weights.push import copy_rates
 
-        about["gpu"] = torch.cuda.get_device_name()
+        result["gpu"] = torch.cuda.get_device_name()
         result["copy_rates"] = copy_rates(_RATE_BYTES)
     if arguments.engine == "vllm":
         from benchmarks.weights.vllm import measure_vllm
@@ -173,57 +169,61 @@ def _free_bytes() -> int:
 
 
 def _print(result: dict[str, Any]) -> None:
-    console = Console(width=150)
     if result["pushes"]:
-        console.print(_table(result["pushes"]))
+        _print_pushes(result["pushes"])
     for sentence in result["left_out"]:
-        console.print(f"left out: {sentence}")
+        print_line(f"left out: {sentence}")
     if "ranks" in result:
-        console.print(_ranks_table(result["ranks"]))
+        _print_ranks(result["ranks"])
     for name, rate in result.get("copy_rates", {}).items():
-        console.print(f"one copy, {name}: {rate / 1e9:.1f} GB/s")
+        print_line(f"one copy, {name}: {rate / 1e9:.1f} GB/s")
     if "vllm" in result:
-        found = result["vllm"]
-        console.print(
-            f"vLLM, {found['parameters'] / 1e6:.0f} M {found['dtype']}: generation pauses for "
-            f"{1000 * found['pause_seconds']:.0f} ms, {found['pause_over_memcpy']:.1f} times one memcpy of "
-            f"{1000 * found['memcpy_seconds']:.0f} ms"
+        vllm = result["vllm"]
+        print_line(
+            f"vLLM, {vllm['parameters'] / 1e6:.0f} M {vllm['dtype']}: generation pauses for "
+            f"{1000 * vllm['pause_seconds']:.0f} ms, {vllm['pause_over_memcpy']:.1f} times one memcpy of "
+            f"{1000 * vllm['memcpy_seconds']:.0f} ms"
         )
-    print_targets(console, result["targets"])
 
 
-def _table(pushes: list[dict[str, Any]]) -> Table:
+def _print_pushes(pushes: list[dict[str, Any]]) -> None:
     parts = ("floor", "live", "copy", "hash", "travel", "verify", "load")
     headings = ("", "MB", *parts, "of floor", "(no travel)", "stall", "wire MB")
-    table = make_table("From the handover until live, ms; stall: the trainer is blocked, in memcpys", headings)
-    for one in pushes:
-        share = one["of_floor_without_travel"]
-        saved = "" if one["saved"] is None else f" (1/{one['saved']:.0f})"
-        table.add_row(
-            f"{one['parameters'] / 1e6:.0f} M {one['dtype']}, {one['way']}",
-            f"{one['bytes'] / 1e6:,.0f}",
-            *(f"{1000 * one['seconds'][part]:,.1f}" for part in parts),
-            f"{one['of_floor']:.0%}",
-            "" if share is None else f"{share:.0%}",
-            f"{one['stall_over_memcpy']:.2f}",
-            f"{one['wire_bytes'] / 1e6:,.1f}{saved}",
+    title = "From the handover until live, ms; stall: the trainer is blocked, in memcpys"
+    rows = []
+    for push in pushes:
+        share = push["of_floor_without_travel"]
+        saved = "" if push["saved"] is None else f" (1/{push['saved']:.0f})"
+        rows.append(
+            [
+                f"{push['parameters'] / 1e6:.0f} M {push['dtype']}, {push['way']}",
+                f"{push['bytes'] / 1e6:,.0f}",
+                *(f"{1000 * push['seconds'][part]:,.1f}" for part in parts),
+                f"{push['of_floor']:.0%}",
+                "" if share is None else f"{share:.0%}",
+                f"{push['stall_over_memcpy']:.2f}",
+                f"{push['wire_bytes'] / 1e6:,.1f}{saved}",
+            ]
         )
-    return table
+    print_table(title, headings, rows)
 
 
-def _ranks_table(found: list[dict[str, Any]]) -> Table:
+def _print_ranks(measured: list[dict[str, Any]]) -> None:
     headings = ("", "MB", "live", "stall", "wire MB", "trainer's peak MB a rank")
-    table = make_table("A trainer of several ranks, float32: from the handover until live, ms", headings)
-    for one in found:
-        table.add_row(
-            f"{one['ranks']} ranks, {one['way']}",
-            f"{one['bytes'] / 1e6:,.0f}",
-            f"{1000 * one['live']:,.0f}",
-            f"{1000 * one['stall']:,.0f}",
-            f"{one['wire_bytes'] / 1e6:,.0f}",
-            f"{one['peak_bytes'] / 1e6:,.0f}",
+    title = "A trainer of several ranks, float32: from the handover until live, ms"
+    rows = []
+    for push in measured:
+        rows.append(
+            [
+                f"{push['ranks']} ranks, {push['way']}",
+                f"{push['bytes'] / 1e6:,.0f}",
+                f"{1000 * push['live']:,.0f}",
+                f"{1000 * push['stall']:,.0f}",
+                f"{push['wire_bytes'] / 1e6:,.0f}",
+                f"{push['peak_bytes'] / 1e6:,.0f}",
+            ]
         )
-    return table
+    print_table(title, headings, rows)
 
 
 if __name__ == "__main__":

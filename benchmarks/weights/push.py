@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.timing import median_ratio
+from benchmarks.harness import median_ratio
 from benchmarks.weights.policy import FlippedPolicy, Policy, Shapes, TrainedPolicy, llama_shapes
 from benchmarks.weights.processes import Setup, next_report, started
 from millrace.weights.base import Manifest, Weights, WeightsId
@@ -40,6 +40,7 @@ _WARM_UP = 2
 _COPIES = {"shm": 6, "store": 12, "memory": 13, "delta": 19}
 """How often the bytes of the weights are in memory at the worst moment, in all processes together."""
 _HOST_COPIES_OF_CUDA = 4
+_COPY_REPEATS = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,3 +184,34 @@ def _summary(case: Case, policy: Policy, rounds: list[dict[str, float]]) -> dict
         "stall_over_memcpy": median_ratio(times["copy"], times["memcpy"]),
         "all_seconds": times,
     }
+
+
+def copy_rates(nbytes: int) -> dict[str, float]:
+    """Bytes per second of one copy of `nbytes` (a read and a write count once), medians, one thread of the host.
+
+    `pageable` is ordinary memory, as the handover's file is; `pinned` comes only from the driver.
+    """
+    on_device = [torch.ones(nbytes, dtype=torch.uint8, device="cuda") for _ in range(2)]
+    pageable = [torch.ones(nbytes, dtype=torch.uint8) for _ in range(2)]
+    pinned = torch.ones(nbytes, dtype=torch.uint8, pin_memory=True)
+    pairs = {
+        "device to device": (on_device[0], on_device[1]),
+        "device to pinned host": (on_device[0], pinned),
+        "pinned host to device": (pinned, on_device[1]),
+        "device to pageable host": (on_device[0], pageable[1]),
+        "pageable host to device": (pageable[0], on_device[1]),
+        "host to host": (pageable[0], pageable[1]),
+    }
+    return {name: nbytes / _median_copy_seconds(source, target) for name, (source, target) in pairs.items()}
+
+
+def _median_copy_seconds(source: torch.Tensor, target: torch.Tensor) -> float:
+    times = []
+    # The first one warms up.
+    for _ in range(1 + _COPY_REPEATS):
+        torch.cuda.synchronize()
+        started = time.monotonic()
+        target.copy_(source)
+        torch.cuda.synchronize()
+        times.append(time.monotonic() - started)
+    return statistics.median(times[1:])

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.timing import median_ratio
+from benchmarks.harness import median_ratio
 from millrace.generation.engines.vllm.engine import VllmEngine
 from millrace.weights.base import Manifest, Weights, WeightsId
 from millrace.weights.shared_tensors import ReceiveBuffer, shapes_of

@@ -21,7 +21,6 @@ import numpy.typing as npt
 import torch
 
 from millrace.errors import ReplayError
-from millrace.models.loading import load_model
 from millrace.models.start_folder import start_folder
 from millrace.replay.results import CheckpointVerdict, Mismatch, ReplayVerdict, StepVerdict
 from millrace.replay.source_run import SourceRun
@@ -35,7 +34,7 @@ from millrace.training.batch import Sample
 from millrace.training.checkpoints.names import MODEL, OPTIMIZER
 from millrace.training.checkpoints.reading import StoredTensors
 from millrace.training.samples import samples_of
-from millrace.training.trainer import Trainer
+from millrace.training.trainer import Trainer, load_trainer
 from millrace.weights.fingerprint import fingerprint
 from storage.checkpoints import load_files
 from storage.errors import StreamCorrupt
@@ -235,22 +234,20 @@ def start_trainer(run: SourceRun, from_step: int, *, one_update: bool = False) -
     Raises ModelFolderError, ReplayError if the model is a different one, and StreamCorrupt for a damaged checkpoint.
     """
     config = attempt_config(run.attempt)
-    torch.manual_seed(config.seed)
-    with TemporaryDirectory() as cache:
-        folder = start_folder(run.store, config.model.path, Path(cache))
-        model = load_model(folder, config.model.dtype)
-        reference = load_model(folder, config.model.dtype) if config.training.kl.coefficient else None
     training = config.effective_training
     if one_update:
         training = training.model_copy(update={"minibatches": 1, "epochs": 1})
-    trainer = Trainer(
-        model,
-        training,
-        max_new_tokens=config.generation.max_new_tokens,
-        seed=config.seed,
-        reference=reference,
-        published_dtype=getattr(torch, config.generation_dtype),
-    )
+    with TemporaryDirectory() as cache:
+        folder = start_folder(run.store, config.model.path, Path(cache))
+        trainer = load_trainer(
+            Trainer,
+            folder,
+            training,
+            dtype=config.model.dtype,
+            generation_dtype=config.generation_dtype,
+            max_new_tokens=config.generation.max_new_tokens,
+            seed=config.seed,
+        )
     expected = f"the model that {run.url} started from"
     if run.vocab_size not in (None, trainer.vocab_size):
         read = f"its vocabulary has {trainer.vocab_size} tokens, but the run's has {run.vocab_size}"

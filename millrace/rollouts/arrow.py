@@ -10,7 +10,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millrace.types import Prompt, Sampling, Trajectory
-from storage.schema import TRAJECTORY
+from storage.schema import TRAJECTORY, UNFINISHED
+
+RESPONSE_LISTS = tuple(field.name for field in UNFINISHED if pa.types.is_list(field.type))
+"""The list columns that a response is stored in, finished or not."""
 
 
 def trajectory_table(

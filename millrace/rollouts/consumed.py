@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from millrace.rollouts.lineage import surviving
 from millrace.rollouts.scored_group import LostPart, ScoredGroup
+from millrace.rollouts.staleness import staleness
 from storage import layout
 from storage.schema import CONSUMED, TRAINER_LOGPROBS
 from storage.stores.base import Store
@@ -59,7 +60,8 @@ class ConsumedWriter:
         if isinstance(group, LostPart):
             self._dropped += _lost(group, reason)
         else:
-            self._dropped += _dropped(group, reason, trainer_version)
+            outcomes = [reason] * len(group.rewards)
+            self._dropped += _group_rows(group, outcomes, staleness(trainer_version, group.min_policy_version))
 
     def step(
         self,
@@ -76,17 +78,22 @@ class ConsumedWriter:
         """
         now = time.time()
         stamp = {"t": now, "incarnation": self._incarnation, "policy_version": policy_version}
-        remaining_advantages = iter(advantages)
-        rows = [{**stamp, **row} for row in self._dropped]
+        rows = self._dropped
+        trained_rows: list[dict[str, object]] = []
         versions = [policy_version - 1] * len(groups) if trainer_versions is None else trainer_versions
-        rows += [
-            {**stamp, **row}
-            for group, version in zip(groups, versions, strict=True)
-            for row in _trained(group, version, remaining_advantages)
-        ]
+        for group, version in zip(groups, versions, strict=True):
+            outcomes = [group.drop_reason_of(i) or TRAINED for i in range(len(group.rewards))]
+            group_rows = _group_rows(group, outcomes, group.staleness(version))
+            for row, masked_tokens in zip(group_rows, group.masked_tokens, strict=True):
+                row["masked_tokens"] = masked_tokens
+            trained_rows += [row for row in group_rows if row["outcome"] == TRAINED]
+            rows += group_rows
+        for row, advantage in zip(trained_rows, advantages, strict=True):
+            row["advantage"] = advantage
+        for row in rows:
+            row |= stamp
         self._dropped = []
-        keys = [row for row in rows if row["outcome"] == TRAINED]
-        self._append(self._logprobs, _logprobs_table(keys, trainer_logprobs), policy_version)
+        self._append(self._logprobs, _logprobs_table(trained_rows, trainer_logprobs), policy_version)
         self._append(self._consumed, pa.Table.from_pylist(rows, schema=CONSUMED), policy_version)
 
     def flush(self) -> None:
@@ -110,55 +117,37 @@ class ConsumedWriter:
         )
 
 
-def _trained(group: ScoredGroup, trainer_version: int, advantages: Iterable[float]) -> list[dict[str, object]]:
-    of_trained = iter(advantages)
-    reasons = [group.drop_reason_of(i) for i in range(len(group.rewards))]
-    # The same for all members: once is enough.
-    staleness = group.staleness(trainer_version)
-    return [
-        {
-            **row,
-            "outcome": reason or TRAINED,
-            "staleness": staleness,
-            "advantage": next(of_trained) if reason is None else None,
-            "masked_tokens": masked,
-        }
-        for row, reason, masked in zip(_dropped(group, "", trainer_version), reasons, group.masked_tokens, strict=True)
-    ]
-
-
-def _dropped(group: ScoredGroup, reason: str, trainer_version: int) -> list[dict[str, object]]:
+def _group_rows(group: ScoredGroup, outcomes: Sequence[str], staleness: int) -> list[dict[str, object]]:
+    """Rows without advantages and masked tokens; `outcomes` is [G]."""
     oldest, newest = group.min_policy_versions.tolist(), group.max_policy_versions.tolist()
-    group_oldest, group_newest = min(oldest), max(newest)
     return [
         {
             "generator": group.generator,
             "trajectory_row_id": group.first_row_id + i,
             "group_id": group.group_id,
             "sample_index": i,
-            "outcome": reason,
-            "staleness": trainer_version - group_oldest,
-            "staleness_in_flight": group_newest - group_oldest,
+            "outcome": outcome,
+            "staleness": staleness,
+            "staleness_in_flight": max(newest) - min(oldest),
             "min_policy_version": oldest[i],
             "max_policy_version": newest[i],
             "tokens": len(group.response_tokens[i]),
-            "reward": reward,
-            "advantage": None,
+            "reward": group.rewards[i],
             "masked_tokens": 0,
         }
-        for i, reward in enumerate(group.rewards)
+        for i, outcome in enumerate(outcomes)
     ]
 
 
 def _lost(part: LostPart, reason: str) -> list[dict[str, object]]:
     """Rows for a damaged part: only its rows, tokens and range of versions are known."""
     record, left = part.record, part.left
-    first = record.rows - left.rollouts
+    first = record.first_row_id + record.rows - left.rollouts
     each, rest = divmod(left.tokens, max(1, left.rollouts))
     return [
         {
             "generator": part.generator,
-            "trajectory_row_id": record.first_row_id + first + i,
+            "trajectory_row_id": first + i,
             "group_id": -1,
             "sample_index": i,
             "outcome": reason,
@@ -167,8 +156,6 @@ def _lost(part: LostPart, reason: str) -> list[dict[str, object]]:
             "min_policy_version": record.min_policy_version,
             "max_policy_version": record.max_policy_version,
             "tokens": each + (rest if i == 0 else 0),
-            "reward": None,
-            "advantage": None,
             "masked_tokens": 0,
         }
         for i in range(left.rollouts)

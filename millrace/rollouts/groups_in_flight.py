@@ -85,7 +85,7 @@ class GroupsInFlight:
                 group_id=group_id,
                 sample_index=i,
                 prompt_tokens=prompt_tokens,
-                seed=trajectory_seed(self._run_seed, group_id, i),
+                seed=derived_seed(self._run_seed, group_id, i),
                 prompt=prompt,
                 message_starts=message_starts,
                 t_admitted=group.t_admitted,
@@ -146,12 +146,7 @@ def num_tokens(trajectories: Iterable[Trajectory]) -> int:
     return sum(len(trajectory.response.tokens) for trajectory in trajectories)
 
 
-def trajectory_seed(run_seed: int, group_id: int, sample_index: int) -> int:
-    """63 bits from the run's seed and the trajectory's position, so that a repeated request draws the same tokens."""
-    return derived_seed(run_seed, group_id, sample_index)
-
-
 def derived_seed(*numbers: int) -> int:
-    """63 bits that depend on all the numbers and their order."""
+    """63 bits that depend on all the numbers and their order, so that a repeated request draws the same tokens."""
     digest = hashlib.sha256(":".join(str(number) for number in numbers).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.rollouts.arrow import list_slices
+from millrace.rollouts.arrow import RESPONSE_LISTS, list_slices
 from millrace.rollouts.ledger import Amount
 from millrace.rollouts.staleness import staleness
 from storage.errors import StreamCorrupt
@@ -198,17 +198,7 @@ def zip_groups(trajectories: Part, scores: Part, generator: int, scores_path: st
     ]
 
 
-_LISTS = (
-    "prompt_tokens",
-    "response_tokens",
-    "rollout_logprobs",
-    "loss_mask",
-    "span_versions",
-    "span_starts",
-    "kept_tokens",
-    "kept_counts",
-    "routed_experts",
-)
+_LISTS = ("prompt_tokens", *RESPONSE_LISTS)
 _NUMBERS = ("group_id", "temperature", "max_new_tokens", "min_policy_version", "max_policy_version", "incarnation")
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from millrace.rollouts.arrow import list_slices, rows_of
+from millrace.rollouts.arrow import RESPONSE_LISTS, list_slices, rows_of
 from millrace.rollouts.groups_in_flight import num_tokens
 from millrace.types import Request, Response, Trajectory
 from storage import layout
@@ -34,9 +34,20 @@ class UnfinishedWriter:
 
         `incarnation` is that of the newest weights. Raises Fenced.
         """
+        reasons = [trajectory.response.finish_reason for trajectory in trajectories]
         versions = [version for each in trajectories for version, _ in each.response.version_spans]
         self._stream.write(
-            _table(trajectories, incarnation),
+            rows_of(
+                trajectories,
+                UNFINISHED,
+                incarnation=incarnation,
+                finish_reason=[None if reason == "unfinished" else reason for reason in reasons],
+                environment_error=[trajectory.response.environment_error for trajectory in trajectories],
+                t_finished=[
+                    0.0 if reason == "unfinished" else trajectory.t_finished
+                    for trajectory, reason in zip(trajectories, reasons, strict=True)
+                ],
+            ),
             tokens=num_tokens(trajectories),
             min_policy_version=min(versions),
             max_policy_version=max(versions),
@@ -60,46 +71,21 @@ def read_unfinished(store: Store, generator: int) -> list[tuple[int, Trajectory]
     return []
 
 
-def _table(trajectories: Sequence[Trajectory], incarnation: int) -> pa.Table:
-    finished = [trajectory.response.finish_reason != "unfinished" for trajectory in trajectories]
-    return rows_of(
-        trajectories,
-        UNFINISHED,
-        incarnation=incarnation,
-        finish_reason=[
-            trajectory.response.finish_reason if ended else None
-            for trajectory, ended in zip(trajectories, finished, strict=True)
-        ],
-        environment_error=[trajectory.response.environment_error for trajectory in trajectories],
-        t_finished=[
-            trajectory.t_finished if ended else 0.0 for trajectory, ended in zip(trajectories, finished, strict=True)
-        ],
-    )
-
-
 def _trajectories(table: pa.Table) -> Iterator[tuple[int, Trajectory]]:
-    names = (
-        "response_tokens",
-        "rollout_logprobs",
-        "loss_mask",
-        "span_versions",
-        "span_starts",
-        "kept_tokens",
-        "kept_counts",
-        "routed_experts",
-    )
-    lists = zip(*(list_slices(table[name]) for name in names), strict=True)
-    rows = table.drop_columns(names).to_pylist()
-    for row, (tokens, logprobs, mask, versions, starts, kept, counts, experts) in zip(rows, lists, strict=True):
-        edges = np.flatnonzero(np.diff(np.concatenate([[1], mask, [1]]).astype(np.int8)))
+    lists = zip(*(list_slices(table[name]) for name in RESPONSE_LISTS), strict=True)
+    rows = table.drop_columns(RESPONSE_LISTS).to_pylist()
+    for row, values in zip(rows, lists, strict=True):
+        columns = dict(zip(RESPONSE_LISTS, values, strict=True))
+        edges = np.flatnonzero(np.diff(np.concatenate([[1], columns["loss_mask"], [1]]).astype(np.int8)))
+        spans = zip(columns["span_versions"].tolist(), columns["span_starts"].tolist(), strict=True)
         response = Response(
-            tokens=tuple(tokens.tolist()),
-            rollout_logprobs=tuple(logprobs.tolist()),
-            version_spans=tuple(zip(versions.tolist(), starts.tolist(), strict=True)),
+            tokens=tuple(columns["response_tokens"].tolist()),
+            rollout_logprobs=tuple(columns["rollout_logprobs"].tolist()),
+            version_spans=tuple(spans),
             finish_reason=row["finish_reason"] or "unfinished",
-            kept_tokens=tuple(kept.tolist()),
-            kept_counts=tuple(counts.tolist()),
-            routed_experts=experts.tobytes(),
+            kept_tokens=tuple(columns["kept_tokens"].tolist()),
+            kept_counts=tuple(columns["kept_counts"].tolist()),
+            routed_experts=columns["routed_experts"].tobytes(),
             environment_spans=tuple(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)),
             environment_error=row["environment_error"],
         )

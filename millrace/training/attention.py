@@ -65,13 +65,27 @@ def packed_attention(
     `sliding_window` counts the positions that a token sees, its own included; `softcap` bounds the scores by a tanh;
     `s_aux` [heads] are the sinks, one more score per head that takes its share of the softmax and adds nothing.
     """
-    band = Band(window=sliding_window, softcap=softcap, sinks_H=s_aux)
     key_GTD, value_GTD = _seen(key[0], packing), _seen(value[0], packing)
     # Flash attention takes no 32-bit numbers, and no heads whose size is not a multiple of 8.
     kernel = query.is_cuda and query.dtype in _HALF and query.shape[-1] % 8 == 0
     if kernel and softcap is None and s_aux is None:
-        out_SHD = _varlen(query[0], key_GTD, value_GTD, packing, scaling, band)
+        out_SHD = varlen_attn(
+            query[0].transpose(0, 1),
+            key_GTD.transpose(0, 1),
+            value_GTD.transpose(0, 1),
+            packing.cu_seqlens_Q1,
+            packing.cu_keys_Q1,
+            max(packing.lengths),
+            packing.key_lengths[-1],
+            scale=scaling,
+            # Causal: no token after its own. Before it, all or those of the window. The last query is that of the last
+            # key.
+            window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
+            enable_gqa=True,
+        )
+        assert isinstance(out_SHD, torch.Tensor)
     else:
+        band = Band(window=sliding_window, softcap=softcap, sinks_H=s_aux)
         out_SHD = _run_by_run(query[0], key_GTD, value_GTD, packing, scaling, band)
     return out_SHD[None], None
 
@@ -82,31 +96,6 @@ def _seen(values_GSD: torch.Tensor, packing: Microbatch) -> torch.Tensor:
         return values_GSD
     # transformers' tensors are views of [S, G, D], whose rows are copied whole.
     return values_GSD.transpose(0, 1).index_select(0, packing.keys_T).transpose(0, 1)
-
-
-def _varlen(
-    query_HSD: torch.Tensor,
-    key_GTD: torch.Tensor,
-    value_GTD: torch.Tensor,
-    packing: Microbatch,
-    scaling: float,
-    band: Band,
-) -> torch.Tensor:
-    out_SHD = varlen_attn(
-        query_HSD.transpose(0, 1),
-        key_GTD.transpose(0, 1),
-        value_GTD.transpose(0, 1),
-        packing.cu_seqlens_Q1,
-        packing.cu_keys_Q1,
-        max(packing.lengths),
-        packing.key_lengths[-1],
-        scale=scaling,
-        # Causal: no token after its own. Before it, all or those of the window. The last query is that of the last key.
-        window_size=(-1 if band.window is None else band.window - 1, 0),
-        enable_gqa=True,
-    )
-    assert isinstance(out_SHD, torch.Tensor)
-    return out_SHD
 
 
 def _run_by_run(

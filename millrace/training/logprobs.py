@@ -83,9 +83,8 @@ def chunked_logprobs(
     """
     if chunk is None:
         chunk = max(1, CHUNK_ELEMENTS[hidden_NH.device.type] // len(weight_VH))
-    tokens_K, counts_N, sizes_N = (None, None, None) if kept is None else kept
     logprobs_N, entropy_N = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden_NH, weight_VH, bias_V, targets_N, temperatures_N, tokens_K, counts_N, sizes_N, scale, chunk, each_chunk
+        hidden_NH, weight_VH, bias_V, targets_N, temperatures_N, kept, scale, chunk, each_chunk
     )
     return logprobs_N, entropy_N
 
@@ -99,18 +98,16 @@ class _ChunkedLogprobs(torch.autograd.Function):
         bias_V: torch.Tensor | None,
         targets_N: torch.Tensor,
         temperatures_N: torch.Tensor,
-        tokens_K: torch.Tensor | None,
-        counts_N: torch.Tensor | None,
-        sizes_N: npt.NDArray[np.int64] | None,
+        kept: KeptTokens | None,
         scale: LogitScale,
         chunk: int,
         each_chunk: Callable[[], None],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         logprobs_N = hidden_NH.new_empty(len(hidden_NH), dtype=_wide(hidden_NH))
         entropy_N = torch.empty_like(logprobs_N)
-        for part, kept in _chunks(len(hidden_NH), chunk, tokens_K, counts_N, sizes_N):
+        for part, kept_C in _chunks(len(hidden_NH), chunk, kept):
             logits_CV = scale.apply_(_output(hidden_NH[part], weight_VH, bias_V))
-            logits_CV = _tempered(logits_CV, temperatures_N[part], kept)
+            logits_CV = _tempered(logits_CV, temperatures_N[part], kept_C)
             log_sum_C = logits_CV.logsumexp(dim=-1)
             logprobs_N[part] = logits_CV.gather(1, targets_N[part, None]).squeeze(1) - log_sum_C
             probs_CV = logits_CV.softmax(dim=-1)
@@ -118,8 +115,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
             # Else they would stay while the next chunk's are made.
             del logits_CV, probs_CV
             each_chunk()
-        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, temperatures_N, tokens_K, counts_N)
-        ctx.sizes_N, ctx.scale, ctx.chunk, ctx.each_chunk = sizes_N, scale, chunk, each_chunk
+        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, temperatures_N)
+        ctx.kept, ctx.scale, ctx.chunk, ctx.each_chunk = kept, scale, chunk, each_chunk
         # An entropy that nothing uses costs the backward pass nothing.
         ctx.set_materialize_grads(False)
         return logprobs_N, entropy_N
@@ -128,7 +125,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
     def backward(
         ctx: Any, grad_N: torch.Tensor | None, grad_entropy_N: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
-        hidden_NH, weight_VH, bias_V, targets_N, temperatures_N, tokens_K, counts_N = ctx.saved_tensors
+        hidden_NH, weight_VH, bias_V, targets_N, temperatures_N = ctx.saved_tensors
         for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
         wide = _wide(hidden_NH)
         if grad_N is None:
@@ -136,10 +133,10 @@ class _ChunkedLogprobs(torch.autograd.Function):
         grad_hidden_NH = torch.empty_like(hidden_NH) if for_hidden else None
         grad_weight_VH = torch.zeros_like(weight_VH, dtype=wide) if for_weight else None
         grad_bias_V = torch.zeros_like(bias_V, dtype=wide) if for_bias else None
-        for part, kept in _chunks(len(hidden_NH), ctx.chunk, tokens_K, counts_N, ctx.sizes_N):
+        for part, kept_C in _chunks(len(hidden_NH), ctx.chunk, ctx.kept):
             logits_CV = ctx.scale.apply_(_output(hidden_NH[part], weight_VH, bias_V))
             slope = ctx.scale.slope(logits_CV)
-            logits_CV = _tempered(logits_CV, temperatures_N[part], kept)
+            logits_CV = _tempered(logits_CV, temperatures_N[part], kept_C)
             probs_CV = logits_CV.softmax(dim=-1)
             from_entropy_CV = None if grad_entropy_N is None else _entropy_gradient(logits_CV, probs_CV)
             # d log π(target) / d logits = (1 at the target − π) / temperature
@@ -162,25 +159,19 @@ class _ChunkedLogprobs(torch.autograd.Function):
             grad_hidden_NH,
             None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype),
             None if grad_bias_V is None else grad_bias_V.to(bias_V.dtype),
-            *[None] * 8,
+            *[None] * 6,
         )
 
 
-def _chunks(
-    size: int,
-    chunk: int,
-    tokens_K: torch.Tensor | None,
-    counts_N: torch.Tensor | None,
-    sizes_N: npt.NDArray[np.int64] | None,
-) -> Iterator[tuple[slice, KeptTokens | None]]:
+def _chunks(size: int, chunk: int, kept: KeptTokens | None) -> Iterator[tuple[slice, KeptTokens | None]]:
     """The slice of each chunk of tokens, and what these were drawn from."""
     parts = [slice(start, min(start + chunk, size)) for start in range(0, size, chunk)]
-    if tokens_K is None or counts_N is None or sizes_N is None:
+    if kept is None:
         yield from ((part, None) for part in parts)
         return
-    sizes = [int(sizes_N[part].sum()) for part in parts]
-    for part, tokens in zip(parts, torch.split(tokens_K, sizes), strict=True):
-        yield part, KeptTokens(tokens, counts_N[part], sizes_N[part])
+    sizes = [int(kept.sizes_N[part].sum()) for part in parts]
+    for part, tokens in zip(parts, torch.split(kept.tokens_K, sizes), strict=True):
+        yield part, KeptTokens(tokens, kept.counts_N[part], kept.sizes_N[part])
 
 
 def _wide(tensor: torch.Tensor) -> torch.dtype:

@@ -76,7 +76,9 @@ def saves_enough(sequences: Sequence[npt.NDArray[np.int32]], saved: int) -> bool
 
 def _grow(sequences: Sequence[npt.NDArray[np.int32]], lengths: _Ints, begins: _Ints, parents: _Ints) -> list[_Node]:
     """The shared segments, parents first. Sets `begins`, the tokens of each sequence in them, and `parents`."""
-    order = _sorted(sequences)
+    # In sorted order sequences with a shared prefix are neighbours. Big-endian bytes sort like their numbers.
+    keys = [np.ascontiguousarray(sequence, dtype=">i4").tobytes() for sequence in sequences]
+    order = np.array(sorted(range(len(keys)), key=keys.__getitem__), dtype=np.int64)
     common = _common_with_next([sequences[i] for i in order])
     nodes: list[_Node] = []
     # Runs low to high of neighbours that agree on more than `begin` tokens, which are those before and of `parent`.
@@ -93,13 +95,6 @@ def _grow(sequences: Sequence[npt.NDArray[np.int32]], lengths: _Ints, begins: _I
             borders = [low, *(low + 1 + np.flatnonzero(inner == end)).tolist(), high]
             left += [(a, b, begin, parent) for a, b in pairwise(borders) if b > a + 1]
     return nodes
-
-
-def _sorted(sequences: Sequence[npt.NDArray[np.int32]]) -> _Ints:
-    """Indices of the sequences in sorted order, so that sequences with a shared prefix are neighbours."""
-    # Big-endian bytes sort like their numbers.
-    keys = [np.ascontiguousarray(sequence, dtype=">i4").tobytes() for sequence in sequences]
-    return np.array(sorted(range(len(keys)), key=keys.__getitem__), dtype=np.int64)
 
 
 def _common_with_next(ordered: Sequence[npt.NDArray[np.int32]]) -> _Ints:
@@ -131,9 +126,13 @@ def _place(lengths: _Ints, nodes: Sequence[_Node], begins: _Ints, parents: _Ints
         ways.append(np.concatenate([ways[node.parent], segment]) if node.parent >= 0 else segment)
     index, sequence_starts = counts(lengths), starts[len(nodes) :]
     where = index + np.repeat(sequence_starts - begins, lengths)
+    keys_T = None
     if nodes:
         is_shared = index < np.repeat(begins, lengths)
         where[is_shared] = np.concatenate([ways[parent] for parent in parents if parent >= 0])
+        of_sequences = [where[start:end] for start, end in pairwise([0, *np.cumsum(lengths).tolist()])]
+        seen_by = [*ways, *of_sequences]
+        keys_T = np.concatenate([seen_by[segment] for segment in order.tolist()])
     positions_S = np.empty(int(sizes.sum()), dtype=np.int64)
     positions_S[where] = index
     return Layout(
@@ -141,14 +140,8 @@ def _place(lengths: _Ints, nodes: Sequence[_Node], begins: _Ints, parents: _Ints
         positions_S=positions_S,
         lengths=tuple(sizes[order].tolist()),
         key_lengths=tuple(seen[order].tolist()),
-        keys_T=_keys(order, ways, where, lengths) if nodes else None,
+        keys_T=keys_T,
     )
-
-
-def _keys(order: _Ints, ways: Sequence[_Ints], where: _Ints, lengths: _Ints) -> _Ints:
-    of_sequences = [where[start:end] for start, end in pairwise([0, *np.cumsum(lengths).tolist()])]
-    seen = [*ways, *of_sequences]
-    return np.concatenate([seen[segment] for segment in order.tolist()])
 
 
 def counts(lengths: _Ints) -> _Ints:

@@ -13,12 +13,14 @@ trainer knows nothing of streams, where checkpoints are stored or how ranks are 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from configs.training import TrainingConfig
+from millrace.models.loading import load_model
 from millrace.models.modules import move, visiting
 from millrace.training.batch import Microbatch, Sample
 from millrace.training.checkpoints.files import lone_files
@@ -157,7 +159,11 @@ class Trainer:
             seed=self._seed,
             policy_version=self.policy_version + 1,
         )
-        reference_N = self._reference_logprobs(samples)
+        reference_N = None
+        if self._reference is not None:
+            # Before activations are kept for a backward pass: the two never need memory at the same time.
+            with visiting(self._reference, self.ranks.device):
+                reference_N = self._fixed_logprobs(self._reference, samples)
         before_N = self._fixed_logprobs(self.policy, samples) if len(plan) > 1 else None
         weights = sample_weights(self.model, self._published_dtype)
         updates = [self._update(samples, places, before_N, reference_N, rate_factor) for places in plan]
@@ -275,14 +281,6 @@ class Trainer:
         shard(policy, self.ranks, compute_dtype=self._compute_dtype)
         return policy.to("cpu")
 
-    def _reference_logprobs(self, samples: Sequence[Sample]) -> torch.Tensor | None:
-        """The same as `_fixed_logprobs`, of the reference policy; None without one."""
-        if self._reference is None:
-            return None
-        # Before activations are kept for a backward pass: the two never need memory at the same time.
-        with visiting(self._reference, self.ranks.device):
-            return self._fixed_logprobs(self._reference, samples)
-
     @torch.no_grad()
     def _fixed_logprobs(self, policy: PackedPolicy, samples: Sequence[Sample]) -> torch.Tensor:
         """[N] float64 log π of all response tokens of the batch, nats, the same on every rank."""
@@ -325,3 +323,29 @@ class Trainer:
         """
         restore_policy_state(self._parameters(), self._optimizer, files, self._training.frozen_layers)
         self.policy_version = policy_version
+
+
+def load_trainer(
+    kind: type[Trainer],
+    folder: Path,
+    training: TrainingConfig,
+    *,
+    dtype: str,
+    generation_dtype: str,
+    max_new_tokens: int,
+    seed: int,
+    ranks: Ranks = ALONE,
+) -> Trainer:
+    """A trainer of class `kind` with the start model in `folder`, loaded in `dtype`; `seed` is the run's."""
+    # The same on every rank, so that all draw the same adapters.
+    torch.manual_seed(seed)
+    model = load_model(folder, dtype)
+    return kind(
+        model,
+        training,
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+        reference=load_model(folder, dtype) if training.kl.coefficient else None,
+        ranks=ranks,
+        published_dtype=getattr(torch, generation_dtype),
+    )

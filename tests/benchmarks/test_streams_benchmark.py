@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.stores.s3_server import S3Server, aws_environment
 
+from benchmarks.harness import median_ratio, time_in_turn
 from benchmarks.streams import measure, targets_met
-from benchmarks.timing import in_turn, median_ratio
 from benchmarks.trajectories import GROUP_SIZE, RESPONSE_TOKENS, VOCAB_SIZE, make_rows, renumber, rows_in
 from storage.schema import TRAJECTORY
 from storage.stores.factory import open_store
@@ -34,7 +34,7 @@ def test_contenders_take_turns_in_going_first_each_prepared_just_before_its_call
         return prepare
 
     for turn in range(3):
-        times = in_turn({name: contender(name) for name in "abc"}, turn)
+        times = time_in_turn({name: contender(name) for name in "abc"}, turn)
         assert set(times) == set("abc")
     assert order == [f"{what} {name}" for name in "abcbcacab" for what in ("prepare", "call")]
 

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.weights.cuda import copy_rates
 from benchmarks.weights.policy import FlippedPolicy, llama_shapes
-from benchmarks.weights.push import Case, measure_pushes
+from benchmarks.weights.push import Case, copy_rates, measure_pushes
 from millrace.weights.base import Manifest, Weights, WeightsId
 from millrace.weights.shm import ShmReceiver, ShmRelay, ShmSender
 

@@ -1,4 +1,4 @@
-"""A checkpoint is there whole, cursors included, or the one before it still is the latest."""
+"""A checkpoint is committed whole, with its state, or the previous one stays the latest."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_files_and_state_come_back_as_committed(store: Store) -> None:
     assert all(folder.startswith("checkpoints/data/00000007-") for folder in folders)
 
 
-def test_each_trainer_is_the_next_incarnation_and_finds_the_last_checkpoint(store: Store) -> None:
+def test_each_trainer_is_the_next_incarnation(store: Store) -> None:
     for incarnation in range(3):
         writer = CheckpointWriter(store)
         assert writer.incarnation == incarnation
@@ -44,7 +44,7 @@ def test_each_trainer_is_the_next_incarnation_and_finds_the_last_checkpoint(stor
         assert writer.latest == read_latest(store)
 
 
-def test_a_reader_sees_each_new_checkpoint_and_fences_nobody(store: Store) -> None:
+def test_a_reader_returns_each_new_checkpoint_and_fences_no_writer(store: Store) -> None:
     assert read_latest(store) is None
     writer = CheckpointWriter(store)
     assert (writer.latest, writer.incarnation, read_latest(store)) == (None, 0, None)
@@ -76,7 +76,7 @@ def test_an_earlier_checkpoint_is_adopted_without_copying_its_files(store: Store
     assert list(checkpoints_backwards(store)) == [adopted, second, first]
 
 
-def test_checkpoints_are_there_newest_first_to_fall_back_to(store: Store) -> None:
+def test_checkpoints_are_listed_newest_first(store: Store) -> None:
     assert list(checkpoints_backwards(store)) == []
     committed = []
     for _ in range(3):
@@ -86,7 +86,7 @@ def test_checkpoints_are_there_newest_first_to_fall_back_to(store: Store) -> Non
     assert list(checkpoints_backwards(store, layout.WEIGHTS)) == []
 
 
-def test_the_first_checkpoint_of_each_incarnation_is_found(store: Store) -> None:
+def test_first_of_returns_the_first_checkpoint_of_an_incarnation(store: Store) -> None:
     first = []
     for steps in (2, 0, 3):
         writer = CheckpointWriter(store)
@@ -96,16 +96,16 @@ def test_the_first_checkpoint_of_each_incarnation_is_found(store: Store) -> None
     assert first[1] is None
 
 
-def test_a_damaged_record_ends_the_way_back_but_not_what_came_after_it(memory_store: MemoryStore) -> None:
+def test_checkpoints_after_a_damaged_record_stay_readable(memory_store: MemoryStore) -> None:
     writer = CheckpointWriter(memory_store)
     committed = [writer.commit(step, {}, {}) for step in range(70)]
     name = f"checkpoints/{layout.record(11)}"
     memory_store.put(name, bytes(memory_store.get(name)).replace(b'"step": 10', b'"step": 50'))
     assert read_latest(memory_store) == CheckpointWriter(memory_store).latest == committed[-1]
-    found = checkpoints_backwards(memory_store)
-    assert [next(found) for _ in range(59)] == committed[:10:-1]
+    checkpoints = checkpoints_backwards(memory_store)
+    assert [next(checkpoints) for _ in range(59)] == committed[:10:-1]
     with pytest.raises(StreamCorrupt) as caught:
-        next(found)
+        next(checkpoints)
     assert caught.value.file == name
 
 
@@ -120,7 +120,7 @@ class FailingRecords(MemoryStore):
         return super().put_if_absent(path, data)
 
 
-def test_a_crash_between_files_and_record_leaves_the_checkpoint_before(memory_store: MemoryStore) -> None:
+def test_a_crash_before_the_record_leaves_the_previous_checkpoint(memory_store: MemoryStore) -> None:
     store = FailingRecords(memory_store.url.removeprefix("memory://"))
     writer = CheckpointWriter(store)
     first = writer.commit(1, {"model": b"first"}, {"consumed": 1})
@@ -144,7 +144,7 @@ def test_a_damaged_file_is_named(memory_store: MemoryStore) -> None:
 
 
 @pytest.mark.parametrize("body", [{}, {"step": 1, "files": [], "state": {}}, {"step": 1, "files": {"a": {"b": 1}}}])
-def test_a_record_that_describes_no_checkpoint_is_named(store: Store, body: dict[str, object]) -> None:
+def test_a_record_without_a_checkpoint_is_named(store: Store, body: dict[str, object]) -> None:
     LogWriter(store, layout.CHECKPOINTS, "w").commit("checkpoint", body=body)
     with pytest.raises(StreamCorrupt) as caught:
         read_latest(store)

@@ -10,7 +10,7 @@ GOOD_IDS = ["a", "0", "tiny-cpu.2025_01", "-", "a" * 128, "A..b"]
 BAD_IDS = ["", ".", "..", ".hidden", "_private", "a/b", "a\\b", "a b", "a\n", "a\0", "é", "a" * 129, "x" * 1_000_000]
 
 
-def test_a_plain_run_id_is_allowed_and_any_other_refused_in_one_printable_sentence() -> None:
+def test_other_than_plain_run_ids_are_refused_in_one_printable_line() -> None:
     for run_id in GOOD_IDS:
         assert layout.validate_run_id(run_id) == run_id
     for run_id in BAD_IDS:
@@ -21,7 +21,7 @@ def test_a_plain_run_id_is_allowed_and_any_other_refused_in_one_printable_senten
 
 
 @pytest.mark.parametrize("num_scorers", [1, 2, 3])
-def test_every_trajectory_part_has_one_scorer_and_one_place_in_its_stream(num_scorers: int) -> None:
+def test_each_part_has_one_scorer_and_one_place_in_its_stream(num_scorers: int) -> None:
     streams: list[list[int]] = [[] for _ in range(num_scorers)]
     for part in range(10):
         for scorer, stream in enumerate(streams):
@@ -32,14 +32,14 @@ def test_every_trajectory_part_has_one_scorer_and_one_place_in_its_stream(num_sc
 
 
 @pytest.mark.parametrize("seq", [0, 7, 10**12 - 1, 10**12, 10**15])
-def test_a_record_s_path_says_its_number_however_large(seq: int) -> None:
+def test_a_records_path_has_its_number(seq: int) -> None:
     assert layout.record_seq(layout.record(seq)) == layout.record_seq(f"streams/x/{layout.record(seq)}") == seq
 
 
 @pytest.mark.parametrize(
     "path", ["head.json", "catalog/000000000001.json", "x/log/1.json", "log/000000000001.json.tmp"]
 )
-def test_what_is_no_record_s_path_has_no_number(path: str) -> None:
+def test_other_paths_have_no_record_number(path: str) -> None:
     assert layout.record_seq(path) is None
 
 

@@ -19,9 +19,9 @@ REFINES = {
 }
 
 
-def test_each_error_is_a_storage_error_and_the_stdlib_error_it_refines() -> None:
-    found = {error for error in vars(errors).values() if isinstance(error, type) and issubclass(error, Exception)}
-    assert found == {errors.StorageError, *REFINES}
+def test_each_error_is_a_storage_error_and_a_standard_one() -> None:
+    defined = {error for error in vars(errors).values() if isinstance(error, type) and issubclass(error, Exception)}
+    assert defined == {errors.StorageError, *REFINES}
     for error, refined in REFINES.items():
         assert issubclass(error, errors.StorageError)
         assert issubclass(error, refined)

@@ -4,7 +4,8 @@
                   │ yes
                   └─► groups of the next step
 
-Groups taken between two steps count only once the step is done.
+Groups taken between two steps count only once the step is done. With `staleness.too_old: wait` the trainer first waits
+for stragglers: groups that would be too old after the next step.
 """
 
 import math
@@ -22,8 +23,9 @@ from millrace.rollouts.loader import RolloutLoader
 from millrace.rollouts.masking import mask_too_old, mask_truncated
 from millrace.rollouts.scored_group import LostPart, ScoredGroup
 from millrace.rollouts.shaping import ZERO_ADVANTAGE, SpreadFilter
-from millrace.rollouts.staleness import TOKENS_OF_STALENESS, is_too_old
+from millrace.rollouts.staleness import TOKENS_OF_STALENESS, is_too_old, step_leaves_too_old
 from millrace.runtime.stage import Stage
+from storage.progress import read_status
 
 _STALE_SECONDS = 60.0
 """Minimum time between two events about rollouts dropped as stale."""
@@ -183,6 +185,35 @@ class BatchCollector:
         if time.monotonic() - self._t_stale_event >= _STALE_SECONDS:
             self._stage.emit_event("staleness.bound-hit", rollouts_dropped=self._stale_rollouts)
             self._stale_rollouts, self._t_stale_event = 0, time.monotonic()
+
+
+def stragglers_are_in(stage: Stage, loader: RolloutLoader, trainer_version: int, max_staleness: int) -> bool:
+    """Whether a step from `trainer_version` leaves no group too old under the bound in force after it.
+
+    trainer at t, about to make t + 1; bound η       a group admitted under version v is trained at t + 1 or later,
+                                                     so it would be too old if t + 1 − v > η
+    in flight    status records of the generators ─┐
+    unscored     commit records ahead of the scores ┴─► the oldest v ─► wait?
+
+    The trainer collects nothing while it waits, then the oldest groups first. Admission allows at most a step's worth
+    of such groups, so all of them fit into the next step. A group can still become too old, and is dropped, if younger
+    groups overtook it in earlier steps or a status record was late.
+
+    A killed generator keeps its last record until its successor writes one. A generator that has been silent for
+    `supervision.hang_seconds` counts as idle, so that a generator that never returns can't block the trainer. Raises
+    as `RolloutLoader.take`.
+    """
+    # Generators first: a group that is no longer in flight has been committed.
+    records = [read_status(stage.store, "generate", g) for g in range(stage.config.generation.replicas)]
+    versions: list[int | None] = [
+        record.get("oldest_version_in_flight")
+        for record in records
+        if time.time() - record.get("t", 0.0) <= stage.config.supervision.hang_seconds
+    ]
+    versions.append(loader.oldest_unscored())
+    return not any(
+        version is not None and step_leaves_too_old(version, trainer_version, max_staleness) for version in versions
+    )
 
 
 def tokens_by_staleness(groups: Sequence[ScoredGroup], trainer_version: int) -> dict[int, int]:

@@ -4,80 +4,69 @@ version ─► whole: gathered from all ranks, copied to shared memory by rank 0
         └► shards: every rank takes a snapshot of its shards and sends them itself (millrace/weights/direct)
 """
 
-import json
-from abc import ABC, abstractmethod
-from contextlib import nullcontext
+import torch
 
-from millrace.training.parallel.leader import LeaderTrainer, hand_over
-from millrace.training.parallel.messages import Command
+from configs.schema import RunConfig
+from millrace.runtime.stage import Stage
+from millrace.training.parallel.leader import hand_over_all_shards
+from millrace.training.parallel.sharding import layout
 from millrace.training.trainer import Trainer
 from millrace.weights.base import HandoverSender, Manifest, Weights
 from millrace.weights.direct.sender import ShardSender
+from millrace.weights.factory import rank_end, trainer_end
+from storage.stores.base import Store
 
 
-class Handover(ABC):
-    """Rank 0's end."""
+class Handover:
+    """Rank 0's end. `sender` takes whole versions, or rank 0's shards.
 
-    @abstractmethod
-    def publish(self, manifest: Manifest) -> None:
-        """Hands over the live weights, which `manifest` describes."""
-
-    @abstractmethod
-    def resend_requested(self) -> bool:
-        """Whether the last version must be published again, because it was lost or damaged."""
-
-    def retry_pending(self) -> None:  # noqa: B027 — a whole version is never deferred
-        """Hands over a deferred version if possible. The live weights must not have changed."""
-
-    def discard_pending(self) -> None:  # noqa: B027 — a whole version is never deferred
-        """Drops a deferred version. Call before the live weights change."""
-
-
-class WholeHandover(Handover):
-    """Whole tensors, by a transport of one process."""
-
-    def __init__(self, trainer: Trainer, sender: HandoverSender) -> None:
-        self._trainer = trainer
-        self._sender = sender
-
-    def publish(self, manifest: Manifest) -> None:
-        self._sender.publish(Weights(manifest=manifest, tensors=self._trainer.weights()))
-
-    def resend_requested(self) -> bool:
-        return self._sender.resend_requested()
-
-
-class ShardHandover(Handover):
-    """Publishes each rank's shards.
-
-    If the previous push is still reading, the version is deferred, and dropped when a newer one arrives.
+    If the previous push is still reading the shards, the version is deferred, and dropped when a newer one arrives.
     """
 
-    def __init__(self, trainer: Trainer, sender: ShardSender) -> None:
+    def __init__(self, trainer: Trainer, sender: HandoverSender) -> None:
         self._trainer = trainer
         self._sender = sender
         self._pending: Manifest | None = None
 
     def publish(self, manifest: Manifest) -> None:
+        """Hands over the live weights, which `manifest` describes."""
         self._pending = manifest
         self.retry_pending()
 
     def retry_pending(self) -> None:
-        if self._pending is None or self._sender.busy:
+        """Hands over a deferred version if possible. The live weights must not have changed."""
+        if self._pending is None or (isinstance(self._sender, ShardSender) and self._sender.busy):
             return
         manifest, self._pending = self._pending, None
-        trainer = self._trainer
-        payload = json.dumps(manifest.to_json()).encode()
-        together = (
-            trainer.followers.together(Command.HAND_OVER, payload)
-            if isinstance(trainer, LeaderTrainer)
-            else nullcontext()
-        )
-        with together:
-            hand_over(trainer, self._sender, manifest)
-
-    def resend_requested(self) -> bool:
-        return self._pending is None and self._sender.resend_requested()
+        if isinstance(self._sender, ShardSender):
+            hand_over_all_shards(self._trainer, self._sender, manifest)
+        else:
+            self._sender.publish(Weights(manifest=manifest, tensors=self._trainer.weights()))
 
     def discard_pending(self) -> None:
+        """Drops a deferred version. Call before the live weights change."""
         self._pending = None
+
+    def resend_requested(self) -> bool:
+        """Whether the last version must be published again, because it was lost or damaged."""
+        return self._pending is None and self._sender.resend_requested()
+
+
+def open_handover(stage: Stage, trainer: Trainer) -> Handover:
+    """Opens the handover of new versions, in the generators' dtype."""
+    config, arguments = stage.config, stage.arguments
+    sender: HandoverSender | None = shard_sender(trainer, config, stage.store)
+    if sender is None:
+        dtype = getattr(torch, config.generation_dtype)
+        weights = trainer.weights()
+        like = {name: torch.empty_like(tensor, dtype=dtype, device="meta") for name, tensor in weights.items()}
+        sender = trainer_end(arguments.handover, like, config.generation.replicas)
+    return Handover(trainer, sender)
+
+
+def shard_sender(trainer: Trainer, config: RunConfig, store: Store) -> ShardSender | None:
+    """Opens the sender of this rank's shards; None if versions are handed over whole."""
+    if config.weights.transport != "direct":
+        return None
+    shards = layout(trainer.model, trainer.ranks, getattr(torch, config.generation_dtype))
+    return rank_end(config.weights, store, shards, trainer.ranks.rank)

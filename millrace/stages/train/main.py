@@ -7,6 +7,7 @@
 Only rank 0 reads streams, and writes everything except the other ranks' shards of a checkpoint.
 """
 
+import json
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ import torch
 from configs.schema import RunConfig
 from millrace.forking import process_settings
 from millrace.forking.process_settings import keep_freed_memory
-from millrace.models.loading import load_model, load_tokenizer
+from millrace.models.loading import load_tokenizer
 from millrace.models.start_folder import start_folder
 from millrace.preflight.model import check_layout
 from millrace.prompts.dataset import load_prompts
@@ -24,16 +25,13 @@ from millrace.runs.record import read_attempt
 from millrace.runtime.arguments import StageArguments
 from millrace.runtime.device_sharing import DeviceTurns, open_device
 from millrace.runtime.stage import Stage, run_follower, run_stage
-from millrace.stages.train.handover import Handover, ShardHandover, WholeHandover
+from millrace.stages.train.handover import open_handover, shard_sender
 from millrace.stages.train.train_loop import TrainLoop
 from millrace.stages.train.train_state import open_train_state
 from millrace.training.checkpoints.saving import AsyncCheckpoints
 from millrace.training.parallel.leader import LeaderTrainer, follow
 from millrace.training.parallel.ranks import Ranks
-from millrace.training.parallel.sharding import layout
-from millrace.training.trainer import Trainer
-from millrace.weights.direct.sender import ShardSender
-from millrace.weights.factory import rank_end, trainer_end
+from millrace.training.trainer import Trainer, load_trainer
 from millrace.weights.probe import probe_tokens
 from storage.stores.base import Store
 
@@ -50,7 +48,7 @@ def main(stage: Stage) -> None:
         folder = start_folder(stage.store, config.model.path, stage.arguments.handover)
         record_start_hashes(stage.store, folder)
         tokenizer = load_tokenizer(folder)
-        trainer = load_trainer(config, folder)
+        trainer = _start_trainer(config, folder)
     with open_train_state(stage, trainer) as state:
         if (spec := read_spec(stage.store)) is not None:
             # Imported late: a campaign needs no database to choose stored groups with.
@@ -59,7 +57,7 @@ def main(stage: Stage) -> None:
             ReplayLoop(state, spec).run()
             return
         stop_at_step = read_attempt(stage.store, stage.arguments.attempt).stop_at_step
-        handover = _handover(stage, trainer)
+        handover = open_handover(stage, trainer)
         first_prompt: list[int] = tokenizer(load_prompts(config.prompts).train[0].text)["input_ids"]
         probed = probe_tokens(first_prompt, config.generation.max_new_tokens)
         ranks = "" if trainer.ranks.size == 1 else f", {trainer.ranks.size} ranks"
@@ -74,65 +72,37 @@ def main(stage: Stage) -> None:
 def follow_main(arguments: StageArguments, config: RunConfig, store: Store) -> None:
     """The main function of every rank but rank 0; returns when rank 0 ends."""
     keep_freed_memory()
-    trainer = load_trainer(config, start_folder(store, config.model.path, arguments.handover))
+    trainer = _start_trainer(config, start_folder(store, config.model.path, arguments.handover))
     with AsyncCheckpoints(store, trainer.ranks, None) as checkpoints:
-        follow(trainer, checkpoints, _sender(trainer, config, store))
+        follow(trainer, checkpoints, shard_sender(trainer, config, store))
     trainer.ranks.leave()
 
 
-def load_trainer(config: RunConfig, folder: Path) -> Trainer:
+def _start_trainer(config: RunConfig, folder: Path) -> Trainer:
     """This rank's trainer of the start model in `folder`.
 
     Raises InputError if model or host don't allow the configured layout of ranks.
     """
-    training = config.effective_training
+    training, hosts = config.effective_training, config.placement.train.hosts
     torch.set_num_threads(training.threads)
-    # The same on every rank, so that all draw the same adapters.
-    torch.manual_seed(config.seed)
-    model = load_model(folder, config.model.dtype)
-    reference = load_model(folder, config.model.dtype) if training.kl.coefficient else None
     gpus = torch.cuda.device_count() if training.device == "cuda" else None
-    hosts = config.placement.train.hosts
-    check_layout(model.config.to_dict(), training.parallel, hosts=hosts, gpus=gpus)
+    check_layout(json.loads((folder / "config.json").read_text()), training.parallel, hosts=hosts, gpus=gpus)
     ranks = Ranks.join(
         data=training.parallel.data,
         tensor=training.parallel.tensor,
         device=training.device,
         shrunk=hosts > 1,
     )
-    kind = LeaderTrainer if ranks.size > 1 and ranks.rank == 0 else Trainer
-    return kind(
-        model,
+    return load_trainer(
+        LeaderTrainer if ranks.size > 1 and ranks.rank == 0 else Trainer,
+        folder,
         training,
+        dtype=config.model.dtype,
+        generation_dtype=config.generation_dtype,
         max_new_tokens=config.generation.max_new_tokens,
         seed=config.seed,
-        reference=reference,
         ranks=ranks,
-        published_dtype=_generation_dtype(config),
     )
-
-
-def _handover(stage: Stage, trainer: Trainer) -> Handover:
-    """Opens the handover of new versions, in the generators' dtype."""
-    config, arguments = stage.config, stage.arguments
-    if (sender := _sender(trainer, config, stage.store)) is not None:
-        return ShardHandover(trainer, sender)
-    dtype = _generation_dtype(config)
-    like = {name: torch.empty_like(tensor, dtype=dtype, device="meta") for name, tensor in trainer.weights().items()}
-    return WholeHandover(trainer, trainer_end(arguments.handover, like, config.generation.replicas))
-
-
-def _sender(trainer: Trainer, config: RunConfig, store: Store) -> ShardSender | None:
-    """Opens the sender of this rank's shards; None if versions are handed over whole."""
-    if config.weights.transport != "direct":
-        return None
-    shards = layout(trainer.model, trainer.ranks, _generation_dtype(config))
-    return rank_end(config.weights, store, shards, trainer.ranks.rank)
-
-
-def _generation_dtype(config: RunConfig) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, config.generation_dtype)
-    return dtype
 
 
 if __name__ == "__main__":

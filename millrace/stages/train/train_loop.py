@@ -23,10 +23,9 @@ from millrace.evaluation.schedule import read_early_stop, stop_if_no_better
 from millrace.rollouts.ledger import Account, Amount, CommittedAmounts, balance
 from millrace.rollouts.loader import RolloutLoader
 from millrace.runtime.device_sharing import DeviceTurns
-from millrace.stages.train.batch_collector import BatchCollector
+from millrace.stages.train.batch_collector import BatchCollector, stragglers_are_in
 from millrace.stages.train.collapse_guard import CollapseGuard
 from millrace.stages.train.handover import Handover
-from millrace.stages.train.stragglers import Stragglers
 from millrace.stages.train.train_state import TrainState
 from millrace.training.samples import samples_of
 from millrace.training.step_report import StepReport
@@ -60,7 +59,6 @@ class TrainLoop:
         # Position of the cursors when the ledger last balanced.
         self.balanced: list[Amount] = []
         self._open_streams(stored.get("intake"))
-        self.stragglers = Stragglers(self.stage, self.loader)
         self.collector = BatchCollector(self.stage, self.loader, self.lineage, self.consumed, self.account)
         self.controller = StalenessController(
             self.stage.store,
@@ -137,7 +135,7 @@ class TrainLoop:
         # In sync mode nothing is ever too old.
         waits = self.config.staleness.too_old == "wait" and self.config.pipeline.mode == "async"
         version = self.trainer.policy_version
-        return not waits or self.stragglers.are_in(version, self.controller.bound_at(version + 1))
+        return not waits or stragglers_are_in(self.stage, self.loader, version, self.controller.bound_at(version + 1))
 
     def _collect(self) -> bool:
         """Collects scored groups. Returns whether they are enough for a step."""

@@ -9,7 +9,7 @@ Adapters, and the trained layers next to frozen ones, belong to the run's start 
 `load_weights` combines them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 
@@ -104,17 +104,13 @@ def load_weights(store: Store, checkpoint: Checkpoint, start: Mapping[str, torch
     """
     stored = StoredTensors(StoredFiles(store, checkpoint), MODEL).read_whole()
     scaling, frozen = stored.pop(_SCALING, None), stored.pop(_FROZEN, None)
-    if scaling is not None:
-        return {**start, **dict(_merged(stored, start, scaling.item()))}
-    return stored if frozen is None else {**start, **stored}
-
-
-def _merged(
-    adapters: Mapping[str, torch.Tensor], start: Mapping[str, torch.Tensor], scaling: float
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, weight with its adapter merged in), as generators were given it."""
-    for name, down in adapters.items():
+    if scaling is None:
+        return stored if frozen is None else {**start, **stored}
+    # As generators were given them.
+    weights = dict(start)
+    for name, down in stored.items():
         if name.endswith(_DOWN):
             adapted = name.removesuffix(_DOWN)
-            weight = f"{adapted}.weight"
-            yield weight, merged(start[weight].detach().cpu(), down, adapters[adapted + _UP], scaling)
+            weight = start[f"{adapted}.weight"].detach().cpu()
+            weights[f"{adapted}.weight"] = merged(weight, down, stored[adapted + _UP], scaling.item())
+    return weights

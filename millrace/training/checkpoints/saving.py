@@ -24,7 +24,7 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
-from millrace.training.checkpoints.files import MOST_BYTES, Block, FileImage, blocks_to_write, in_files
+from millrace.training.checkpoints.files import MOST_BYTES, FileImage, blocks_to_write, in_files
 from millrace.training.checkpoints.names import file_name
 from millrace.training.parallel.messages import exchange
 from millrace.training.parallel.ranks import Ranks
@@ -73,7 +73,7 @@ class AsyncCheckpoints:
         """Set unless the thread has still to copy values of the checkpoint in flight."""
         self._read.set()
         # The thread needs its own group: the main threads use the default one at the same time.
-        self._group = None if ranks.size == 1 else _group(ranks)
+        self._group: dist.ProcessGroup | None = None if ranks.size == 1 else dist.new_group(backend="gloo")
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._in_flight: Future[None] | None = None
         self.on_progress: Callable[[], None] = lambda: None
@@ -100,9 +100,9 @@ class AsyncCheckpoints:
         if self._ranks.device.type == "cpu" and nbytes > self._most_copied:
             self._images = {}
             self._read.clear()
-            images = self._copied_one_by_one(tensors)
+            images = self._copied(tensors, min(self._most_bytes, MOST_BYTES_EACH))
         else:
-            self._images = dict(self._take(tensors))
+            self._images = dict(self._copied(tensors, self._most_bytes))
             if self._ranks.device.type == "cuda":
                 torch.cuda.synchronize(self._ranks.device)
             images = iter(self._images.items())
@@ -148,29 +148,19 @@ class AsyncCheckpoints:
         finally:
             self._thread.shutdown()
 
-    def _take(self, tensors: Tensors) -> Iterator[tuple[str, FileImage]]:
-        """This rank's files by name, with the present values."""
-        for name, kind, blocks in self._files(tensors, self._most_bytes):
-            image = self._images.get(name)
-            if image is None or not image.fits(blocks):
-                image = FileImage(kind, blocks, self._ranks.size)
-            image.take(blocks)
-            yield name, image
-
-    def _copied_one_by_one(self, tensors: Tensors) -> Iterator[tuple[str, FileImage]]:
-        """This rank's files by name, each copied when it is asked for. Runs in the thread."""
-        for name, kind, blocks in self._files(tensors, min(self._most_bytes, MOST_BYTES_EACH)):
-            image = FileImage(kind, blocks, self._ranks.size)
-            image.take(blocks)
-            yield name, image
-
-    def _files(self, tensors: Tensors, most_bytes: int) -> Iterator[tuple[str, str, dict[str, Block]]]:
-        """(name, kind, blocks) of each of this rank's files."""
+    def _copied(self, tensors: Tensors, most_bytes: int) -> Iterator[tuple[str, FileImage]]:
+        """This rank's files by name, each with the values of the moment when it is asked for."""
         rank, size = self._ranks.rank, self._ranks.size
         for kind, named in tensors.items():
             for part, blocks in enumerate(in_files(dict(blocks_to_write(named, rank)), most_bytes)):
-                if blocks or size == 1:
-                    yield file_name(kind, rank, size, part), kind, blocks
+                if not blocks and size > 1:
+                    continue
+                name = file_name(kind, rank, size, part)
+                image = self._images.get(name)
+                if image is None or not image.fits(blocks):
+                    image = FileImage(kind, blocks, size)
+                image.take(blocks)
+                yield name, image
 
     def _save(self, step: int, images: Iterator[tuple[str, FileImage]], state: dict[str, Any]) -> None:
         """Runs in the thread. A rank that fails reports it before it raises, because the others wait for it."""
@@ -202,13 +192,6 @@ class AsyncCheckpoints:
         files = {name: FileRef(**ref) for report in outcomes for name, ref in report["files"].items()}
         self._writer.commit_stored(step, files, state)
         self.after_commit()
-
-
-def _group(ranks: Ranks) -> dist.ProcessGroup:
-    assert ranks.mesh is not None
-    group = dist.new_group(ranks.mesh.mesh.flatten().tolist(), backend="gloo")
-    assert isinstance(group, dist.ProcessGroup)
-    return group
 
 
 class CheckpointSchedule:

@@ -12,7 +12,7 @@ and `AsyncCheckpoints` have the same methods.
 import json
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any, Self
 
@@ -23,7 +23,7 @@ from configs.training import TrainingConfig
 from millrace.training.batch import Sample
 from millrace.training.checkpoints.reading import StoredFiles
 from millrace.training.checkpoints.saving import AsyncCheckpoints, Tensors
-from millrace.training.parallel.messages import RATE_FACTOR, Command, exchange, pack, receive, send, unpack
+from millrace.training.parallel.messages import Command, exchange, pack, receive, send, unpack
 from millrace.training.parallel.ranks import Ranks
 from millrace.training.parallel.sharding import full_tensors, own_shards
 from millrace.training.step_report import StepReport
@@ -34,6 +34,9 @@ from storage.errors import StreamCorrupt
 from storage.stores.base import Store
 from storage.stores.factory import open_store
 from storage.streams.files import FileRef
+
+_RATE_FACTOR = "<d"
+"""Format of the factor of a step's learning rate, for `struct`."""
 
 
 class Followers:
@@ -70,7 +73,7 @@ class LeaderTrainer(Trainer):
         self.followers = Followers(self.ranks)
 
     def step(self, samples: Sequence[Sample], rate_factor: float = 1.0) -> StepReport:
-        with self.followers.together(Command.STEP, struct.pack(RATE_FACTOR, rate_factor) + pack(samples)):
+        with self.followers.together(Command.STEP, struct.pack(_RATE_FACTOR, rate_factor) + pack(samples)):
             return super().step(samples, rate_factor)
 
     def weights(self) -> dict[str, torch.Tensor]:
@@ -130,13 +133,29 @@ def restore(trainer: Trainer, store: Store, checkpoint: Checkpoint) -> None:
     Raises StreamCorrupt if a rank finds damage; another checkpoint has to be restored then. Raises WeightsMismatch if
     it belongs to another model.
     """
-    if isinstance(trainer, LeaderTrainer):
-        with trainer.followers.together(Command.RESTORE, _checkpoint_payload(store, checkpoint)):
-            damage = _restore_share(trainer, store, checkpoint)
-    else:
+    named = {
+        "run": store.url,
+        "step": checkpoint.step,
+        "incarnation": checkpoint.incarnation,
+        "files": {name: asdict(ref) for name, ref in checkpoint.files.items()},
+    }
+    with _on_all_ranks(trainer, Command.RESTORE, named):
         damage = _restore_share(trainer, store, checkpoint)
     if damage is not None:
         raise damage
+
+
+def hand_over_all_shards(trainer: Trainer, sender: WeightsSender, manifest: Manifest) -> None:
+    """Hands over the shards of every rank; `sender` is rank 0's."""
+    with _on_all_ranks(trainer, Command.HAND_OVER, manifest.to_json()):
+        hand_over(trainer, sender, manifest)
+
+
+def _on_all_ranks(trainer: Trainer, command: Command, payload: object) -> AbstractContextManager[None]:
+    """Commands the other ranks of `trainer`, if there are any; `payload` is sent as JSON."""
+    if not isinstance(trainer, LeaderTrainer):
+        return nullcontext()
+    return trainer.followers.together(command, json.dumps(payload).encode())
 
 
 def follow(trainer: Trainer, checkpoints: AsyncCheckpoints, sender: WeightsSender | None) -> None:
@@ -152,8 +171,8 @@ def follow(trainer: Trainer, checkpoints: AsyncCheckpoints, sender: WeightsSende
             case Command.END:
                 return
             case Command.STEP:
-                (rate_factor,) = struct.unpack_from(RATE_FACTOR, payload)
-                trainer.step(unpack(payload[struct.calcsize(RATE_FACTOR) :]), rate_factor)
+                (rate_factor,) = struct.unpack_from(_RATE_FACTOR, payload)
+                trainer.step(unpack(payload[struct.calcsize(_RATE_FACTOR) :]), rate_factor)
             case Command.WEIGHTS:
                 # All ranks take part in gathering; only rank 0 uses the result.
                 for _ in full_tensors(trainer.model):
@@ -171,19 +190,15 @@ def follow(trainer: Trainer, checkpoints: AsyncCheckpoints, sender: WeightsSende
                 assert sender is not None
                 hand_over(trainer, sender, Manifest.from_json(json.loads(payload)))
             case Command.RESTORE:
-                _restore_share(trainer, *_checkpoint(payload))
+                named = json.loads(payload)
+                files = {name: FileRef(**ref) for name, ref in named["files"].items()}
+                checkpoint = Checkpoint(step=named["step"], files=files, state={}, incarnation=named["incarnation"])
+                _restore_share(trainer, open_store(named["run"]), checkpoint)
 
 
 def hand_over(trainer: Trainer, sender: WeightsSender, manifest: Manifest) -> None:
     """Hands this rank's shards over; every rank has to call this."""
     sender.publish(Weights(manifest=manifest, tensors=dict(own_shards(trainer.model))))
-
-
-def _checkpoint_payload(store: Store, checkpoint: Checkpoint) -> bytes:
-    """The payload of `Command.RESTORE`."""
-    files = {name: asdict(ref) for name, ref in checkpoint.files.items()}
-    named = {"run": store.url, "step": checkpoint.step, "incarnation": checkpoint.incarnation, "files": files}
-    return json.dumps(named).encode()
 
 
 def _restore_share(trainer: Trainer, store: Store, checkpoint: Checkpoint) -> StreamCorrupt | None:
@@ -200,10 +215,3 @@ def _restore_share(trainer: Trainer, store: Store, checkpoint: Checkpoint) -> St
     mine = [] if damage is None else [damage.file, damage.reason]
     reports = [json.loads(text) for text in exchange(json.dumps(mine), trainer.ranks.size)]
     return next((StreamCorrupt(*report) for report in reports if report), None)
-
-
-def _checkpoint(payload: bytes) -> tuple[Store, Checkpoint]:
-    named = json.loads(payload)
-    files = {name: FileRef(**ref) for name, ref in named["files"].items()}
-    checkpoint = Checkpoint(step=named["step"], files=files, state={}, incarnation=named["incarnation"])
-    return open_store(named["run"]), checkpoint

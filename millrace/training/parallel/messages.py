@@ -26,7 +26,7 @@ class Command(IntEnum):
     END = 0
     """Rank 0 has finished, or failed outside of a command: end normally."""
     STEP = 1
-    """Payload: factor of the learning rate as `RATE_FACTOR`, samples."""
+    """Payload: factor of the learning rate as float64, samples."""
     WEIGHTS = 2
     NEXT_LOGPROBS = 3
     """Payload: the tokens before, and the number of next tokens."""
@@ -38,10 +38,6 @@ class Command(IntEnum):
     WAKE = 7
     HAND_OVER = 8
     """Payload: the manifest of the version whose shards each rank hands over."""
-
-
-RATE_FACTOR = "<d"
-"""Format of the factor of a step's learning rate, for `struct`."""
 
 
 def send(command: Command, payload: bytes = b"") -> None:

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from support.planning.timed_run import Times, write_timed_run
 
-from benchmarks.planner.cases import FAMILIES, FITTED, PREDICTED, PRESET, Case, write_prompts
-from benchmarks.planner.runs import figures
+from benchmarks.harness import PRESET, as_settings
+from benchmarks.planner import FAMILIES, FITTED, PREDICTED, Case, figures, write_prompts
 from configs.load import load_config
 from storage.stores.local import LocalStore
 
 
 def _settings(case: Case) -> list[str]:
-    return [f"{key}={json.dumps(value)}" for key, value in {**FAMILIES[case.family], **case.settings}.items()]
+    return as_settings({**FAMILIES[case.family], **case.settings})
 
 
 @pytest.mark.parametrize("case", [*FITTED, *PREDICTED], ids=lambda case: case.name)

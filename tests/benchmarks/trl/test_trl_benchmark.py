@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.trl.figures import of_pair, of_pairs, targets_met
-from benchmarks.trl.roofline import layer_weights, product_rate, step_flops
 from benchmarks.trl.runs import Step
 from benchmarks.trl.shapes import SHAPES, write_prompts
 
@@ -47,12 +46,3 @@ def test_prompts_have_the_tokens_of_their_shape_and_answers_fit(name: str, tmp_p
     # One token begins a prompt, and one ends an answer.
     assert {len(record["prompt"]) + 1 for record in records} == {shape.prompt_tokens}
     assert max(len(record["answer"]) + 1 for record in records) <= shape.max_new_tokens
-
-
-def test_a_prompt_that_stands_once_per_group_saves_its_share_of_the_operations() -> None:
-    weights = layer_weights(SHORT)
-    once, each = (step_flops(SHORT, 3, prompts_once=shared) for shared in (True, False))
-    assert each["training"] == pytest.approx(6 * weights * 512 * 10)
-    assert once["training"] == pytest.approx(6 * weights * (64 * 7 + 512 * 3))
-    assert once["sampling"] == pytest.approx(once["training"] / 3)
-    assert product_rate(8, 8, 8) > 0

@@ -1,8 +1,9 @@
-"""What the trainer says of each trajectory it took, and which of it holds after a rollback."""
+"""The stream of consumed trajectories: one row per trajectory that the trainer took."""
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pytest
 from support.streams.scored_groups import scored_group
 
 from millrace.rollouts.consumed import ConsumedWriter
@@ -22,7 +23,7 @@ def group(
     rewards: tuple[float | None, ...] = (1.0, 0.0),
     **versions: list[int],
 ) -> ScoredGroup:
-    """Group `number`, the first row of which is ten times that; the last token of each is of the newest version."""
+    """Group `number`, whose first row is ten times that; the last token of each member is of the newest version."""
     oldest = versions.get("oldest", [4] * len(lengths))
     newest = versions.get("newest", oldest)
     members = [[old] * (length - 1) + [new] for length, old, new in zip(lengths, oldest, newest, strict=True)]
@@ -33,6 +34,11 @@ def logprobs(*lengths: int) -> list[npt.NDArray[np.float32]]:
     return [np.arange(length, dtype=np.float32) - 8 for length in lengths]
 
 
+@pytest.fixture
+def writer(memory_store: MemoryStore) -> ConsumedWriter:
+    return ConsumedWriter(memory_store, incarnation=3)
+
+
 def stored(store: MemoryStore, path: str, schema: pa.Schema) -> list[dict]:
     reader, rows = StreamReader(store, path, schema), []
     while (part := reader.next()) is not None:
@@ -40,8 +46,7 @@ def stored(store: MemoryStore, path: str, schema: pa.Schema) -> list[dict]:
     return rows
 
 
-def test_a_trained_group_is_told_row_by_row_with_its_versions_reward_and_advantage(memory_store: MemoryStore) -> None:
-    writer = ConsumedWriter(memory_store, incarnation=3)
+def test_a_trained_row_has_versions_reward_and_advantage(memory_store: MemoryStore, writer: ConsumedWriter) -> None:
     writer.step(8, [group(5, oldest=[4, 6], newest=[6, 7])], [0.5, -0.5], logprobs(2, 3))
     writer.flush()
     first, second = stored(memory_store, layout.CONSUMED, CONSUMED)
@@ -66,10 +71,9 @@ def test_a_trained_group_is_told_row_by_row_with_its_versions_reward_and_advanta
     assert (second["trajectory_row_id"], second["advantage"], second["min_policy_version"]) == (51, -0.5, 6)
 
 
-def test_what_the_policy_thought_of_each_token_is_stored_with_the_trajectory_it_is_of(
-    memory_store: MemoryStore,
+def test_the_trainers_log_probabilities_are_stored_per_trajectory(
+    memory_store: MemoryStore, writer: ConsumedWriter
 ) -> None:
-    writer = ConsumedWriter(memory_store, incarnation=0)
     writer.step(8, [group(5), group(6)], [0.5, -0.5, 0.5, -0.5], logprobs(2, 3, 2, 3))
     writer.close()
     rows = stored(memory_store, layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS)
@@ -77,8 +81,7 @@ def test_what_the_policy_thought_of_each_token_is_stored_with_the_trajectory_it_
     assert rows[1]["trainer_logprobs"] == [-8.0, -7.0, -6.0]
 
 
-def test_a_member_whose_verifier_failed_is_an_error_without_a_reward(memory_store: MemoryStore) -> None:
-    writer = ConsumedWriter(memory_store, incarnation=0)
+def test_a_member_whose_verifier_failed_is_an_error(memory_store: MemoryStore, writer: ConsumedWriter) -> None:
     writer.step(1, [group(5, (2, 3, 4), (1.0, None, 0.0), oldest=[0, 0, 0])], [0.5, -0.5], logprobs(2, 4))
     writer.close()
     rows = stored(memory_store, layout.CONSUMED, CONSUMED)
@@ -90,11 +93,10 @@ def test_a_member_whose_verifier_failed_is_an_error_without_a_reward(memory_stor
     assert len(stored(memory_store, layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS)) == 2
 
 
-def test_a_masked_group_is_told_with_what_was_masked_and_the_staleness_of_what_was_left(
-    memory_store: MemoryStore,
+def test_a_masked_group_has_its_masked_tokens_and_remaining_staleness(
+    memory_store: MemoryStore, writer: ConsumedWriter
 ) -> None:
     group = scored_group(5, [[1, 1, 6], [1, 1], [6], [1, 5]], [1.0, 0.5, 0.0, None])
-    writer = ConsumedWriter(memory_store, incarnation=0)
     writer.step(8, [mask_too_old(group, 7, 4)], [0.5, -0.5], logprobs(3, 1))
     writer.close()
     rows = stored(memory_store, layout.CONSUMED, CONSUMED)
@@ -102,24 +104,24 @@ def test_a_masked_group_is_told_with_what_was_masked_and_the_staleness_of_what_w
         ("trained", 2, 0.5, 1.0),
         ("stale", 2, None, 0.5),
         ("trained", 0, -0.5, 0.0),
-        # Another reward may know it, and then a replay has to mask it too.
+        # A replay with another reward may train it, and has to mask the same token.
         ("error", 1, None, None),
     ]
     assert {(row["staleness"], row["staleness_in_flight"]) for row in rows} == {(2, 5)}
-    told = stored(memory_store, layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS)
-    assert [row["trajectory_row_id"] for row in told] == [50, 52]
+    logprob_rows = stored(memory_store, layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS)
+    assert [row["trajectory_row_id"] for row in logprob_rows] == [50, 52]
 
 
-def test_a_groups_staleness_is_that_of_the_trainer_which_took_it(memory_store: MemoryStore) -> None:
-    writer = ConsumedWriter(memory_store, incarnation=0)
+def test_staleness_is_counted_from_the_version_that_took_the_group(
+    memory_store: MemoryStore, writer: ConsumedWriter
+) -> None:
     writer.step(8, [group(5), group(6)], [0.5, -0.5] * 2, logprobs(2, 3, 2, 3), trainer_versions=[5, 4])
     writer.close()
     rows = stored(memory_store, layout.CONSUMED, CONSUMED)
     assert [row["staleness"] for row in rows] == [1, 1, 0, 0]
 
 
-def test_what_was_dropped_counts_once_the_next_step_is_done(memory_store: MemoryStore) -> None:
-    writer = ConsumedWriter(memory_store, incarnation=0)
+def test_a_dropped_group_is_written_with_the_next_step(memory_store: MemoryStore, writer: ConsumedWriter) -> None:
     writer.drop(group(4, oldest=[1, 1]), "stale", 7)
     writer.flush()
     assert stored(memory_store, layout.CONSUMED, CONSUMED) == []
@@ -134,13 +136,14 @@ def test_what_was_dropped_counts_once_the_next_step_is_done(memory_store: Memory
     ]
 
 
-def test_what_is_left_of_a_damaged_part_is_told_with_all_its_rows_and_tokens(memory_store: MemoryStore) -> None:
+def test_a_damaged_part_is_written_with_its_remaining_rows_and_tokens(
+    memory_store: MemoryStore, writer: ConsumedWriter
+) -> None:
     record = Record(
         seq=3, kind="data", epoch=0, nonce="", writer="", prev="", rows=8, first_row_id=40, tokens=30,
         min_policy_version=2, max_policy_version=3,
     )  # fmt: skip
     lost = LostPart(generator=1, record=record, left=Amount(rollouts=6, tokens=20), reason="damaged")
-    writer = ConsumedWriter(memory_store, incarnation=0)
     writer.drop(lost, "corrupt", 4)
     writer.step(5, [group(5)], [0.5, -0.5], logprobs(2, 3))
     writer.close()
@@ -149,12 +152,11 @@ def test_what_is_left_of_a_damaged_part_is_told_with_all_its_rows_and_tokens(mem
     assert sum(row["tokens"] for row in rows) == 20
 
 
-def test_the_records_tell_which_versions_the_rows_are_of(memory_store: MemoryStore) -> None:
-    writer = ConsumedWriter(memory_store, incarnation=2)
+def test_a_record_has_the_versions_and_sums_of_its_rows(memory_store: MemoryStore, writer: ConsumedWriter) -> None:
     for version in (5, 6):
         writer.step(version, [group(5)], [0.5, -0.5], logprobs(2, 3))
     writer.close()
     record = StreamReader(memory_store, layout.CONSUMED, CONSUMED).next_record()
     assert record is not None
-    assert (record.min_policy_version, record.max_policy_version, record.incarnation) == (5, 6, 2)
+    assert (record.min_policy_version, record.max_policy_version, record.incarnation) == (5, 6, 3)
     assert (record.rows, record.tokens) == (4, 10)

@@ -1,4 +1,4 @@
-"""Where generators go on after kills and rollbacks, with groups in any order: no prompt skipped, none repeated."""
+"""Group numbers after kills and rollbacks: each prompt is generated once, and none is skipped."""
 
 import itertools
 from collections.abc import Callable
@@ -39,11 +39,11 @@ class Campaign:
 
     def start_trainer(self) -> None:
         self.checkpoints = CheckpointWriter(self.store)
-        found = self.checkpoints.latest
-        self.version = 0 if found is None else found.step
-        self.lineage = Lineage.after(found, self.checkpoints.incarnation)
-        if found is not None:
-            self.checkpoints.adopt(found, {"lineage": self.lineage.to_json()})
+        latest = self.checkpoints.latest
+        self.version = 0 if latest is None else latest.step
+        self.lineage = Lineage.after(latest, self.checkpoints.incarnation)
+        if latest is not None:
+            self.checkpoints.adopt(latest, {"lineage": self.lineage.to_json()})
 
     def checkpoint(self) -> None:
         self.checkpoints.commit(self.version, {}, {"lineage": self.lineage.to_json()})
@@ -62,7 +62,7 @@ class Campaign:
         self.take_weights()
 
     def take_weights(self) -> None:
-        """The generator hears of the trainer's newest weights; what is in flight goes on, or is asked again."""
+        """The generator receives the newest weights; after a rollback its groups in flight are requested again."""
         self.sampled_by = self.version
         if self.incarnation != self.checkpoints.incarnation:
             self.incarnation = self.checkpoints.incarnation
@@ -74,7 +74,7 @@ class Campaign:
             self.in_flight[next(self.numbers)] = self.version
 
     def finish(self, place: int) -> None:
-        """One of the groups in flight is whole, and another takes its place."""
+        """Completes a group in flight, and starts another in its place."""
         group_id = sorted(self.in_flight)[place]
         oldest = self.in_flight.pop(group_id)
         self.writer.append(self.make_trajectories([group_id], GROUP_SIZE, oldest))
@@ -82,15 +82,15 @@ class Campaign:
 
     def accepted(self) -> list[int]:
         """The groups whose weights exist for the present trainer, in stream order, as it checks them."""
-        path, groups, found = layout.trajectories(1), GroupSet.empty(1, GENERATORS), []
+        path, groups, accepted = layout.trajectories(1), GroupSet.empty(1, GENERATORS), []
         reader = StreamReader(self.store, path, TRAJECTORY)
         while (part := reader.next()) is not None:
             if self.lineage.holds(part.record.incarnation, part.record.max_policy_version):
                 group_ids = list(dict.fromkeys(part.table["group_id"].to_pylist()))
                 pass_part(groups, path, part.record, group_ids)
-                found += group_ids
+                accepted += group_ids
                 assert committed_groups(self.store, 1, GENERATORS, self.lineage, reader.cursor) == groups
-        return found
+        return accepted
 
 
 @pytest.fixture
@@ -98,11 +98,11 @@ def campaign(make_trajectories: MakeTrajectories) -> Campaign:
     return Campaign(make_trajectories)
 
 
-def test_a_generator_begins_with_its_own_number(campaign: Campaign) -> None:
+def test_a_generator_begins_with_its_number(campaign: Campaign) -> None:
     assert sorted(campaign.in_flight) == [1, 3, 5]
 
 
-def test_a_restarted_generator_asks_for_what_is_missing_and_then_goes_on(campaign: Campaign) -> None:
+def test_a_restarted_generator_requests_missing_groups_first(campaign: Campaign) -> None:
     campaign.finish(1)
     campaign.finish(2)
     assert campaign.accepted() == [3, 7]
@@ -110,7 +110,7 @@ def test_a_restarted_generator_asks_for_what_is_missing_and_then_goes_on(campaig
     assert sorted(campaign.in_flight) == [1, 5, 9]
 
 
-def test_groups_of_a_lost_future_are_made_once_more(campaign: Campaign) -> None:
+def test_groups_of_lost_versions_are_generated_again(campaign: Campaign) -> None:
     campaign.finish(0)
     campaign.version = 1
     campaign.checkpoint()
@@ -138,7 +138,7 @@ events = st.one_of(
 @pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(story=st.lists(events, max_size=40))
-def test_whatever_is_killed_and_whatever_finishes_first_each_group_that_counts_is_there_once(
+def test_each_group_is_accepted_once_through_kills_and_rollbacks(
     story: list[str | int], make_trajectories: MakeTrajectories
 ) -> None:
     campaign = Campaign(make_trajectories)
@@ -156,50 +156,57 @@ def test_whatever_is_killed_and_whatever_finishes_first_each_group_that_counts_i
                 campaign.take_weights()
             case int(place):
                 campaign.finish(place)
-        # Raises if one is there twice, or if a record tells another story than the parts.
+        # Raises if a group is stored twice, or if a record disagrees with the parts.
         accepted = campaign.accepted()
         assert len(set(accepted)) == len(accepted)
-    # In the end nothing is missing: a generator that goes on asks for every group that is not there.
+    # A restarted generator requests every group that is missing.
     campaign.start_generator()
-    lacking = set(range(1, max(campaign.accepted(), default=1) + 1, GENERATORS)) - set(campaign.accepted())
-    assert lacking <= set(itertools.islice(campaign.writer.groups.to_generate(), len(lacking)))
+    missing = set(range(1, max(campaign.accepted(), default=1) + 1, GENERATORS)) - set(campaign.accepted())
+    assert missing <= set(itertools.islice(campaign.writer.groups.to_generate(), len(missing)))
 
 
 @given(group_ids=st.permutations(range(1, 40, 2)), first=st.integers(0, 20))
-def test_groups_in_any_order_leave_the_same_set_and_the_same_to_do(group_ids: list[int], first: int) -> None:
+def test_groups_may_be_added_in_any_order(group_ids: list[int], first: int) -> None:
     groups = GroupSet.empty(1, 2)
     for group_id in group_ids[:first]:
         groups.add(group_id)
     assert [group_id in groups for group_id in group_ids] == [i < first for i in range(20)]
-    lacking = groups.to_generate()
+    missing = groups.to_generate()
     for group_id in group_ids[first:]:
         groups.add(group_id)
-    # As of when it was asked, whatever is added meanwhile.
-    assert list(itertools.islice(lacking, 20 - first)) == sorted(group_ids[first:])
+    # The groups that were missing at the call, whatever was added since.
+    assert list(itertools.islice(missing, 20 - first)) == sorted(group_ids[first:])
     assert groups == GroupSet(num_generators=2, last=39)
 
 
 def record(first_row: int, last: int, missing: list[int], *, group_ids: list[int] | None = None) -> Record:
-    """Of a part of two groups."""
+    """The record of a part of two groups."""
     return Record(
         seq=0, kind="data", epoch=0, nonce="", writer="", prev="", rows=4, first_row_id=first_row, group_size=2,
         last_group_id=last, missing_groups=missing, group_ids=group_ids or [],
     )  # fmt: skip
 
 
-def test_a_repeated_and_a_skipped_prompt_are_told_by_their_rows() -> None:
-    groups = GroupSet.empty(1, 2)
-    pass_part(groups, "streams/trajectories/1", record(0, 5, [1]), [5, 3])
-    with pytest.raises(LedgerMismatch, match=r"trajectories/1, rows 4 to 7: group 3"):
-        pass_part(groups, "streams/trajectories/1", record(4, 5, []), [1, 3])
-    groups = GroupSet(num_generators=2, last=5, missing={1})
-    with pytest.raises(LedgerMismatch, match=r"rows 4 to 7: .*disagree about groups \[1\]: a prompt was skipped"):
-        pass_part(groups, "streams/trajectories/1", record(4, 9, []), [7, 9])
-    with pytest.raises(LedgerMismatch, match="group 8 belongs to another generator"):
-        pass_part(GroupSet.empty(1, 2), "streams/trajectories/1", record(0, 8, []), [8])
+@pytest.mark.parametrize(
+    ("missing", "part", "group_ids", "named"),
+    [
+        ({1}, record(4, 5, []), [1, 3], "group 3"),
+        ({1}, record(4, 9, []), [7, 9], "groups [1]"),
+        (set(), record(4, 8, []), [8], "group 8"),
+    ],
+    ids=["repeated", "skipped", "of another generator"],
+)
+def test_a_wrong_group_is_named_with_its_rows(
+    missing: set[int], part: Record, group_ids: list[int], named: str
+) -> None:
+    groups = GroupSet(num_generators=2, last=5, missing=missing)
+    with pytest.raises(LedgerMismatch) as caught:
+        pass_part(groups, "streams/trajectories/1", part, group_ids)
+    assert "trajectories/1, rows 4 to 7" in str(caught.value)
+    assert named in str(caught.value)
 
 
-def test_a_part_that_can_not_be_read_is_passed_by_its_record() -> None:
+def test_an_unreadable_part_is_passed_by_its_record() -> None:
     groups = GroupSet(num_generators=2, last=5, missing={1})
     pass_part(groups, "s", record(4, 9, [7], group_ids=[9, 1]), None)
     assert groups == GroupSet(num_generators=2, last=9, missing={7})

@@ -1,11 +1,11 @@
-"""Groups are admitted in order, finished in any order, and handed on when they are whole; interrupted ones go on."""
+"""Groups in flight: admitted in order, completed in any order, and continued after an interruption."""
 
 import random
 from dataclasses import replace
 
 import pytest
 
-from millrace.rollouts.groups_in_flight import GroupsInFlight, derived_seed, num_tokens, trajectory_seed
+from millrace.rollouts.groups_in_flight import GroupsInFlight, derived_seed, num_tokens
 from millrace.types import FinishReason, Prompt, Request, Response, Trajectory
 
 GROUP_SIZE = 3
@@ -29,7 +29,7 @@ def finished(request: Request) -> Trajectory:
     return Trajectory(request=request, response=response, t_started=token + 0.25, t_finished=token + 0.75)
 
 
-def test_a_group_that_is_whole_waits_for_no_other() -> None:
+def test_a_whole_group_does_not_wait_for_others() -> None:
     groups = GroupsInFlight(GROUP_SIZE, run_seed=0)
     first, second, third = (admit(groups, group_id) for group_id in (4, 6, 8))
     for request in [*second, *first[1:], *third[:2]]:
@@ -44,7 +44,7 @@ def test_a_group_that_is_whole_waits_for_no_other() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_is_finished_first_all_trajectories_come_once_and_groups_are_whole(seed: int) -> None:
+def test_trajectories_finished_in_any_order_are_taken_once_in_groups(seed: int) -> None:
     chance = random.Random(seed)
     groups = GroupsInFlight(GROUP_SIZE, run_seed=seed)
     to_admit = list(range(seed, seed + 40, 2))
@@ -56,7 +56,7 @@ def test_whatever_is_finished_first_all_trajectories_come_once_and_groups_are_wh
             in_flight += admit(groups, to_admit.pop(0))
         elif in_flight:
             groups.add(finished(in_flight.pop(chance.randrange(len(in_flight)))))
-        taken += [(one.request.group_id, one.request.sample_index) for one in groups.take()]
+        taken += [(trajectory.request.group_id, trajectory.request.sample_index) for trajectory in groups.take()]
     assert sorted(taken) == expected, f"seed {seed}"
     assert taken != expected, f"seed {seed}: nothing was ever out of order"
     assert [index for _, index in taken] == list(range(GROUP_SIZE)) * 20
@@ -65,7 +65,7 @@ def test_whatever_is_finished_first_all_trajectories_come_once_and_groups_are_wh
 def partly(
     request: Request, tokens: int, version: int, finish_reason: FinishReason = "unfinished", truncated: bool = True
 ) -> Trajectory:
-    """What an engine returns: `tokens` more, all of one version, each drawn from itself alone if it's truncated."""
+    """An engine's response: `tokens` more, all of one version; if `truncated`, each token is its only kept token."""
     start = len(request.response_tokens)
     response = Response(
         tokens=tuple(range(start, start + tokens)),
@@ -80,47 +80,56 @@ def partly(
     return Trajectory(request=request, response=response, t_started=100.0 + version, t_finished=200.0 + version)
 
 
-def test_interrupted_responses_go_on_where_they_were_and_are_joined() -> None:
+def test_interrupted_responses_are_continued_and_joined() -> None:
     groups = GroupsInFlight(GROUP_SIZE, run_seed=7)
     requests = admit(groups, 5, policy_version=3)
     groups.add(partly(requests[0], 2, 3, "length"))
     interrupted = groups.interrupt([partly(requests[1], 4, 3), partly(requests[2], 0, 3)])
     assert len(groups) == 0
     assert num_tokens(interrupted) == 6
-    assert {one.request.sample_index for one in interrupted} == {0, 1}, "the third had no token yet"
+    assert {trajectory.request.sample_index for trajectory in interrupted} == {0, 1}, "the third had no token yet"
 
-    # In another process, whose requests know nothing of the first one's.
+    # Another process, which does not have the requests of the first.
     later = GroupsInFlight(GROUP_SIZE, run_seed=7)
-    bare = {one.request.sample_index: replace(one, request=replace(one.request, seed=0)) for one in interrupted}
-    asked = admit(later, 5, bare, policy_version=4)
-    assert [(r.sample_index, r.response_tokens) for r in asked] == [(1, (0, 1, 2, 3)), (2, ())]
-    assert asked[0].seed == derived_seed(requests[1].seed, 4), "other draws than its first tokens had"
-    assert asked[1].seed == requests[2].seed
+    bare = {
+        trajectory.request.sample_index: replace(trajectory, request=replace(trajectory.request, seed=0))
+        for trajectory in interrupted
+    }
+    requested = admit(later, 5, bare, policy_version=4)
+    assert [(r.sample_index, r.response_tokens) for r in requested] == [(1, (0, 1, 2, 3)), (2, ())]
+    assert requested[0].seed == derived_seed(requests[1].seed, 4), "other draws than its first tokens had"
+    assert requested[1].seed == requests[2].seed
     assert (later.tokens, later.oldest_version, later.t_oldest) == (6, 3, 5.5)
-    again = later.interrupt([partly(asked[0], 2, 4), partly(asked[1], 1, 4)])
+    again = later.interrupt([partly(requested[0], 2, 4), partly(requested[1], 1, 4)])
     last = GroupsInFlight(GROUP_SIZE, run_seed=7)
-    asked = admit(last, 5, {one.request.sample_index: one for one in again}, policy_version=6)
-    for request in asked:
+    requested = admit(last, 5, {trajectory.request.sample_index: trajectory for trajectory in again}, policy_version=6)
+    for request in requested:
         last.add(partly(request, 1, 6, "stop"))
     whole = last.take()
-    assert [one.response.tokens for one in whole] == [(0, 1), tuple(range(7)), (0, 1)]
-    assert [one.response.rollout_logprobs[-1] for one in whole] == [-1.0, -6.0, -1.0]
-    assert [one.response.kept_tokens for one in whole] == [one.response.tokens for one in whole]
-    assert [one.response.kept_counts for one in whole] == [(1,) * 2, (1,) * 7, (1,) * 2]
-    # Those that computed a token first, of each token but the last.
+    assert [trajectory.response.tokens for trajectory in whole] == [(0, 1), tuple(range(7)), (0, 1)]
+    assert [trajectory.response.rollout_logprobs[-1] for trajectory in whole] == [-1.0, -6.0, -1.0]
+    assert [trajectory.response.kept_tokens for trajectory in whole] == [
+        trajectory.response.tokens for trajectory in whole
+    ]
+    assert [trajectory.response.kept_counts for trajectory in whole] == [(1,) * 2, (1,) * 7, (1,) * 2]
+    # Experts that computed each token but the last for the first time.
     experts = [3] * (len(requests[1].prompt_tokens) + 3) + [4, 4, 6]
-    assert whole[1].response.routed_experts == b"".join(one.to_bytes(2, "little") for one in experts)
-    assert [one.response.version_spans for one in whole] == [
+    assert whole[1].response.routed_experts == b"".join(trajectory.to_bytes(2, "little") for trajectory in experts)
+    assert [trajectory.response.version_spans for trajectory in whole] == [
         ((3, 0),),
         ((3, 0), (4, 4), (6, 6)),
         ((4, 0), (6, 1)),
     ]
-    assert [one.response.finish_reason for one in whole] == ["length", "stop", "stop"]
-    assert [one.request for one in whole] == requests, "as if it had been asked for once"
-    assert [(one.t_started, one.t_finished) for one in whole] == [(103.0, 203.0), (103.0, 206.0), (104.0, 206.0)]
+    assert [trajectory.response.finish_reason for trajectory in whole] == ["length", "stop", "stop"]
+    assert [trajectory.request for trajectory in whole] == requests, "as if each had been requested once"
+    assert [(trajectory.t_started, trajectory.t_finished) for trajectory in whole] == [
+        (103.0, 203.0),
+        (103.0, 206.0),
+        (104.0, 206.0),
+    ]
 
 
-def test_what_goes_on_under_the_same_version_is_one_span() -> None:
+def test_a_response_continued_under_the_same_version_has_one_span() -> None:
     groups = GroupsInFlight(1, run_seed=0)
     (request,) = admit(groups, 0)
     (begun,) = groups.interrupt([partly(request, 3, 2)])
@@ -129,55 +138,42 @@ def test_what_goes_on_under_the_same_version_is_one_span() -> None:
     assert groups.take()[0].response.version_spans == ((2, 0),)
 
 
-def test_what_waits_for_its_turn_keeps_what_it_had_when_it_is_interrupted_again() -> None:
+def test_a_waiting_response_keeps_its_tokens_when_interrupted_again() -> None:
     groups = GroupsInFlight(GROUP_SIZE, run_seed=0)
     requests = admit(groups, 2)
     begun = groups.interrupt([partly(request, 2, 1) for request in requests])
-    admit(groups, 2, {one.request.sample_index: one for one in begun})
+    admit(groups, 2, {trajectory.request.sample_index: trajectory for trajectory in begun})
     # The engine got none of them.
     assert groups.interrupt([]) == begun
 
 
-def test_a_trajectory_is_what_was_admitted_and_what_came_back_for_it() -> None:
+def test_a_trajectory_has_its_admitted_request_and_its_response() -> None:
     groups = GroupsInFlight(GROUP_SIZE, run_seed=11)
     requests = admit(groups, 7)
+    assert requests == admit(GroupsInFlight(GROUP_SIZE, run_seed=11), 7), "a restarted generator makes equal requests"
+    assert [request.seed for request in requests] == [derived_seed(11, 7, index) for index in range(GROUP_SIZE)]
+    assert {request.prompt for request in requests} == {prompt(7)}
     for request in reversed(requests):
         groups.add(finished(request))
-    for index, trajectory in enumerate(groups.take()):
-        sampled = finished(requests[index])
-        assert (trajectory.request.group_id, trajectory.request.sample_index) == (7, index)
-        assert trajectory.prompt == prompt(7)
-        assert tuple(trajectory.request.prompt_tokens) == (1, 7)
-        assert trajectory.response == sampled.response
-        assert trajectory.request.seed == trajectory_seed(11, 7, index)
-        times = (trajectory.request.t_admitted, trajectory.t_started, trajectory.t_finished)
-        assert times == (7.5, sampled.t_started, sampled.t_finished)
-
-
-def test_a_trajectory_that_is_asked_for_again_gets_the_seed_it_had() -> None:
-    groups, later = GroupsInFlight(GROUP_SIZE, run_seed=5), GroupsInFlight(GROUP_SIZE, run_seed=5)
-    admit(groups, 3)
-    assert admit(groups, 4) == admit(later, 4)
+    assert groups.take() == [finished(request) for request in requests]
 
 
 def test_seeds_differ_by_run_group_and_place_and_fit_63_bits() -> None:
-    seeds = {trajectory_seed(run, group, index) for run in range(5) for group in range(50) for index in range(8)}
+    seeds = {derived_seed(run, group, index) for run in range(5) for group in range(50) for index in range(8)}
     assert len(seeds) == 5 * 50 * 8
     assert min(seeds) >= 0
     assert 2**60 < max(seeds) < 2**63
     # A stored run names its seeds: they must not change from one release to the next.
-    assert trajectory_seed(0, 0, 0) == 8387133978117270309
+    assert derived_seed(0, 0, 0) == 8387133978117270309
 
 
-@pytest.mark.parametrize("before", [False, True])
-@pytest.mark.parametrize("after", [False, True])
-def test_a_response_that_was_begun_before_kept_tokens_were_stored_has_a_count_for_each_token(
-    before: bool, after: bool
-) -> None:
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("second", [False, True])
+def test_a_partly_truncated_response_has_a_kept_count_per_token(first: bool, second: bool) -> None:
     groups = GroupsInFlight(1, run_seed=7)
     (begun,) = admit(groups, 0)
-    stored = groups.interrupt([partly(begun, 2, 0, truncated=before)])
+    stored = groups.interrupt([partly(begun, 2, 0, truncated=first)])
     (rest,) = admit(groups, 0, {0: stored[0]})
-    response = groups.add(partly(rest, 1, 0, "stop", truncated=after)).response
-    assert response.kept_tokens == (*((0, 1) if before else ()), *((2,) if after else ()))
-    assert response.kept_counts == ((before, before, after) if before or after else ())
+    response = groups.add(partly(rest, 1, 0, "stop", truncated=second)).response
+    assert response.kept_tokens == (*((0, 1) if first else ()), *((2,) if second else ()))
+    assert response.kept_counts == ((first, first, second) if first or second else ())

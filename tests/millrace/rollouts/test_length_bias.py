@@ -1,4 +1,4 @@
-"""The lengths and rewards of what was trained against those of all that was taken."""
+"""Length bias: mean length and reward of trained responses, relative to all taken ones."""
 
 import pytest
 from hypothesis import given
@@ -19,7 +19,7 @@ def group(of_members: list[tuple[int, float | None]]) -> ScoredGroup:
 
 
 @given(steps)
-def test_the_ratios_are_those_of_the_means_over_the_last_steps(
+def test_ratios_are_of_the_means_over_the_last_steps(
     story: list[tuple[list[tuple[int, float | None]], list[list[tuple[int, float | None]]]]],
 ) -> None:
     story = [([(7, 0.5), *trained], dropped) for trained, dropped in story]
@@ -35,26 +35,23 @@ def test_the_ratios_are_those_of_the_means_over_the_last_steps(
     lengths = [sum(length for length, _ in some) / len(some) for some in (of_trained, taken)]
     assert (ratios.trained_length, ratios.taken_length) == pytest.approx(tuple(lengths))
     assert ratios.length_ratio == pytest.approx(lengths[0] / lengths[1])
-    known = [reward for _, reward in taken if reward is not None]
+    known_rewards = [reward for _, reward in taken if reward is not None]
     of_trained_rewards = [reward for _, reward in of_trained if reward is not None]
-    expected = sum(of_trained_rewards) / len(of_trained_rewards) / (sum(known) / len(known))
+    expected = sum(of_trained_rewards) / len(of_trained_rewards) / (sum(known_rewards) / len(known_rewards))
     assert ratios.reward_ratio == pytest.approx(expected)
 
 
-def test_where_all_is_trained_there_is_no_bias() -> None:
+@pytest.mark.parametrize(
+    ("rewards", "reward_ratio"), [((0.0, 1.0), {"reward_ratio": 1.0}), ((0.0, 0.0), {}), ((-1.0, -1.0), {})]
+)
+def test_a_fully_trained_group_has_no_bias(rewards: tuple[float, float], reward_ratio: dict[str, float]) -> None:
+    """The ratio of rewards is omitted unless the mean reward is positive."""
     bias = LengthBias()
-    bias.take(group([(3, 0.0), (9, 1.0)]), [0, 1])
-    assert bias.step().metrics() == {"length_ratio": 1.0, "reward_ratio": 1.0}
+    bias.take(group([(3, rewards[0]), (9, rewards[1])]), [0, 1])
+    assert bias.step().metrics() == {"length_ratio": 1.0, **reward_ratio}
 
 
-@pytest.mark.parametrize("reward", [0.0, -1.0])
-def test_rewards_whose_mean_is_not_above_0_have_no_ratio(reward: float) -> None:
-    bias = LengthBias()
-    bias.take(group([(3, reward), (9, reward)]), [0, 1])
-    assert bias.step().metrics() == {"length_ratio": 1.0}
-
-
-def test_the_responses_of_a_damaged_part_count_with_their_lengths() -> None:
+def test_responses_of_a_damaged_part_count_with_their_lengths() -> None:
     record = Record(seq=3, kind="data", epoch=0, nonce="", writer="", prev="", rows=2, first_row_id=0, tokens=18)
     bias = LengthBias()
     bias.take(LostPart(generator=0, record=record, left=Amount(rollouts=2, tokens=18), reason="damaged"))
@@ -63,17 +60,11 @@ def test_the_responses_of_a_damaged_part_count_with_their_lengths() -> None:
     assert (ratios.trained_length, ratios.taken_length, ratios.reward_ratio) == (3.0, 6.0, 1.0)
 
 
-def test_a_member_that_is_not_trained_counts_among_what_was_taken() -> None:
+def test_the_step_ratio_is_of_the_last_step_alone() -> None:
     bias = LengthBias()
     bias.take(group([(2, 1.0), (6, 0.0)]), [0])
-    ratios = bias.step()
-    assert (ratios.length_ratio, ratios.reward_ratio) == (0.5, 2.0)
-
-
-def test_the_ratio_of_the_last_step_leaves_out_the_steps_before_it() -> None:
-    bias = LengthBias()
-    bias.take(group([(2, 1.0), (6, 0.0)]), [0])
-    assert bias.step().step_length_ratio == 0.5
+    first = bias.step()
+    assert (first.length_ratio, first.reward_ratio, first.step_length_ratio) == (0.5, 2.0, 0.5)
     bias.take(group([(3, 1.0), (3, 0.0)]), [0, 1])
     ratios = bias.step()
     assert ratios.step_length_ratio == 1.0

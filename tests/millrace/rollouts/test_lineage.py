@@ -1,6 +1,7 @@
-"""Stories of killed trainers: which policy versions are still ancestors of the one in training."""
+"""Lineage: the policy versions that are still ancestors of the current one after trainers were killed."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.stores.memory import unused_name
@@ -26,46 +27,31 @@ def last_held(lineage: Lineage, incarnation: int) -> int:
     return max((version for version in range(100) if lineage.holds(incarnation, version)), default=-1)
 
 
-def test_a_first_trainer_knows_its_own_versions_only(memory_store: MemoryStore) -> None:
+def test_a_first_trainer_has_only_its_versions(memory_store: MemoryStore) -> None:
     lineage = StartedTrainer(memory_store).lineage
     assert lineage.holds(0, 0)
     assert lineage.holds(0, 25)
     assert not lineage.holds(1, 0)
 
 
-def test_versions_after_the_last_checkpoint_are_a_future_that_is_lost(memory_store: MemoryStore) -> None:
-    StartedTrainer(memory_store).checkpoint(20)
-    lineage = StartedTrainer(memory_store).lineage
-    assert lineage.holds(0, 20)
-    assert not lineage.holds(0, 21)
-    assert lineage.holds(1, 21)
-
-
-def test_of_a_trainer_that_died_before_its_first_checkpoint_only_the_base_model_is_left(
-    memory_store: MemoryStore,
+@pytest.mark.parametrize(
+    ("checkpoints", "last"),
+    [([20], [20, 99]), ([None], [0, 99]), ([20, None, None], [20, 20, 20, 99]), ([10, 15], [10, 15, 99])],
+    ids=["checkpoint", "died before any checkpoint", "died before their checkpoints", "two checkpoints"],
+)
+def test_each_earlier_trainer_lasts_to_its_last_checkpoint(
+    memory_store: MemoryStore, checkpoints: list[int | None], last: list[int]
 ) -> None:
-    StartedTrainer(memory_store)
+    for version in checkpoints:
+        trainer = StartedTrainer(memory_store)
+        if version is not None:
+            trainer.checkpoint(version)
     lineage = StartedTrainer(memory_store).lineage
-    assert last_held(lineage, 0) == 0
-
-
-def test_of_a_trainer_that_died_before_its_own_checkpoint_its_start_is_left(memory_store: MemoryStore) -> None:
-    StartedTrainer(memory_store).checkpoint(20)
-    StartedTrainer(memory_store)
-    StartedTrainer(memory_store)
-    lineage = StartedTrainer(memory_store).lineage
-    assert [last_held(lineage, incarnation) for incarnation in range(3)] == [20, 20, 20]
-
-
-def test_every_incarnation_is_remembered_for_as_far_as_it_was_built_upon(memory_store: MemoryStore) -> None:
-    StartedTrainer(memory_store).checkpoint(10)
-    StartedTrainer(memory_store).checkpoint(15)
-    lineage = StartedTrainer(memory_store).lineage
-    assert [last_held(lineage, incarnation) for incarnation in range(3)] == [10, 15, 99]
+    assert [last_held(lineage, incarnation) for incarnation in range(len(last))] == last
 
 
 @given(st.lists(st.sampled_from(["step", "step", "checkpoint", "killed"]), max_size=40))
-def test_exactly_the_ancestors_of_the_present_policy_are_held(story: list[str]) -> None:
+def test_a_lineage_holds_exactly_the_ancestors_of_the_policy(story: list[str]) -> None:
     store = MemoryStore(unused_name())
     trainer = StartedTrainer(store)
     incarnation = version = 0
@@ -94,7 +80,7 @@ TRAINERS = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 5)), min_size=1,
 
 @given(TRAINERS)
 def test_rows_up_to_each_rollback_survive(stories: list[tuple[int, int]]) -> None:
-    """Each trainer goes back by some versions, as far as there are any, and makes at least one."""
+    """Each trainer goes back by up to some versions, and makes at least one."""
     incarnations, versions, lasting = [], [], {}
     newest = 0
     for incarnation, (back, made) in enumerate(stories):
@@ -111,6 +97,6 @@ def test_rows_up_to_each_rollback_survive(stories: list[tuple[int, int]]) -> Non
     assert kept.sum() == len(lasting)
 
 
-def test_of_no_rows_none_survives() -> None:
+def test_no_rows_survive_of_none() -> None:
     nothing = np.array([], dtype=np.int32), np.array([], dtype=np.int64)
     assert not surviving(*nothing).size

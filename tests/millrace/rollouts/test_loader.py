@@ -1,4 +1,4 @@
-"""Intake: two generators' trajectories zipped with two scorers' scores, each group handed out once, whatever stops."""
+"""The loader: trajectories of two generators joined with scores of two scorers, each group returned once."""
 
 import json
 from collections import deque
@@ -33,19 +33,14 @@ SHAPE: dict[str, Any] = {"reward": "r", "num_generators": GENERATORS, "num_score
 
 
 class StoredRun:
-    """The streams of a run in memory, and what an loader should make of them."""
+    """The streams of a run in memory, and the groups that a loader should return."""
 
     def __init__(self, make_trajectories: MakeTrajectories, vocab_size: int = VOCAB_SIZE) -> None:
         self.store = MemoryStore(unused_name())
         self.make_trajectories = make_trajectories
         self.trajectories = [
             StreamWriter(
-                self.store,
-                layout.trajectories(g),
-                TRAJECTORY,
-                f"generate-{g}",
-                vocab_size=vocab_size,
-                group_size=GROUP_SIZE,
+                self.store, layout.trajectories(g), TRAJECTORY, "w", vocab_size=vocab_size, group_size=GROUP_SIZE
             )
             for g in range(GENERATORS)
         ]
@@ -102,17 +97,23 @@ class StoredRun:
         round_, scorer = divmod(self.num_passed[generator], SCORERS)
         return self.scores[generator][scorer].parts > round_
 
+    def generate_and_score(self, generator: int, *policy_versions: int) -> None:
+        """Commits and scores a part of two groups for each version."""
+        for number, policy_version in enumerate(policy_versions):
+            self.generate(generator, num_groups=2, policy_version=policy_version)
+            self.score(generator, number % SCORERS)
+
     def first_row_id(self, group: ScoredGroup) -> int:
-        """Where its generator committed it."""
+        """The row at which its generator committed the group."""
         trajectories = [trajectory for part in self.parts[group.generator] for trajectory in part]
         return next(row for row, trajectory in enumerate(trajectories) if trajectory.request.group_id == group.group_id)
 
     def next_group(self) -> int | None:
-        """The group that a loader should hand out now: that with the oldest weights, wherever it is."""
-        there = [(self.versions[group], group, groups) for groups in self.waiting for group in groups]
-        if not there:
+        """Removes and returns the group that a loader should return now: the one with the oldest weights."""
+        candidates = [(self.versions[group], group, groups) for groups in self.waiting for group in groups]
+        if not candidates:
             return None
-        _, group, groups = min(there)
+        _, group, groups = min(candidates)
         groups.remove(group)
         return group
 
@@ -134,7 +135,7 @@ class StoredRun:
 
 
 def reward_of(trajectory: Trajectory) -> float | None:
-    """Tells trajectories apart; every fifth one's verification fails."""
+    """A different reward per trajectory; the verification of every fifth one fails."""
     number = trajectory.request.group_id * GROUP_SIZE + trajectory.request.sample_index
     return None if number % 5 == 4 else number / 8
 
@@ -153,10 +154,15 @@ def through_json(state: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def take_all(loader: RolloutLoader) -> list[ScoredGroup]:
-    """What an undamaged run holds."""
+    """The remaining groups of an undamaged run."""
     groups = list(iter(loader.take, None))
     assert all(isinstance(group, ScoredGroup) for group in groups)
     return groups  # type: ignore[return-value]
+
+
+def take_ids(loader: RolloutLoader) -> list[int]:
+    """Ids of the remaining groups, without damaged parts."""
+    return [group.group_id for group in iter(loader.take, None) if isinstance(group, ScoredGroup)]
 
 
 @pytest.fixture
@@ -171,13 +177,13 @@ def run(make_trajectories: MakeTrajectories) -> StoredRun:
     return run
 
 
-def test_groups_of_all_generators_come_out_once_each_and_oldest_weights_first(run: StoredRun) -> None:
+def test_groups_are_taken_once_and_oldest_weights_first(run: StoredRun) -> None:
     groups = take_all(run.loader())
     assert [group.group_id for group in groups] == [0, 1, 2, 4, 3, 5, 7, 9, 11, 6, 8, 10]
     assert [group.min_policy_version for group in groups] == [0, 0, 0, 1, 2, 2, 2, 3, 3, 4, 4, 4]
 
 
-def test_a_group_brings_its_trajectories_and_their_scores_together(run: StoredRun) -> None:
+def test_a_group_has_its_trajectories_and_their_scores(run: StoredRun) -> None:
     all_of = [trajectory for parts in run.parts for part in parts for trajectory in part]
     trajectories = {(each.request.group_id, each.request.sample_index): each for each in all_of}
     for group in take_all(run.loader()):
@@ -197,7 +203,7 @@ def test_a_group_brings_its_trajectories_and_their_scores_together(run: StoredRu
     assert not trajectories
 
 
-def test_a_loader_resumed_anywhere_goes_on_with_exactly_the_remaining_groups(run: StoredRun) -> None:
+def test_a_loader_resumed_anywhere_takes_the_remaining_groups(run: StoredRun) -> None:
     everything = [group.group_id for group in take_all(run.loader())]
     for num_taken in range(len(everything) + 1):
         loader = run.loader()
@@ -209,8 +215,8 @@ def test_a_loader_resumed_anywhere_goes_on_with_exactly_the_remaining_groups(run
         assert [group.group_id for group in take_all(resumed)] == everything[num_taken:]
 
 
-def test_a_state_stays_as_it_was_whatever_is_taken_after_it(run: StoredRun) -> None:
-    # A trainer that is stopped between two steps has taken groups that its checkpoint does not count.
+def test_a_state_does_not_change_when_groups_are_taken(run: StoredRun) -> None:
+    # A trainer that stops between two steps has taken groups that its checkpoint does not count.
     loader = run.loader()
     states = []
     for _ in take_all(run.loader()):
@@ -219,9 +225,8 @@ def test_a_state_stays_as_it_was_whatever_is_taken_after_it(run: StoredRun) -> N
     assert all(state == as_it_was for state, as_it_was in states)
 
 
-def test_what_was_consumed_is_the_sum_of_the_groups_taken(run: StoredRun) -> None:
+def test_consumed_amounts_are_the_sum_of_the_taken_groups(run: StoredRun) -> None:
     loader, taken = run.loader(), Amount()
-    assert loader.consumed() == [taken] * GENERATORS
     while (group := loader.take()) is not None:
         taken += group.amount()
         assert sum(loader.consumed(), Amount()) == taken
@@ -238,7 +243,7 @@ actions = st.one_of(
 
 @settings(deadline=None, max_examples=80)
 @given(data=st.lists(actions, max_size=40))
-def test_whatever_happens_in_whatever_order_each_group_comes_out_once_and_every_trajectory_is_counted(
+def test_each_group_is_taken_once_in_any_order_of_events(
     data: list[tuple[str, int, int]], make_trajectories: MakeTrajectories
 ) -> None:
     run = StoredRun(make_trajectories)
@@ -260,14 +265,14 @@ def test_whatever_happens_in_whatever_order_each_group_comes_out_once_and_every_
         assert look.look() == run.amounts()
 
 
-def test_there_is_nothing_to_take_of_a_run_that_has_not_begun() -> None:
-    loader = RolloutLoader(MemoryStore(unused_name()), **SHAPE, vocab_size=VOCAB_SIZE, lineage=LINEAGE, state=None)
+def test_a_run_that_has_not_begun_has_no_groups(make_trajectories: MakeTrajectories) -> None:
+    loader = StoredRun(make_trajectories).loader()
     assert loader.take() is None
     assert loader.consumed() == [Amount()] * GENERATORS
 
 
 @pytest.mark.parametrize(("first_row_id", "rows"), [(4, 4), (0, 2), (0, 6)])
-def test_scores_that_do_not_match_the_rows_are_corrupt_and_named(
+def test_scores_that_do_not_match_the_rows_are_corrupt(
     make_trajectories: MakeTrajectories, first_row_id: int, rows: int
 ) -> None:
     run = StoredRun(make_trajectories)
@@ -276,14 +281,14 @@ def test_scores_that_do_not_match_the_rows_are_corrupt_and_named(
     with pytest.raises(StreamCorrupt) as caught:
         run.loader().take()
     assert (caught.value.file, caught.value.record) == (f"streams/scores/r/1/0-of-2/{record.file}", record.seq)
-    assert caught.value.reason == f"holds the scores of {rows} rows from {first_row_id} on, expected 4 from 0 on"
 
 
 def test_scores_of_a_part_that_does_not_exist_are_corrupt(make_trajectories: MakeTrajectories) -> None:
     run = StoredRun(make_trajectories)
     run.scores[1][0].write(score_rows(0, [1.0] * 4), tokens=0)
-    with pytest.raises(StreamCorrupt, match=r"streams/trajectories/1: part 0 is missing, but it was scored"):
+    with pytest.raises(StreamCorrupt) as caught:
         run.loader().take()
+    assert caught.value.file == layout.trajectories(1)
 
 
 def damage(store: MemoryStore, stream: str, part: int) -> int:
@@ -300,7 +305,7 @@ def damage(store: MemoryStore, stream: str, part: int) -> int:
 
 
 @pytest.mark.parametrize("stream", [layout.trajectories(0), layout.scores("r", 0, 1, SCORERS)])
-def test_a_damaged_part_is_handed_out_as_lost_and_the_parts_around_it_as_they_are(run: StoredRun, stream: str) -> None:
+def test_a_damaged_part_is_lost_and_its_neighbours_are_taken(run: StoredRun, stream: str) -> None:
     # Part 1 of generator 0's trajectories is part 0 of what scorer 1 made of them.
     damage(run.store, stream, part=1 if stream == layout.trajectories(0) else 0)
     loader = run.loader()
@@ -309,12 +314,11 @@ def test_a_damaged_part_is_handed_out_as_lost_and_the_parts_around_it_as_they_ar
     assert [(part.generator, part.record.part, part.record.last_group_id) for part in lost] == [(0, 1, 4)]
     assert lost[0].amount() == amount_of(run.parts[0][1])
     assert lost[0].reason.startswith(stream)
-    groups = [group.group_id for group in taken if isinstance(group, ScoredGroup)]
-    assert groups == [0, 1, 2, 3, 5, 7, 9, 11, 6, 8, 10]
+    assert [group.group_id for group in taken if isinstance(group, ScoredGroup)] == [0, 1, 2, 3, 5, 7, 9, 11, 6, 8, 10]
     assert loader.consumed() == [amount_of([each for part in parts for each in part]) for parts in run.parts]
 
 
-def test_of_a_part_that_was_taken_in_part_only_the_rest_is_lost(run: StoredRun) -> None:
+def test_only_the_untaken_rest_of_a_damaged_part_is_lost(run: StoredRun) -> None:
     loader = run.loader()
     first = [loader.take() for _ in range(6)]
     assert [group.group_id for group in first if isinstance(group, ScoredGroup)][-2:] == [3, 5]
@@ -329,63 +333,49 @@ def test_of_a_part_that_was_taken_in_part_only_the_rest_is_lost(run: StoredRun) 
     assert resumed.consumed() == [amount_of([each for part in parts for each in part]) for parts in run.parts]
 
 
-def test_a_late_group_of_old_weights_is_taken_before_those_that_overtook_it(
-    make_trajectories: MakeTrajectories,
-) -> None:
+def test_a_late_group_of_old_weights_is_taken_first(make_trajectories: MakeTrajectories) -> None:
     run = StoredRun(make_trajectories)
-    for policy_version in (5, 6, 2):
-        run.generate(0, num_groups=2, policy_version=policy_version)
-    for scorer in (0, 1, 0):
-        run.score(0, scorer)
-    loader = run.loader()
-    taken = [group.group_id for group in iter(loader.take, None) if isinstance(group, ScoredGroup)]
-    assert taken == [8, 10, 0, 2, 4, 6]
+    run.generate_and_score(0, 5, 6, 2)
+    assert take_ids(run.loader()) == [8, 10, 0, 2, 4, 6]
 
 
 def test_groups_taken_out_of_order_are_not_taken_again_after_a_restart(make_trajectories: MakeTrajectories) -> None:
     run = StoredRun(make_trajectories)
-    for policy_version in (5, 2, 6):
-        run.generate(0, num_groups=2, policy_version=policy_version)
-    for scorer in (0, 1, 0):
-        run.score(0, scorer)
+    run.generate_and_score(0, 5, 2, 6)
     loader = run.loader()
     for _ in range(3):
         loader.take()
-    # Before its first look a resumed loader knows what was taken, too.
     resumed = run.loader(through_json(loader.state()))
     assert resumed.consumed() == loader.consumed()
     assert resumed.state() == loader.state()
     damage(run.store, layout.trajectories(0), part=1)
-    taken = [group.group_id for group in iter(resumed.take, None) if isinstance(group, ScoredGroup)]
-    assert taken == [2, 8, 10], "of the damaged part nothing is left to lose"
+    assert take_ids(resumed) == [2, 8, 10], "no group of the damaged part was left"
     assert sum(resumed.consumed(), Amount()) == run.amounts()[1]
 
 
-def test_groups_of_lost_versions_come_first_and_are_no_repetition(make_trajectories: MakeTrajectories) -> None:
+def test_groups_of_lost_versions_come_first_and_may_repeat(make_trajectories: MakeTrajectories) -> None:
     run = StoredRun(make_trajectories)
-    run.generate(0, num_groups=2, policy_version=3)
-    run.score(0, 0)
+    run.generate_and_score(0, 3)
     run.parts[0] = []
     run.generate(0, num_groups=1, policy_version=1)
     loader = RolloutLoader(run.store, **SHAPE, vocab_size=VOCAB_SIZE, lineage=Lineage(2, {1: 1}), state=None)
-    assert [group.group_id for group in iter(loader.take, None) if isinstance(group, ScoredGroup)] == [0, 2]
+    assert take_ids(loader) == [0, 2]
 
 
-def test_a_prompt_that_was_asked_twice_is_a_mismatch(make_trajectories: MakeTrajectories) -> None:
+def test_a_repeated_group_is_a_mismatch(make_trajectories: MakeTrajectories) -> None:
     run = StoredRun(make_trajectories)
-    run.generate(0, num_groups=2, policy_version=3)
-    run.score(0, 0)
+    run.generate_and_score(0, 3)
     run.parts[0].append(run.parts[0].pop()[:2])
     run.generate(0, num_groups=1, policy_version=3)
     run.scores[0][1].write(score_rows(4, [1.0] * 2), tokens=0)
-    loader = run.loader()
-    with pytest.raises(LedgerMismatch, match="rows 4 to 5: group 2"):
-        loader.take()
-
-
-def test_tokens_of_another_vocabulary_are_refused_by_name(make_trajectories: MakeTrajectories) -> None:
-    run = StoredRun(make_trajectories, vocab_size=16)
-    run.generate(0, num_groups=1, policy_version=0)
-    run.score(0, 0)
-    with pytest.raises(StreamCorrupt, match="of a vocabulary of 16, but the policy's has 15"):
+    with pytest.raises(LedgerMismatch) as caught:
         run.loader().take()
+    assert "rows 4 to 5: group 2" in str(caught.value)
+
+
+def test_tokens_of_another_vocabulary_are_corrupt(make_trajectories: MakeTrajectories) -> None:
+    run = StoredRun(make_trajectories, vocab_size=16)
+    run.generate_and_score(0, 0)
+    with pytest.raises(StreamCorrupt) as caught:
+        run.loader().take()
+    assert (caught.value.file.startswith(layout.trajectories(0)), caught.value.record) == (True, 1)

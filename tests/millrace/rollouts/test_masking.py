@@ -1,4 +1,4 @@
-"""Tokens beyond the staleness bound and responses that were cut off carry no loss; a replay finds the same ones."""
+"""Masks of tokens beyond the staleness bound and of truncated responses, which a replay reproduces."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ rewards = st.one_of(st.none(), st.floats(0, 1))
 def groups(draw: st.DrawFn) -> ScoredGroup:
     """Groups whose responses changed weights anywhere, some tokens written by an environment, some rewards missing."""
     versions = draw(st.lists(versions_of_a_member, min_size=1, max_size=5))
-    masks = [[draw(st.integers(0, 1)) for _ in one] for one in versions]
+    masks = [[draw(st.integers(0, 1)) for _ in member] for member in versions]
     return scored_group(3, versions, [draw(rewards) for _ in versions], masks)
 
 
@@ -34,42 +34,37 @@ def lists(arrays: list[np.ndarray]) -> list[list[int]]:
 
 
 @given(groups(), trainers, bounds)
-def test_a_token_carries_loss_if_the_policy_sampled_it_and_its_version_is_within_the_bound(
-    group: ScoredGroup, trainer: int, bound: int
-) -> None:
-    found = mask_too_old(group, trainer, bound)
+def test_sampled_tokens_within_the_bound_are_trainable(group: ScoredGroup, trainer: int, bound: int) -> None:
+    masked_group = mask_too_old(group, trainer, bound)
     for i, mask in enumerate(group.loss_mask):
         fresh = trainer - group.token_versions(i) <= bound
-        assert found.loss_mask[i].tolist() == [int(old and new) for old, new in zip(mask, fresh, strict=True)]
-        assert found.loss_mask[i].dtype == mask.dtype
-        assert found.masked_tokens[i] == sum(int(old and not new) for old, new in zip(mask, fresh, strict=True))
-    assert found.rewards == group.rewards
+        assert masked_group.loss_mask[i].tolist() == [int(old and new) for old, new in zip(mask, fresh, strict=True)]
+        assert masked_group.loss_mask[i].dtype == mask.dtype
+        assert masked_group.masked_tokens[i] == sum(int(old and not new) for old, new in zip(mask, fresh, strict=True))
+    assert masked_group.rewards == group.rewards
 
 
 @given(groups(), trainers, bounds)
-def test_what_is_left_is_never_older_than_the_bound(group: ScoredGroup, trainer: int, bound: int) -> None:
-    found = mask_too_old(group, trainer, bound)
-    with_loss = [i for i, mask in enumerate(found.loss_mask) if mask.any()]
-    assert all(trainer - found.oldest_versions[i] <= bound for i in with_loss)
-    if with_loss:
-        assert found.staleness(trainer) == max(trainer - found.oldest_versions[i] for i in with_loss)
-
-
-@given(groups(), trainers, bounds)
-def test_every_member_is_trained_or_masked_or_has_no_reward(group: ScoredGroup, trainer: int, bound: int) -> None:
-    found = mask_too_old(group, trainer, bound)
-    masked = [i for i in found.verified if found.is_masked(i)]
-    failed = [i for i, reward in enumerate(found.rewards) if reward is None]
-    assert sorted([*found.trained, *masked, *failed]) == list(range(len(found.rewards)))
-    assert found.amount(found.trained) + found.amount(masked) + found.amount(failed) == group.amount()
-    assert found.masked_amount() == Amount(
-        rollouts=sum(found.masked_tokens[i] > 0 for i in found.trained),
-        tokens=sum(found.masked_tokens[i] for i in found.trained),
+def test_trainable_tokens_are_within_the_bound_and_every_member_is_counted(
+    group: ScoredGroup, trainer: int, bound: int
+) -> None:
+    result = mask_too_old(group, trainer, bound)
+    trainable = [i for i, mask in enumerate(result.loss_mask) if mask.any()]
+    assert all(trainer - result.oldest_versions[i] <= bound for i in trainable)
+    if trainable:
+        assert result.staleness(trainer) == max(trainer - result.oldest_versions[i] for i in trainable)
+    masked = [i for i in result.verified if result.is_masked(i)]
+    failed = [i for i, reward in enumerate(result.rewards) if reward is None]
+    assert sorted([*result.trained, *masked, *failed]) == list(range(len(result.rewards)))
+    assert result.amount(result.trained) + result.amount(masked) + result.amount(failed) == group.amount()
+    assert result.masked_amount() == Amount(
+        rollouts=sum(result.masked_tokens[i] > 0 for i in result.trained),
+        tokens=sum(result.masked_tokens[i] for i in result.trained),
     )
 
 
 @given(groups(), trainers, bounds)
-def test_the_stored_counts_are_enough_to_mask_the_same_tokens(group: ScoredGroup, trainer: int, bound: int) -> None:
+def test_stored_counts_reproduce_the_mask(group: ScoredGroup, trainer: int, bound: int) -> None:
     trained = mask_too_old(group, trainer, bound)
     replayed = mask_as_stored(group, trained.masked_tokens)
     assert lists(replayed.loss_mask) == lists(trained.loss_mask)
@@ -79,13 +74,13 @@ def test_the_stored_counts_are_enough_to_mask_the_same_tokens(group: ScoredGroup
     assert (replayed.trained, replayed.drop_reason) == (trained.trained, trained.drop_reason)
 
 
-def test_a_group_within_the_bound_stays_as_it_is() -> None:
+def test_a_group_within_the_bound_is_unchanged() -> None:
     group = scored_group(0, [[4, 5], [5, 5]], [1.0, 0.0])
     assert mask_too_old(group, 8, 4) is group
     assert mask_as_stored(group, [0, 0]) is group
 
 
-def test_a_member_that_is_all_too_old_is_not_trained_and_its_reward_stays() -> None:
+def test_a_too_old_member_is_not_trained_and_keeps_its_reward() -> None:
     group = mask_too_old(scored_group(0, [[1, 1], [1, 6], [6]], [1.0, 0.0, 0.5]), 7, 2)
     assert (group.verified, group.trained, group.drop_reason) == ([0, 1, 2], [1, 2], None)
     assert (group.rewards, group.masked_tokens) == ([1.0, 0.0, 0.5], [2, 1, 0])
@@ -102,7 +97,7 @@ def test_a_group_whose_fresh_members_have_no_reward_is_stale() -> None:
     assert group.drop_reason == "stale"
 
 
-def test_without_two_rewards_a_group_is_an_error_however_fresh() -> None:
+def test_a_group_with_one_reward_is_an_error() -> None:
     assert scored_group(0, [[6], [6]], [1.0, None]).drop_reason == "error"
 
 
@@ -113,7 +108,7 @@ def test_counts_that_no_bound_explains_are_refused(counts: list[int]) -> None:
         mask_as_stored(group, counts)
 
 
-def test_a_response_that_was_cut_off_carries_no_loss_and_its_reward_makes_the_baseline() -> None:
+def test_a_truncated_response_is_masked_and_counts_in_the_baseline() -> None:
     group = mask_truncated(scored_group(0, [[1], [1, 1], [1]], [1.0, 0.0, 0.5], truncated=[1]), MASK)
     assert (group.trained, group.verified, group.drop_reason) == ([0, 2], [0, 1, 2], None)
     assert group.left_out == {"truncated": [1]}
@@ -122,26 +117,26 @@ def test_a_response_that_was_cut_off_carries_no_loss_and_its_reward_makes_the_ba
 
 
 @pytest.mark.parametrize(("config", "truncated"), [(SelectionConfig(), [0, 1]), (MASK, [])])
-def test_without_the_setting_or_without_such_a_response_the_group_stays_as_it_is(
+def test_without_the_setting_or_a_truncated_response_nothing_changes(
     config: SelectionConfig, truncated: list[int]
 ) -> None:
     group = scored_group(0, [[1], [1]], [1.0, 0.0], truncated=truncated)
     assert mask_truncated(group, config) is group
 
 
-def test_a_group_of_nothing_else_is_dropped() -> None:
+def test_a_group_of_truncated_responses_is_dropped() -> None:
     group = mask_truncated(scored_group(0, [[1], [1], [1]], [1.0, 0.0, None], truncated=[0, 1]), MASK)
     assert group.drop_reason == "truncated"
     one_reward = mask_truncated(scored_group(0, [[1], [1]], [1.0, None], truncated=[0]), MASK)
     assert one_reward.drop_reason == "error"
 
 
-def test_a_group_is_as_stale_as_what_is_left_of_it() -> None:
+def test_staleness_is_of_the_trainable_responses() -> None:
     group = mask_truncated(scored_group(0, [[1], [4, 5]], [1.0, 0.0], truncated=[0]), MASK)
     assert group.staleness(6) == 2
 
 
-def test_what_is_both_cut_off_and_too_old_is_masked_the_same_when_it_is_replayed() -> None:
+def test_a_replay_masks_truncated_and_too_old_tokens_alike() -> None:
     stored = scored_group(0, [[1, 1, 6], [1, 6], [6]], [1.0, 0.0, 0.5], truncated=[0])
     trained = mask_too_old(mask_truncated(stored, MASK), 7, 2)
     replayed = mask_truncated(mask_as_stored(stored, trained.masked_tokens), MASK)

@@ -28,27 +28,26 @@ def source(task: str) -> str:
 
 @given(rewards.filter(lambda of_members: any(reward is not None for reward in of_members)))
 @pytest.mark.parametrize("advantage", sorted(set(ADVANTAGES) - {"reinforce_plus_plus"}))
-def test_without_spread_every_advantage_is_0_and_only_then(advantage: str, of_members: list[float | None]) -> None:
-    known = [reward for reward in of_members if reward is not None]
+def test_all_advantages_are_0_exactly_without_spread(advantage: str, of_members: list[float | None]) -> None:
+    rewards = [reward for reward in of_members if reward is not None]
     # The batch has another group, whose rewards differ.
-    found = ADVANTAGES[advantage]([known, [0.0, 1.0]])[0]
-    assert any(found) == has_spread(group(of_members), DROP)
+    advantages = ADVANTAGES[advantage]([rewards, [0.0, 1.0]])[0]
+    assert any(advantages) == has_spread(group(of_members), DROP)
 
 
-def test_equal_rewards_that_are_shaped_differently_have_spread() -> None:
-    config = SelectionConfig(overlong_buffer=8)
-    assert has_spread(group([1.0, 1.0], [16, 2]), config)
-    assert not has_spread(group([1.0, 1.0], [5, 2]), config), "both are short enough"
+@pytest.mark.parametrize(("lengths", "spread"), [([16, 2], True), ([5, 2], False)])
+def test_equal_rewards_that_are_shaped_differently_have_spread(lengths: list[int], spread: bool) -> None:
+    assert has_spread(group([1.0, 1.0], lengths), SelectionConfig(overlong_buffer=8)) == spread
 
 
-def test_groups_without_spread_are_dropped_only_if_the_config_asks_for_it() -> None:
+def test_groups_without_spread_are_dropped_only_if_configured() -> None:
     for config, reason in ((DROP, ZERO_ADVANTAGE), (SelectionConfig(), None)):
         chosen = SpreadFilter(config, 2)
         assert [chosen.drop_reason(group(of_members)) for of_members in (EQUAL, SPREAD)] == [reason, None]
         assert (chosen.share, chosen.step()) == (0.5, 0.5)
 
 
-def test_the_share_of_a_step_is_that_of_the_groups_taken_for_it() -> None:
+def test_a_steps_share_is_of_the_groups_taken_for_it() -> None:
     chosen = SpreadFilter(DROP, 1)
     assert chosen.share is None
     for of_step, share in (([EQUAL, EQUAL, EQUAL, SPREAD], 0.75), ([SPREAD], 0.0)):
@@ -58,7 +57,7 @@ def test_the_share_of_a_step_is_that_of_the_groups_taken_for_it() -> None:
     assert chosen.share == pytest.approx(3 / 5)
 
 
-def test_a_run_is_held_up_when_nine_in_ten_of_ten_steps_worth_of_groups_have_no_spread() -> None:
+def test_ten_steps_with_nine_in_ten_groups_without_spread_are_reported() -> None:
     chosen = SpreadFilter(DROP, 2)
     for number in range(19):
         chosen.drop_reason(group(SPREAD if number < 3 else EQUAL))
@@ -66,24 +65,13 @@ def test_a_run_is_held_up_when_nine_in_ten_of_ten_steps_worth_of_groups_have_no_
     chosen.drop_reason(group(EQUAL))
     assert chosen.starving() is None, "17 of 20"
     chosen.drop_reason(group(EQUAL))
-    sentence = chosen.starving()
-    assert sentence is not None
-    assert sentence.startswith("18 of the last 20 groups (90%) were dropped because their rewards are all equal")
+    assert "18 of the last 20 groups" in (chosen.starving() or "")
     chosen.drop_reason(group(EQUAL))
     assert chosen.starving() is None, "at most once a minute"
 
 
-def test_the_reward_falls_linearly_over_the_buffer() -> None:
-    shaped = shaped_rewards(group([1.0] * 6, [1, 12, 13, 14, 15, 16]), SelectionConfig(overlong_buffer=4))
-    assert shaped == [1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
-
-
-def test_a_reward_that_failed_has_no_shape() -> None:
-    assert shaped_rewards(group([None, 1.0], [16, 16]), SelectionConfig(overlong_buffer=8)) == [0.0]
-
-
 @given(st.data(), st.integers(1, 40), st.floats(-5, 5))
-def test_the_punishment_is_that_of_the_paper(data: st.DataObject, limit: int, reward: float) -> None:
+def test_the_length_penalty_is_that_of_the_paper(data: st.DataObject, limit: int, reward: float) -> None:
     buffer = data.draw(st.integers(1, limit))
     length = data.draw(st.integers(1, limit))
     # Equation 13, whose largest punishment is 1.
@@ -93,16 +81,16 @@ def test_the_punishment_is_that_of_the_paper(data: st.DataObject, limit: int, re
 
 
 @given(st.lists(st.tuples(st.floats(-5, 5), st.integers(1, 16)), min_size=1, max_size=5))
-def test_without_a_buffer_rewards_are_exactly_those_stored(members: list[tuple[float, int]]) -> None:
+def test_without_a_buffer_rewards_are_unchanged(members: list[tuple[float, int]]) -> None:
     stored = [reward for reward, _ in members]
     assert shaped_rewards(group([*stored], [length for _, length in members]), SelectionConfig()) == stored
 
 
-def test_advantages_are_made_of_shaped_rewards_and_the_stored_ones_stay() -> None:
-    stored = group([1.0, 1.0], [12, 16])
-    selection = SelectionConfig(overlong_buffer=4)
+def test_advantages_are_of_shaped_rewards_and_stored_rewards_stay() -> None:
+    stored, selection = group([1.0, 1.0, None], [12, 16, 16]), SelectionConfig(overlong_buffer=4)
+    assert shaped_rewards(stored, selection) == [1.0, 0.0]
     assert [sample.advantage for sample in samples_of([stored], "group_mean", 1, selection)] == [0.5, -0.5]
-    assert stored.rewards == [1.0, 1.0]
+    assert stored.rewards == [1.0, 1.0, None]
 
 
 @pytest.mark.parametrize(

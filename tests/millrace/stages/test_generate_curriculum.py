@@ -1,4 +1,6 @@
-"""Generators of a run with a curriculum: one order for all of them, through rollbacks and restarts."""
+"""Generators with a curriculum share one order of prompts, through rollbacks and restarts."""
+
+from collections.abc import Callable
 
 import pytest
 from support.stages.workshop import CONFIG, Workshop, weights
@@ -22,9 +24,16 @@ ONE = CONFIG.model_copy(
 TWO = ONE.model_copy(update={"generation": CONFIG.generation.model_copy(update={"replicas": 2})})
 NOTHING_FINISHES: list[int] = []
 
+MakeWorkshop = Callable[..., Workshop]
 
-def asked(workshop: Workshop) -> dict[int, str]:
-    """Group → prompt, of the groups in flight."""
+
+@pytest.fixture
+def make_workshop(memory_store: MemoryStore, tokenizer: PreTrainedTokenizerFast) -> MakeWorkshop:
+    return lambda config, **values: Workshop(memory_store, tokenizer, config, **values)
+
+
+def prompts_in_flight(workshop: Workshop) -> dict[int, str]:
+    """Prompt ids by group in flight."""
     return {request.group_id: request.prompt.prompt_id for request, _ in workshop.engine.requests}
 
 
@@ -33,11 +42,9 @@ def solve_all(workshop: Workshop, version: int, groups: range, incarnation: int 
     consume(workshop.store, version, {n: [1.0, 1.0] for n in groups}, incarnation=incarnation)
 
 
-def test_prompts_that_were_solved_give_way_to_others(
-    memory_store: MemoryStore, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_solved_prompts_are_replaced_by_others(memory_store: MemoryStore, make_workshop: MakeWorkshop) -> None:
     create_run(memory_store, "run", ONE.model_dump(mode="json"))
-    workshop = Workshop(memory_store, tokenizer, ONE)
+    workshop = make_workshop(ONE)
     workshop.turn(range(4), new=weights(0))
     workshop.turn([3])
     assert [groups for groups, _ in workshop.committed()] == [[0, 1, 2], [3]]
@@ -45,7 +52,7 @@ def test_prompts_that_were_solved_give_way_to_others(
     workshop.turn(range(8), new=weights(1))
     workshop.turn(range(8))
     workshop.turn(NOTHING_FINISHES, new=weights(2))
-    assert asked(workshop) == {8: "p8", 9: "p4", 10: "p5"}, "not p0, p1, which are due at turn 4"
+    assert prompts_in_flight(workshop) == {8: "p8", 9: "p4", 10: "p5"}, "not p0, p1, which are due at turn 4"
     workshop.stage.update_status(now=True)
     assert StatusReader(memory_store).look()["curriculum"] == {"easy": 4 / 9, "hard": 0.0}
     workshop.stage.close()
@@ -56,62 +63,59 @@ def test_prompts_that_were_solved_give_way_to_others(
 
 
 def test_without_a_curriculum_nothing_is_stored_or_shown(
-    memory_store: MemoryStore, tokenizer: PreTrainedTokenizerFast
+    memory_store: MemoryStore, make_workshop: MakeWorkshop
 ) -> None:
     create_run(memory_store, "run", CONFIG.model_dump(mode="json"))
-    workshop = Workshop(memory_store, tokenizer, CONFIG)
+    workshop = make_workshop(CONFIG)
     workshop.turn(NOTHING_FINISHES, new=weights(0))
     assert memory_store.list(layout.CURRICULUM) == []
     assert StatusReader(memory_store).look()["curriculum"] is None
 
 
-def test_two_generators_agree_though_they_decide_at_different_times(
-    memory_store: MemoryStore, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    first, second = (Workshop(memory_store, tokenizer, TWO, replica=replica) for replica in (0, 1))
+def test_two_generators_agree_on_the_order_of_prompts(memory_store: MemoryStore, make_workshop: MakeWorkshop) -> None:
+    first, second = (make_workshop(TWO, replica=replica) for replica in (0, 1))
     first.turn([0, 2], new=weights(0))
     second.turn([1, 3], new=weights(0))
     first.turn(NOTHING_FINISHES, new=weights(1))
-    assert asked(first) == {4: "p4", 6: "p6"}
+    assert prompts_in_flight(first) == {4: "p4", 6: "p6"}
     solve_all(first, 1, range(4))
     second.turn(NOTHING_FINISHES, new=weights(2))
-    assert asked(second) == {5: "p5", 7: "p7", 9: "p4"}, "the second block is the first generator's"
+    assert prompts_in_flight(second) == {5: "p5", 7: "p7", 9: "p4"}, "the second block is the first generator's"
     first.turn([4, 6], new=weights(2))
     first.turn(NOTHING_FINISHES)
-    assert asked(first) == {8: "p8", 10: "p5"}, "the third is the second generator's"
+    assert prompts_in_flight(first) == {8: "p8", 10: "p5"}, "the third is the second generator's"
 
 
-def test_a_group_that_is_made_again_after_a_rollback_or_a_restart_has_its_prompt(
-    memory_store: MemoryStore, tokenizer: PreTrainedTokenizerFast
+def test_a_group_keeps_its_prompt_through_rollback_and_restart(
+    memory_store: MemoryStore, make_workshop: MakeWorkshop
 ) -> None:
-    workshop = Workshop(memory_store, tokenizer, ONE)
+    workshop = make_workshop(ONE)
     workshop.turn(range(4), new=weights(0))
     workshop.turn([3])
     solve_all(workshop, 1, range(4))
     workshop.turn(range(8), new=weights(1))
     workshop.turn([7])
     workshop.turn(NOTHING_FINISHES, new=weights(2))
-    before = asked(workshop)
-    assert before == {8: "p8", 9: "p4", 10: "p5"}
+    prompts = prompts_in_flight(workshop)
+    assert prompts == {8: "p8", 9: "p4", 10: "p5"}
     # A trainer that lost its steps; now the policy solves those prompts only sometimes.
     workshop.turn(range(8), new=weights(0, incarnation=1))
     consume(memory_store, 1, {n: [0.0, 1.0] for n in range(4)}, incarnation=1)
     workshop.turn(range(8), new=weights(1, incarnation=1))
     workshop.turn([7])
     workshop.turn(NOTHING_FINISHES, new=weights(2, incarnation=1))
-    assert asked(workshop) == before
-    successor = Workshop(memory_store, tokenizer, ONE)
+    assert prompts_in_flight(workshop) == prompts
+    successor = make_workshop(ONE)
     successor.turn(NOTHING_FINISHES, new=weights(2, incarnation=1))
-    assert asked(successor) == before
+    assert prompts_in_flight(successor) == prompts
 
 
-def test_a_generator_whose_block_is_missing_stops_instead_of_asking_other_prompts(
-    memory_store: MemoryStore, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    workshop = Workshop(memory_store, tokenizer, ONE)
+def test_a_missing_block_of_the_curriculum_is_corrupt(memory_store: MemoryStore, make_workshop: MakeWorkshop) -> None:
+    workshop = make_workshop(ONE)
     workshop.turn([0, 1], new=weights(0))
     workshop.carry_over.store(0)
     memory_store.delete(layout.curriculum_block(0))
-    successor = Workshop(memory_store, tokenizer, ONE)
-    with pytest.raises(StreamCorrupt, match=r"^curriculum/00000000\.json: it is missing, though group 2 was admitted"):
+    successor = make_workshop(ONE)
+    with pytest.raises(StreamCorrupt) as caught:
         successor.turn(NOTHING_FINISHES, new=weights(0))
+    assert caught.value.file == layout.curriculum_block(0)

@@ -1,4 +1,4 @@
-"""What a process imports, in real interpreters: seconds and hundreds of megabytes that a stage does not need."""
+"""Imports of each process, in real interpreters: heavy modules cost seconds and hundreds of megabytes."""
 
 import subprocess
 import sys
@@ -43,15 +43,20 @@ assert main(["status", "memory://test-imports/none"]) == 2
 
 
 def _imported(program: str) -> set[str]:
-    """Which heavy modules this program has imported at its end."""
+    """The heavy modules that this program has imported at its end."""
     ended = subprocess.run(
         [sys.executable, "-c", program + _LIST], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, check=True
     )
     return set(ended.stdout.splitlines()[-1].split())
 
 
-def test_the_scorer_of_exact_match_needs_neither_torch_nor_transformers() -> None:
-    assert _imported(_SCORER) == {"pydantic", "pyarrow"}
+@pytest.mark.parametrize(
+    ("program", "needed"),
+    [(_SCORER, {"pydantic", "pyarrow"}), (_CHECK, {"pydantic", "pyarrow"}), (_HELP, set())],
+    ids=["scorer of exact match", "checks before a run", "help"],
+)
+def test_a_program_imports_what_it_needs(program: str, needed: set[str]) -> None:
+    assert _imported(program) == needed
 
 
 @pytest.mark.slow
@@ -70,13 +75,5 @@ def test_a_stage_imports_what_it_needs(stage: str, needed: set[str]) -> None:
     assert _imported(f"import millrace.stages.{stage}") == needed
 
 
-def test_the_checks_before_a_run_need_neither_prefect_nor_torch() -> None:
-    assert _imported(_CHECK) == {"pydantic", "pyarrow"}
-
-
-def test_help_imports_nothing_heavy() -> None:
-    assert _imported(_HELP) == set()
-
-
-def test_status_needs_no_prefect() -> None:
+def test_status_does_not_import_prefect() -> None:
     assert not _imported(_STATUS) & {"prefect", "torch", "transformers", "duckdb"}

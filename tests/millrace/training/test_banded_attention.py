@@ -48,12 +48,12 @@ def test_it_is_that_of_the_whole_matrix(length: int, window: int | None, softcap
         probs_RHTT = scores_RHTT.softmax(dim=-1)
     expected = probs_RHTT @ value.repeat_interleave(H // G, dim=1)
     band = Band(window=window, softcap=softcap, sinks_H=sinks_H if sinks else None)
-    found = banded_attention(query, key, value, SCALING, band)
-    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
-    wanted = [query, key, value, *([sinks_H] if sinks else [])]
-    pull = torch.randn(found.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    grads = torch.autograd.grad((found * pull).sum(), wanted)
-    expected_grads = torch.autograd.grad((expected * pull).sum(), wanted)
+    result = banded_attention(query, key, value, SCALING, band)
+    torch.testing.assert_close(result, expected, rtol=1e-11, atol=1e-11)
+    leaves = [query, key, value, *([sinks_H] if sinks else [])]
+    pull = torch.randn(result.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    grads = torch.autograd.grad((result * pull).sum(), leaves)
+    expected_grads = torch.autograd.grad((expected * pull).sum(), leaves)
     for grad, expected_grad in zip(grads, expected_grads, strict=True):
         torch.testing.assert_close(grad, expected_grad, rtol=1e-9, atol=1e-10)
 

@@ -1,6 +1,6 @@
 """A family of models is supported if trainer, transformers and engines agree about it, and its weights travel.
 
-What is compared with is transformers' own forward pass of each sequence alone, with its eager attention.
+The reference is transformers' own forward pass of each sequence alone, with its eager attention.
 """
 
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from support.engines.one_by_one import response_logprobs, taken
 from support.engines.policies import largest_mismatch
 from support.engines.vllm_processes import running_vllm
 from support.training.families import CASES, WINDOW, table
+from support.training.samples import make_sample
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from configs.schema import ModelConfig
@@ -44,14 +45,11 @@ def samples() -> list[Sample]:
     shapes = [(3, 4), (9, 21), (1, 1), (10, 20), (2, 33), (6, 1), (17, 18)]
     assert max(prompt + response for prompt, response in shapes) > 4 * WINDOW
     return [
-        Sample(
-            prompt_tokens=random.integers(3, 40, prompt).astype(np.int32),
-            response_tokens=random.integers(3, 40, response).astype(np.int32),
-            rollout_logprobs=np.full(response, -1.0, dtype=np.float32),
-            loss_mask=np.ones(response, dtype=np.uint8),
+        make_sample(
+            random.integers(3, 40, prompt),
+            random.integers(3, 40, response),
+            rollout_logprobs=-1,
             temperature=temperature,
-            advantage=1.0,
-            staleness=0,
         )
         for (prompt, response), temperature in zip(shapes, (1.0, 0.5, 2.0, 1.0, 0.75, 1.0, 1.5), strict=True)
     ]
@@ -66,15 +64,15 @@ def test_the_list_of_families_is_the_trainers_and_that_of_the_docs() -> None:
 def test_packed_log_pi_and_gradients_are_those_of_transformers(family: str) -> None:
     model, batch = CASES[family].model(seed=0), samples()
     policy = PackedPolicy(deepcopy(model))
-    expected = torch.cat([taken(response_logprobs(model, one), one) for one in batch])
+    expected = torch.cat([taken(response_logprobs(model, sample), sample) for sample in batch])
     expected.sum().backward()
-    found = torch.zeros(len(expected))
+    logprobs = torch.zeros(len(expected))
     for microbatch in microbatches(batch, max_tokens=100):
         logprobs_N = policy(microbatch).logprobs_N
         logprobs_N.sum().backward()
-        found[microbatch.in_batch_N] = logprobs_N.detach()
+        logprobs[microbatch.in_batch_N] = logprobs_N.detach()
     assert expected.std() > 0.3, "the model has opinions"
-    torch.testing.assert_close(found, expected.detach(), rtol=0, atol=TOLERANCE)
+    torch.testing.assert_close(logprobs, expected.detach(), rtol=0, atol=TOLERANCE)
     for (name, parameter), other in zip(model.named_parameters(), policy.model.parameters(), strict=True):
         assert parameter.grad is not None
         largest = max(1.0, parameter.grad.abs().max().item())
@@ -132,11 +130,11 @@ def test_a_checkpoint_becomes_a_folder_with_the_same_policy(
         AutoModelForCausalLM.from_pretrained(tmp_path / name, attn_implementation="eager")
         for name in ("exported", "start")
     )
-    one = samples()[3]
+    sample = samples()[3]
     with torch.no_grad():
-        found, before = (response_logprobs(model, one) for model in (exported, start))
-        torch.testing.assert_close(found, trainer.logprobs_of(pack(one)), rtol=0, atol=TOLERANCE)
-        assert (found - before).abs().max() > 0.01, "it has learnt something"
+        exported_logprobs, start_logprobs = (response_logprobs(model, sample) for model in (exported, start))
+        torch.testing.assert_close(exported_logprobs, trainer.logprobs_of(pack(sample)), rtol=0, atol=TOLERANCE)
+        assert (exported_logprobs - start_logprobs).abs().max() > 0.01, "it has learnt something"
 
 
 ON_VLLM = [name for name, case in CASES.items() if case.vllm == "yes"]
@@ -147,7 +145,7 @@ IN_EACH_RUN = ("gemma2", "qwen3_moe")
 @pytest.mark.extended
 @pytest.mark.vllm
 @pytest.mark.parametrize(
-    "family", [pytest.param(one, marks=[] if one in IN_EACH_RUN else pytest.mark.extended) for one in ON_VLLM]
+    "family", [pytest.param(name, marks=[] if name in IN_EACH_RUN else pytest.mark.extended) for name in ON_VLLM]
 )
 def test_vllm_samples_from_the_trainers_policy(family: str, offer: Offer, tmp_path: Path) -> None:
     models = {version: CASES[family].model(seed=version) for version in range(2)}

@@ -1,4 +1,4 @@
-"""Frozen layers and adapters: what is frozen stays and costs nothing, and generators get whole weights."""
+"""Frozen layers and adapters: frozen weights stay and need no activations, and generators get whole weights."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -26,13 +26,13 @@ MakeModel = Callable[..., LlamaForCausalLM]
 def test_embeddings_and_the_first_layers_stay_and_the_others_are_trained(
     make_model: MakeModel, num_layers: int
 ) -> None:
-    trainer, before = make_trainer(make_model(0), frozen_layers=num_layers), dict(make_model(0).named_parameters())
+    trainer, start = make_trainer(make_model(0), frozen_layers=num_layers), dict(make_model(0).named_parameters())
     frozen = ("model.embed_tokens.", *(f"model.layers.{layer}." for layer in range(num_layers)))
     trainer.step(batch_of_groups())
     weights = trainer.weights()
-    assert weights.keys() == before.keys()
+    assert weights.keys() == start.keys()
     for name, tensor in weights.items():
-        assert torch.equal(tensor, before[name]) == name.startswith(frozen), name
+        assert torch.equal(tensor, start[name]) == name.startswith(frozen), name
     assert all(
         parameter.grad is None for name, parameter in trainer.model.named_parameters() if name.startswith(frozen)
     )
@@ -84,11 +84,11 @@ def test_a_checkpoint_with_another_number_of_frozen_layers_is_refused(
 ) -> None:
     files = make_trainer(make_model(0), frozen_layers=stored).state()
     trainer = make_trainer(make_model(1), frozen_layers=wanted)
-    before = trainer.state()
+    start = trainer.state()
 
     with pytest.raises(InputError):
         trainer.restore(1, files)
-    assert trainer.state() == before
+    assert trainer.state() == start
 
 
 def test_an_exported_folder_is_whole(
@@ -115,10 +115,10 @@ def test_adapters_are_in_the_layers_that_are_not_frozen(make_model: MakeModel) -
     adapters = {name for name, _ in trainer.model.named_parameters() if is_adapter(name)}
     assert len(adapters) == 2 * 4
     assert all(name.startswith("model.layers.1.self_attn.") for name in adapters)
-    before = {name: tensor.clone() for name, tensor in trainer.weights().items()}
+    start = {name: tensor.clone() for name, tensor in trainer.weights().items()}
     for _ in range(2):
         trainer.step(batch_of_groups())
-    moved = {name for name, tensor in trainer.weights().items() if not torch.equal(tensor, before[name])}
+    moved = {name for name, tensor in trainer.weights().items() if not torch.equal(tensor, start[name])}
     assert moved == {f"model.layers.1.self_attn.{kind}_proj.weight" for kind in "qkvo"}
 
 
@@ -152,11 +152,11 @@ def test_a_new_adapter_changes_nothing() -> None:
 
 def test_merged_weights_have_the_base_models_names_and_are_those_that_peft_makes() -> None:
     model = adapted()
-    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    start = {name: parameter.clone() for name, parameter in model.named_parameters()}
     merged = dict(full_tensors(model))
     assert merged.keys() == dict(tiny_qwen3().named_parameters()).keys()
     for name, parameter in model.named_parameters():
-        assert torch.equal(parameter, before[name]), f"{name} was changed"
+        assert torch.equal(parameter, start[name]), f"{name} was changed"
     for module in model.modules():
         if isinstance(module, LoraLayer):
             module.merge()

@@ -33,7 +33,7 @@ def naive(
     temperatures_N: torch.Tensor,
     sets: Sequence[Sequence[int]] = (),
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """log π and entropy from the whole matrix; the N `sets` are what each token was drawn from, if that isn't empty."""
+    """log π and entropy from the whole matrix; each token is drawn from its set in `sets`, unless that is empty."""
     logits_NV = hidden_NH @ weight_VH.t() + (bias_V if len(bias_V) else 0)
     keep_NV = torch.ones_like(logits_NV, dtype=torch.bool)
     for n, ids in enumerate(sets):
@@ -57,11 +57,11 @@ def test_values_and_gradients_are_those_of_the_whole_matrix(chunk: int, bias: bo
     hidden, weight, offset, targets, temperatures = inputs(torch.float64, bias=bias)
     pull_N = torch.linspace(-1, 2, N, dtype=torch.float64)
     expected, expected_entropy = naive(hidden, weight, offset, targets, temperatures)
-    wanted = (hidden, weight, offset) if bias else (hidden, weight)
-    expected_grads = torch.autograd.grad((expected * pull_N).sum(), wanted)
-    found, entropy = chunked_logprobs(hidden, weight, offset if bias else None, targets, temperatures, chunk=chunk)
-    grads = torch.autograd.grad((found * pull_N).sum(), wanted)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    leaves = (hidden, weight, offset) if bias else (hidden, weight)
+    expected_grads = torch.autograd.grad((expected * pull_N).sum(), leaves)
+    logprobs, entropy = chunked_logprobs(hidden, weight, offset if bias else None, targets, temperatures, chunk=chunk)
+    grads = torch.autograd.grad((logprobs * pull_N).sum(), leaves)
+    torch.testing.assert_close(logprobs, expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(entropy, expected_entropy, rtol=1e-12, atol=1e-12)
     for grad, expected_grad in zip(grads, expected_grads, strict=True):
         torch.testing.assert_close(grad, expected_grad, rtol=1e-12, atol=1e-12)
@@ -76,12 +76,12 @@ def test_scaled_and_capped_logits_have_their_exact_values_and_gradients(scale: L
     if scale.cap is not None:
         logits_NV = scale.cap * torch.tanh(logits_NV / scale.cap)
     expected = torch.distributions.Categorical(logits=logits_NV / temperatures[:, None])
-    wanted = (hidden, weight, offset)
-    found, entropy = chunked_logprobs(hidden, weight, offset, targets, temperatures, scale=scale, chunk=2)
-    torch.testing.assert_close(found, expected.log_prob(targets), rtol=1e-12, atol=1e-12)
+    leaves = (hidden, weight, offset)
+    logprobs, entropy = chunked_logprobs(hidden, weight, offset, targets, temperatures, scale=scale, chunk=2)
+    torch.testing.assert_close(logprobs, expected.log_prob(targets), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(entropy, expected.entropy(), rtol=1e-12, atol=1e-12)
-    expected_grads = torch.autograd.grad(expected.log_prob(targets).sum(), wanted)
-    for grad, expected_grad in zip(torch.autograd.grad(found.sum(), wanted), expected_grads, strict=True):
+    expected_grads = torch.autograd.grad(expected.log_prob(targets).sum(), leaves)
+    for grad, expected_grad in zip(torch.autograd.grad(logprobs.sum(), leaves), expected_grads, strict=True):
         torch.testing.assert_close(grad, expected_grad, rtol=1e-12, atol=1e-12)
 
 
@@ -107,10 +107,10 @@ def test_the_entropy_has_its_exact_gradient_beside_that_of_the_target_and_alone(
     found_N, entropy_N = chunked_logprobs(
         hidden, weight, offset, targets, temperatures, scale=scale, kept=kept_tokens(sets), chunk=chunk
     )
-    found = (entropy_N * push_N).sum() if alone else (found_N * pull_N).sum() + (entropy_N * push_N).sum()
-    wanted = (hidden, weight, offset)
+    logprobs = (entropy_N * push_N).sum() if alone else (found_N * pull_N).sum() + (entropy_N * push_N).sum()
+    leaves = (hidden, weight, offset)
     for grad, expected_grad in zip(
-        torch.autograd.grad(found, wanted), torch.autograd.grad(expected, wanted), strict=True
+        torch.autograd.grad(logprobs, leaves), torch.autograd.grad(expected, leaves), strict=True
     ):
         torch.testing.assert_close(grad, expected_grad, rtol=1e-11, atol=1e-12)
 
@@ -119,21 +119,21 @@ def test_an_embedding_that_is_the_output_layer_too_gets_both_gradients() -> None
     _, weight, offset, targets, temperatures = inputs(torch.float64)
     taken = torch.tensor([0, 3, 3, 10, 1, 2, 5])
     (expected,) = torch.autograd.grad(naive(weight[taken], weight, offset, targets, temperatures)[0].sum(), weight)
-    found, _ = chunked_logprobs(weight[taken], weight, None, targets, temperatures, chunk=2)
-    (grad,) = torch.autograd.grad(found.sum(), weight)
+    logprobs, _ = chunked_logprobs(weight[taken], weight, None, targets, temperatures, chunk=2)
+    (grad,) = torch.autograd.grad(logprobs.sum(), weight)
     torch.testing.assert_close(grad, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_half_precision_goes_through_a_softmax_in_float32() -> None:
     hidden, weight, offset, targets, temperatures = inputs(torch.bfloat16)
-    found, entropy = chunked_logprobs(hidden, weight, None, targets, temperatures, chunk=3)
-    assert found.dtype == entropy.dtype == torch.float32
-    grads = torch.autograd.grad(found.sum(), (hidden, weight))
+    logprobs, entropy = chunked_logprobs(hidden, weight, None, targets, temperatures, chunk=3)
+    assert logprobs.dtype == entropy.dtype == torch.float32
+    grads = torch.autograd.grad(logprobs.sum(), (hidden, weight))
     assert [grad.dtype for grad in grads] == [torch.bfloat16, torch.bfloat16]
-    exact = [one.detach().double().requires_grad_() for one in (hidden, weight)]
+    exact = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight)]
     expected, _ = naive(*exact, offset.double(), targets, temperatures)
-    # What is rounded to 8 bits is a logit, of up to 6 here, and not its log-softmax.
-    torch.testing.assert_close(found.double(), expected, rtol=0, atol=0.05)
+    # A logit, of up to 6 here, is rounded to 8 bits, and not its log-softmax.
+    torch.testing.assert_close(logprobs.double(), expected, rtol=0, atol=0.05)
     for grad, expected_grad in zip(grads, torch.autograd.grad(expected.sum(), exact), strict=True):
         torch.testing.assert_close(grad.double(), expected_grad, rtol=0.05, atol=0.05)
 
@@ -141,8 +141,8 @@ def test_half_precision_goes_through_a_softmax_in_float32() -> None:
 def test_the_weights_gradient_is_summed_in_float32_whatever_the_number_of_chunks() -> None:
     ones_NH, targets_N, temperatures_N = torch.ones(4096, 1), torch.zeros(4096, dtype=torch.int64), torch.ones(4096)
     weight_VH = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
-    found, _ = chunked_logprobs(ones_NH.bfloat16(), weight_VH, None, targets_N, temperatures_N, chunk=1)
-    found.sum().backward()
+    logprobs, _ = chunked_logprobs(ones_NH.bfloat16(), weight_VH, None, targets_N, temperatures_N, chunk=1)
+    logprobs.sum().backward()
     # 4,096 times a half: a sum in bfloat16 stops growing at 128.
     assert weight_VH.grad is not None
     assert weight_VH.grad.flatten().tolist() == [2048.0, -2048.0]
@@ -151,9 +151,9 @@ def test_the_weights_gradient_is_summed_in_float32_whatever_the_number_of_chunks
 def test_no_tokens_give_no_values_and_a_gradient_of_zero() -> None:
     weight = torch.ones(V, H, requires_grad=True)
     none = torch.empty(0, dtype=torch.int64)
-    found, entropy = chunked_logprobs(torch.empty(0, H, requires_grad=True), weight, None, none, torch.empty(0))
-    found.sum().backward()
-    assert (len(found), len(entropy)) == (0, 0)
+    logprobs, entropy = chunked_logprobs(torch.empty(0, H, requires_grad=True), weight, None, none, torch.empty(0))
+    logprobs.sum().backward()
+    assert (len(logprobs), len(entropy)) == (0, 0)
     assert weight.grad is not None
     assert not weight.grad.any()
 
@@ -161,22 +161,24 @@ def test_no_tokens_give_no_values_and_a_gradient_of_zero() -> None:
 def test_a_frozen_output_layer_passes_the_gradient_on() -> None:
     hidden, weight, _, targets, temperatures = inputs(torch.float64)
     both, alone = (
-        torch.autograd.grad(chunked_logprobs(hidden, one, None, targets, temperatures, chunk=3)[0].sum(), hidden)[0]
-        for one in (weight, weight.detach())
+        torch.autograd.grad(
+            chunked_logprobs(hidden, output_layer, None, targets, temperatures, chunk=3)[0].sum(), hidden
+        )[0]
+        for output_layer in (weight, weight.detach())
     )
     assert torch.equal(both, alone)
 
 
 def test_extreme_logits_overflow_nothing() -> None:
     hidden, weight = torch.tensor([[1e4], [-1e4]]), torch.tensor([[1.0], [0.0], [-1.0]])
-    found, entropy = chunked_logprobs(hidden, weight, None, torch.tensor([0, 0]), torch.ones(2), chunk=1)
-    assert found.tolist() == [0.0, -2e4]
+    logprobs, entropy = chunked_logprobs(hidden, weight, None, torch.tensor([0, 0]), torch.ones(2), chunk=1)
+    assert logprobs.tolist() == [0.0, -2e4]
     assert entropy.tolist() == [0.0, 0.0]
 
 
 @st.composite
 def kept_sets(draw: st.DrawFn) -> tuple[list[list[int]], int]:
-    """(what each of the N tokens was drawn from, the place of its target within that); none where all were kept."""
+    """(kept tokens of each of the N tokens, place of its target among them); none where all were kept."""
     ids = st.lists(st.integers(0, V - 1), unique=True, max_size=V)
     return draw(st.lists(ids, min_size=N, max_size=N)), draw(st.integers(0, 10))
 
@@ -190,14 +192,14 @@ def test_pi_is_renormalised_over_the_kept_tokens_of_each(
     targets = torch.tensor([(ids or list(range(V)))[place % len(ids or range(V))] for ids in sets])
     pull_N = torch.linspace(-1, 2, N, dtype=torch.float64)
     expected, expected_entropy = naive(hidden, weight, offset, targets, temperatures, sets)
-    wanted = (hidden, weight, offset) if bias else (hidden, weight)
-    found, entropy = chunked_logprobs(
+    leaves = (hidden, weight, offset) if bias else (hidden, weight)
+    logprobs, entropy = chunked_logprobs(
         hidden, weight, offset if bias else None, targets, temperatures, kept=kept_tokens(sets), chunk=chunk
     )
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(logprobs, expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(entropy, expected_entropy, rtol=1e-12, atol=1e-12)
-    grads = torch.autograd.grad((found * pull_N).sum(), wanted)
-    expected_grads = torch.autograd.grad((expected * pull_N).sum(), wanted)
+    grads = torch.autograd.grad((logprobs * pull_N).sum(), leaves)
+    expected_grads = torch.autograd.grad((expected * pull_N).sum(), leaves)
     for grad, expected_grad in zip(grads, expected_grads, strict=True):
         torch.testing.assert_close(grad, expected_grad, rtol=1e-12, atol=1e-12)
 
@@ -205,8 +207,8 @@ def test_pi_is_renormalised_over_the_kept_tokens_of_each(
 def test_a_token_that_was_the_only_one_kept_is_certain_and_teaches_nothing() -> None:
     hidden, weight, _, targets, temperatures = inputs(torch.float32)
     only = KeptTokens(targets, torch.ones(N, dtype=torch.int64), np.ones(N, dtype=np.int64))
-    found, entropy = chunked_logprobs(hidden, weight, None, targets, temperatures, kept=only, chunk=3)
-    assert not found.any()
+    logprobs, entropy = chunked_logprobs(hidden, weight, None, targets, temperatures, kept=only, chunk=3)
+    assert not logprobs.any()
     assert not entropy.any()
-    for grad in torch.autograd.grad(found.sum(), (hidden, weight)):
+    for grad in torch.autograd.grad(logprobs.sum(), (hidden, weight)):
         assert not grad.any()

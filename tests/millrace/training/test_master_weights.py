@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.training.samples import make_sample
 from support.training.sharded_trainers import tiny_qwen3
 
 from configs.training import TrainingConfig
@@ -28,15 +29,7 @@ def make_trainer(dtype: torch.dtype, published_dtype: torch.dtype | None = None,
 def batch() -> list[Sample]:
     random = np.random.default_rng(0)
     return [
-        Sample(
-            prompt_tokens=random.integers(1, 15, 4).astype(np.int32),
-            response_tokens=random.integers(1, 15, 6).astype(np.int32),
-            rollout_logprobs=np.full(6, -2.5, np.float32),
-            loss_mask=np.ones(6, np.uint8),
-            temperature=1.0,
-            advantage=advantage,
-            staleness=0,
-        )
+        make_sample(random.integers(1, 15, 4), random.integers(1, 15, 6), rollout_logprobs=-2.5, advantage=advantage)
         for advantage in (1.0, -1.0)
     ]
 
@@ -45,19 +38,19 @@ def whole(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in trainer.weights().items()}
 
 
-def share_changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> float:
-    changed = sum(int((after[name].float() != tensor.float()).sum()) for name, tensor in before.items())
-    return changed / sum(tensor.numel() for tensor in before.values())
+def share_changed(start: dict[str, torch.Tensor], end: dict[str, torch.Tensor]) -> float:
+    changed = sum(int((end[name].float() != tensor.float()).sum()) for name, tensor in start.items())
+    return changed / sum(tensor.numel() for tensor in start.values())
 
 
 def test_small_updates_of_a_bfloat16_model_are_kept() -> None:
     trainer = make_trainer(torch.bfloat16)
-    before = whole(trainer)
+    start = whole(trainer)
     for _ in range(3):
         trainer.step(batch())
-    after = whole(trainer)
-    assert {tensor.dtype for tensor in after.values()} == {torch.float32}
-    assert share_changed(before, after) > 0.9
+    end = whole(trainer)
+    assert {tensor.dtype for tensor in end.values()} == {torch.float32}
+    assert share_changed(start, end) > 0.9
     slots = trainer.tensors()["optimizer"]
     assert {tensor.dtype for name, tensor in slots.items() if name.startswith("exp_avg")} == {torch.float32}
 
@@ -66,10 +59,10 @@ def test_the_changed_share_is_that_of_what_generators_get() -> None:
     shares = {}
     for published in (torch.float32, torch.bfloat16):
         trainer = make_trainer(torch.bfloat16, published)
-        before = {name: tensor.to(published) for name, tensor in whole(trainer).items()}
+        start = {name: tensor.to(published) for name, tensor in whole(trainer).items()}
         shares[published] = trainer.step(batch()).changed_weight_share
-        after = {name: tensor.to(published) for name, tensor in whole(trainer).items()}
-        assert shares[published] == pytest.approx(share_changed(before, after))
+        end = {name: tensor.to(published) for name, tensor in whole(trainer).items()}
+        assert shares[published] == pytest.approx(share_changed(start, end))
     assert shares[torch.bfloat16] < 0.1 < 0.9 < shares[torch.float32]
 
 
@@ -82,15 +75,15 @@ def test_a_bfloat16_model_still_computes_in_bfloat16() -> None:
 
 def test_adapters_of_a_bfloat16_model_are_float32_and_its_own_weights_stay() -> None:
     trainer = make_trainer(torch.bfloat16, lora=LORA, learning_rate=1e-2)
-    before = whole(trainer)
+    start = whole(trainer)
     share = trainer.step(batch()).changed_weight_share
-    after = whole(trainer)
+    end = whole(trainer)
     assert {tensor.dtype for name, tensor in trainer.tensors()["model"].items() if "lora_" in name} == {
         torch.float32,
         torch.float64,
     }
-    assert {tensor.dtype for tensor in after.values()} == {torch.bfloat16}
-    differing = {name for name, tensor in before.items() if not torch.equal(after[name], tensor)}
+    assert {tensor.dtype for tensor in end.values()} == {torch.bfloat16}
+    differing = {name for name, tensor in start.items() if not torch.equal(end[name], tensor)}
     assert differing
     assert all(any(target in name for target in TARGETS) for name in differing)
     assert 0 < share < 1

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.training.samples import make_sample
 
 from configs.training import ScheduleConfig
 from millrace.training.batch import Sample
@@ -13,21 +14,24 @@ from millrace.training.optimizer import ess_factor, plan_updates, share_of_rate
 
 
 def shares(num_steps: int, **schedule: object) -> list[float]:
-    found = ScheduleConfig.model_validate(schedule)
-    return [share_of_rate(found, step) for step in range(1, num_steps + 1)]
+    config = ScheduleConfig.model_validate(schedule)
+    return [share_of_rate(config, step) for step in range(1, num_steps + 1)]
 
 
-def test_the_default_is_the_full_rate_always() -> None:
-    assert shares(5) == [1.0] * 5
-
-
-def test_a_warm_up_rises_evenly_to_the_full_rate() -> None:
-    assert shares(5, warmup_steps=3) == [0.25, 0.5, 0.75, 1.0, 1.0]
-
-
-def test_a_linear_decay_falls_evenly_to_the_final_share_and_stays() -> None:
-    linear = shares(8, decay="linear", warmup_steps=1, steps=5, final_share=0.2)
-    assert linear == pytest.approx([0.5, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2])
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ({}, [1.0] * 5),
+        ({"warmup_steps": 3}, [0.25, 0.5, 0.75, 1.0, 1.0]),
+        (
+            {"decay": "linear", "warmup_steps": 1, "steps": 5, "final_share": 0.2},
+            [0.5, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2],
+        ),
+    ],
+    ids=["default", "warm-up", "linear decay"],
+)
+def test_shares_of_the_rate_follow_the_schedule(schedule: dict[str, object], expected: list[float]) -> None:
+    assert shares(len(expected), **schedule) == pytest.approx(expected)
 
 
 def test_a_cosine_decay_is_half_way_down_at_half_time() -> None:
@@ -48,12 +52,12 @@ def test_a_rate_first_rises_then_falls_and_is_never_above_the_full_one(
     decay: str, warmup: int, after: int, final: float
 ) -> None:
     steps = None if decay == "constant" else warmup + after
-    found = shares(60, decay=decay, warmup_steps=warmup, steps=steps, final_share=final)
-    assert all(0 < share <= 1 for share in found[: warmup + 1])
-    assert found[: warmup + 1] == sorted(found[: warmup + 1])
-    assert found[warmup] == 1.0
-    assert all(a >= b for a, b in zip(found[warmup:], found[warmup + 1 :], strict=False))
-    assert found[-1] == pytest.approx(1.0 if decay == "constant" else final, abs=1e-12)
+    rates = shares(60, decay=decay, warmup_steps=warmup, steps=steps, final_share=final)
+    assert all(0 < share <= 1 for share in rates[: warmup + 1])
+    assert rates[: warmup + 1] == sorted(rates[: warmup + 1])
+    assert rates[warmup] == 1.0
+    assert all(a >= b for a, b in zip(rates[warmup:], rates[warmup + 1 :], strict=False))
+    assert rates[-1] == pytest.approx(1.0 if decay == "constant" else final, abs=1e-12)
 
 
 def test_ratios_of_1_leave_the_rate_as_it_is() -> None:
@@ -67,19 +71,10 @@ def test_the_rate_is_multiplied_by_the_root_of_the_effective_sample_size(log_rat
     assert ess_factor(np.array(log_ratios) + shift) == pytest.approx(expected, rel=1e-9)
 
 
-def batch(sizes: list[int], carries: set[int] | None = None) -> list[Sample]:
-    """Groups of these numbers of samples; None: all of them carry loss."""
+def batch(sizes: list[int], trainable: set[int] | None = None) -> list[Sample]:
+    """Groups of these numbers of samples; without `trainable`, all of them are."""
     return [
-        Sample(
-            prompt_tokens=np.ones(1, np.int32),
-            response_tokens=np.ones(1, np.int32),
-            rollout_logprobs=np.zeros(1, np.float32),
-            loss_mask=np.array([carries is None or group in carries], np.uint8),
-            temperature=1.0,
-            advantage=1.0,
-            staleness=0,
-            group=group,
-        )
+        make_sample([1], [1], loss_mask=trainable is None or group in trainable, group=group)
         for group, size in enumerate(sizes)
         for _ in range(size)
     ]
@@ -118,10 +113,10 @@ def test_the_order_follows_from_seed_version_and_epoch() -> None:
     assert order(0, 2) != first
 
 
-def test_groups_that_carry_no_loss_are_in_no_minibatch() -> None:
-    samples = batch([2, 2, 2, 2], carries={0, 3})
+def test_masked_groups_are_in_no_minibatch() -> None:
+    samples = batch([2, 2, 2, 2], trainable={0, 3})
     assert sorted(plan_updates(samples, minibatches=4, epochs=1, seed=0, policy_version=1)) == [[0, 1], [6, 7]]
 
 
-def test_a_batch_that_carries_no_loss_is_left_for_the_trainer_to_refuse() -> None:
-    assert plan_updates(batch([1, 1], carries=set()), minibatches=2, epochs=1, seed=0, policy_version=1) == [[0, 1]]
+def test_a_masked_batch_is_one_minibatch_for_the_trainer_to_refuse() -> None:
+    assert plan_updates(batch([1, 1], trainable=set()), minibatches=2, epochs=1, seed=0, policy_version=1) == [[0, 1]]

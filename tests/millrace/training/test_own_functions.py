@@ -1,4 +1,4 @@
-"""Losses and advantages by import path: what they return is trained on, and what can't be used is a sentence."""
+"""Losses and advantages by import path: valid functions are used, and invalid ones are user errors."""
 
 import pytest
 import torch
@@ -18,12 +18,12 @@ def training(**values: object) -> TrainingConfig:
 
 
 def test_a_loss_of_your_own_is_the_one_that_it_computes() -> None:
-    own = make_loss(training(loss=f"{OWN}:capped"))
+    custom = make_loss(training(loss=f"{OWN}:capped"))
     built_in = make_loss(training(loss={"name": "aipo", "max_importance_ratio": BOUND}))
-    assert own.name == f"{OWN}:capped"
+    assert custom.name == f"{OWN}:capped"
     for seed in range(4):
         tokens = random_bandit(seed).tokens()
-        for values, expected in zip(own(tokens)[:4], built_in(tokens)[:4], strict=True):
+        for values, expected in zip(custom(tokens)[:4], built_in(tokens)[:4], strict=True):
             assert torch.equal(values, expected)
 
 

@@ -21,7 +21,7 @@ ranks = st.integers(1, 5)
 
 
 def sample(prompt: int, response: int, number: int = 0) -> Sample:
-    """A sample of `prompt` + `response` tokens none of which is 0; `number` is its name, kept in the advantage."""
+    """A sample of `prompt` + `response` tokens other than 0; `number` is its name, kept in the advantage."""
     return Sample(
         prompt_tokens=np.arange(1, prompt + 1, dtype=np.int32) + 100 * (number + 1),
         response_tokens=np.arange(51, 51 + response, dtype=np.int32) + 100 * (number + 1),
@@ -68,9 +68,9 @@ def test_no_microbatch_exceeds_the_token_budget_unless_it_is_a_single_sample(
 def test_all_ranks_get_as_many_and_spare_ranks_a_dummy_token(
     shapes: list[tuple[int, int]], max_tokens: int, num_ranks: int
 ) -> None:
-    found = microbatches(samples(shapes), max_tokens, num_ranks)
-    assert len(found) % num_ranks == 0
-    idle = [batch for batch in found if not batch.places]
+    batches = microbatches(samples(shapes), max_tokens, num_ranks)
+    assert len(batches) % num_ranks == 0
+    idle = [batch for batch in batches if not batch.places]
     assert len(idle) < num_ranks
     for batch in idle:
         assert (batch.input_ids_S.tolist(), batch.lengths, len(batch.targets_N)) == ([0], (1,), 0)
@@ -90,11 +90,11 @@ def test_a_response_token_is_predicted_from_the_position_before_it(
 def test_what_is_known_of_a_token_lies_where_the_batch_says(shapes: list[tuple[int, int]], max_tokens: int) -> None:
     given_samples = samples(shapes)
     flat = {
-        "rollout_logprobs_N": np.concatenate([one.rollout_logprobs for one in given_samples]),
-        "targets_N": np.concatenate([one.response_tokens for one in given_samples]),
+        "rollout_logprobs_N": np.concatenate([item.rollout_logprobs for item in given_samples]),
+        "targets_N": np.concatenate([item.response_tokens for item in given_samples]),
     }
     places = np.repeat(np.arange(len(shapes)), [response for _, response in shapes])
-    mask = np.concatenate([one.loss_mask for one in given_samples])
+    mask = np.concatenate([item.loss_mask for item in given_samples])
     for batch in microbatches(given_samples, max_tokens):
         at = batch.in_batch_N.numpy()
         for name, values in flat.items():
@@ -102,7 +102,7 @@ def test_what_is_known_of_a_token_lies_where_the_batch_says(shapes: list[tuple[i
         np.testing.assert_array_equal(batch.trainable_L.numpy(), np.flatnonzero(mask[at]))
         np.testing.assert_array_equal(np.array(batch.places)[batch.response_N.numpy()], places[at])
         for name in ("advantage", "temperature", "staleness"):
-            expected = np.array([getattr(one, name) for one in given_samples])[places[at]]
+            expected = np.array([getattr(item, name) for item in given_samples])[places[at]]
             found = batch.staleness_N if name == "staleness" else getattr(batch, f"{name}s_N")
             np.testing.assert_array_equal(found.numpy(), expected, err_msg=name)
 
@@ -113,14 +113,14 @@ def test_what_a_token_was_drawn_from_stays_with_it(
 ) -> None:
     sets = [data.draw(st.none() | st.lists(st.sets(st.integers(0, 9)), min_size=r, max_size=r)) for _, r in shapes]
     truncated = [
-        one
+        item
         if kept is None
         else replace(
-            one,
+            item,
             kept_tokens=np.array([token for ids in kept for token in sorted(ids)], np.int32),
             kept_counts=np.array([len(ids) for ids in kept], np.int32),
         )
-        for one, kept in zip(samples(shapes), sets, strict=True)
+        for item, kept in zip(samples(shapes), sets, strict=True)
     ]
     # Of a response that was not truncated, every token has the whole vocabulary: a count of 0.
     flat = [set() if kept is None else kept[r] for (_, n), kept in zip(shapes, sets, strict=True) for r in range(n)]
@@ -154,7 +154,7 @@ def test_the_split_does_not_depend_on_the_order_of_samples_of_different_lengths(
 def test_a_microbatch_goes_to_a_device_with_all_its_tensors() -> None:
     moved = pack(sample(3, 4)).to(torch.device("meta"))
     tensors = [getattr(moved, name) for name in Microbatch.__slots__]
-    devices = {one.device.type for one in tensors if isinstance(one, torch.Tensor)}
+    devices = {item.device.type for item in tensors if isinstance(item, torch.Tensor)}
     assert devices == {"meta"}
     assert (moved.lengths, moved.places) == ((7,), (0,))
 
@@ -180,7 +180,7 @@ def first_fit_decreasing(lengths: Sequence[int], max_tokens: int) -> int:
 
 
 def cost(lengths: Sequence[int], places: Sequence[int], hidden: int = HIDDEN) -> float:
-    """Tokens, and pairs of which one attends to the other."""
+    """Tokens, and pairs of a token and a token that attends to it."""
     return sum(lengths[place] + lengths[place] * (lengths[place] + 1) / 2 / (6 * hidden) for place in places)
 
 

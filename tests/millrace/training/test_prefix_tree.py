@@ -1,4 +1,4 @@
-"""Prefix trees: every sequence can be read back, sees exactly what is before each token, and nothing stands twice."""
+"""Prefix trees: each sequence can be read back, attends to its earlier tokens, and shares common prefixes."""
 
 import numpy as np
 import numpy.typing as npt
@@ -15,16 +15,16 @@ def forests(draw: st.DrawFn) -> list[Tokens]:
     """Sequences that grow from each other: each begins with some of an earlier one, or with all of it."""
     made: list[list[int]] = []
     for _ in range(draw(st.integers(1, 12))):
-        before = draw(st.sampled_from(made)) if made and draw(st.integers(0, 4)) else []
-        kept = draw(st.integers(0, len(before)))
-        own = draw(st.lists(st.integers(0, 3), max_size=6)) * draw(st.sampled_from([1, 8]))
-        made.append([*before[:kept], *own] or [0])
-    return [np.array(one, dtype=np.int32) for one in made]
+        parent = draw(st.sampled_from(made)) if made and draw(st.integers(0, 4)) else []
+        kept = draw(st.integers(0, len(parent)))
+        suffix = draw(st.lists(st.integers(0, 3), max_size=6)) * draw(st.sampled_from([1, 8]))
+        made.append([*parent[:kept], *suffix] or [0])
+    return [np.array(sequence, dtype=np.int32) for sequence in made]
 
 
 def read_back(layout: Layout, sequences: list[Tokens]) -> list[tuple[list[int], Tokens]]:
     """Each sequence with the positions of its tokens."""
-    ends = np.cumsum([len(one) for one in sequences])
+    ends = np.cumsum([len(sequence) for sequence in sequences])
     return list(zip([part.tolist() for part in np.split(layout.where, ends[:-1])], sequences, strict=True))
 
 
@@ -75,9 +75,11 @@ def test_the_prompt_of_a_group_stands_once() -> None:
 def test_any_common_beginning_stands_once() -> None:
     system = np.arange(100, dtype=np.int32)
     turn = np.full(30, 77, dtype=np.int32)
-    one = [np.concatenate([system, prompt]) for prompt in group(20, [4, 4], first=200)]
-    other = [np.concatenate([system, group(20, [0], first=300)[0], turn, own]) for own in group(3, [5, 5], first=400)]
-    layout = lay_out([*one, *other])
+    first = [np.concatenate([system, prompt]) for prompt in group(20, [4, 4], first=200)]
+    other = [
+        np.concatenate([system, group(20, [0], first=300)[0], turn, suffix]) for suffix in group(3, [5, 5], first=400)
+    ]
+    layout = lay_out([*first, *other])
     assert len(layout.positions_S) == 100 + (20 + 4 + 4) + (20 + 30 + 3 + 5 + 5)
 
 
@@ -104,7 +106,7 @@ def test_tokens_that_different_experts_computed_are_different() -> None:
     tokens = np.arange(64, dtype=np.int32)
     experts = np.stack([np.repeat([[1, 2]], 64, axis=0), np.repeat([[1, 3]], 64, axis=0)])
     same, differing = (
-        [np.column_stack([tokens, experts[i]]).astype(np.int32) for i in them] for them in ([0, 0], [0, 1])
+        [np.column_stack([tokens, experts[i]]).astype(np.int32) for i in chosen] for chosen in ([0, 0], [0, 1])
     )
     assert len(lay_out(same).positions_S) == 64
     assert len(lay_out(differing).positions_S) == 128

@@ -10,6 +10,7 @@ import torch
 from support.engines.one_by_one import response_logprobs, taken
 from support.training.families import CASES
 from support.training.router_mismatch import measure
+from support.training.samples import make_sample
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from configs.training import TrainingConfig
@@ -33,14 +34,8 @@ SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=12)
 def some_samples() -> list[Sample]:
     random = np.random.default_rng(0)
     return [
-        Sample(
-            prompt_tokens=random.integers(3, 40, prompt).astype(np.int32),
-            response_tokens=random.integers(3, 40, response).astype(np.int32),
-            rollout_logprobs=np.full(response, -1.0, dtype=np.float32),
-            loss_mask=np.ones(response, dtype=np.uint8),
-            temperature=1.0,
-            advantage=0.0,
-            staleness=0,
+        make_sample(
+            random.integers(3, 40, prompt), random.integers(3, 40, response), rollout_logprobs=-1, advantage=0.0
         )
         for prompt, response in [(3, 4), (9, 12), (1, 1), (2, 11)]
     ]
@@ -57,17 +52,17 @@ def random_experts(sample: Sample, seed: int) -> torch.Tensor:
 
 
 def routed(model: PreTrainedModel, tokens: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Of each layer, [T, E] logits and [T, K] experts that `model` chooses for these tokens alone."""
-    found: list[tuple[torch.Tensor, torch.Tensor]] = []
+    """Per layer, [T, E] logits and [T, K] experts that `model` chooses for these tokens alone."""
+    outputs: list[tuple[torch.Tensor, torch.Tensor]] = []
     hooks = [
-        one.register_forward_hook(lambda router, inputs, output: found.append((output[0], output[2])))
-        for one in routers(model)
+        item.register_forward_hook(lambda router, inputs, output: outputs.append((output[0], output[2])))
+        for item in routers(model)
     ]
     with torch.no_grad():
         model(input_ids=torch.tensor([list(tokens)]))
     for hook in hooks:
         hook.remove()
-    return found
+    return outputs
 
 
 def own_experts(model: PreTrainedModel, tokens: Sequence[int]) -> torch.Tensor:
@@ -89,11 +84,11 @@ def with_experts(model: PreTrainedModel, sample: Sample, experts_TLK: torch.Tens
 
         return hook
 
-    hooks = [one.register_forward_hook(choose(layer)) for layer, one in enumerate(routers(model))]
-    found = taken(response_logprobs(model, sample), sample)
+    hooks = [item.register_forward_hook(choose(layer)) for layer, item in enumerate(routers(model))]
+    logprobs = taken(response_logprobs(model, sample), sample)
     for hook in hooks:
         hook.remove()
-    return found
+    return logprobs
 
 
 @mixtures
@@ -101,15 +96,15 @@ def test_the_trainer_routes_by_recorded_experts_and_its_routers_learn(kind: str)
     model, samples = CASES[kind].model(seed=0), some_samples()
     experts = [random_experts(sample, seed) for seed, sample in enumerate(samples)]
     policy = PackedPolicy(deepcopy(model), router_replay=True)
-    expected = torch.cat([with_experts(model, *one) for one in zip(samples, experts, strict=True)])
+    expected = torch.cat([with_experts(model, *item) for item in zip(samples, experts, strict=True)])
     expected.sum().backward()
-    found = torch.zeros(len(expected))
-    replayed = [recorded(*one) for one in zip(samples, experts, strict=True)]
+    result = torch.zeros(len(expected))
+    replayed = [recorded(*item) for item in zip(samples, experts, strict=True)]
     for batch in microbatches(replayed, max_tokens=25):
         logprobs_N = policy(batch).logprobs_N
         logprobs_N.sum().backward()
-        found[batch.in_batch_N] = logprobs_N.detach()
-    torch.testing.assert_close(found, expected.detach(), rtol=0, atol=1e-5)
+        result[batch.in_batch_N] = logprobs_N.detach()
+    torch.testing.assert_close(result, expected.detach(), rtol=0, atol=1e-5)
     for (name, parameter), other in zip(model.named_parameters(), policy.model.parameters(), strict=True):
         assert parameter.grad is not None
         largest = max(1.0, parameter.grad.abs().max().item())
@@ -119,25 +114,25 @@ def test_the_trainer_routes_by_recorded_experts_and_its_routers_learn(kind: str)
 @mixtures
 def test_without_option_or_record_the_router_chooses(kind: str) -> None:
     model, samples = CASES[kind].model(seed=0), some_samples()
-    nothing = [recorded(one, torch.full((one.num_tokens - 1, LAYERS, K), NOT_RECORDED)) for one in samples]
+    nothing = [recorded(item, torch.full((item.num_tokens - 1, LAYERS, K), NOT_RECORDED)) for item in samples]
     other = [recorded(sample, random_experts(sample, seed)) for seed, sample in enumerate(samples)]
     plain, replaying = PackedPolicy(deepcopy(model)), PackedPolicy(deepcopy(model), router_replay=True)
 
     def logprobs(policy: PackedPolicy, batch: list[Sample]) -> torch.Tensor:
         with torch.no_grad():
-            return torch.cat([policy(one).logprobs_N for one in microbatches(batch, max_tokens=25)])
+            return torch.cat([policy(item).logprobs_N for item in microbatches(batch, max_tokens=25)])
 
-    own = logprobs(plain, samples)
-    assert torch.equal(logprobs(plain, other), own)
-    assert torch.equal(logprobs(replaying, samples), own)
-    torch.testing.assert_close(logprobs(replaying, nothing), own, rtol=0, atol=1e-6)
-    assert (logprobs(replaying, other) - own).abs().max() > 0.01
+    unrecorded = logprobs(plain, samples)
+    assert torch.equal(logprobs(plain, other), unrecorded)
+    assert torch.equal(logprobs(replaying, samples), unrecorded)
+    torch.testing.assert_close(logprobs(replaying, nothing), unrecorded, rtol=0, atol=1e-6)
+    assert (logprobs(replaying, other) - unrecorded).abs().max() > 0.01
 
 
 def generated(engine: TransformersEngine) -> dict[int, tuple[Request, Response]]:
     done = {}
     while engine.in_flight:
-        done |= {one.request.group_id: (one.request, one.response) for one in engine.collect(0.0)}
+        done |= {item.request.group_id: (item.request, item.response) for item in engine.collect(0.0)}
     return done
 
 
@@ -233,9 +228,9 @@ def test_the_balance_loss_alone_brings_the_experts_into_balance() -> None:
     (batch,) = microbatches(some_samples(), 1000)
     policy(batch)
     after = policy.routing.imbalance(batch).item() / len(batch.places)
-    before = imbalance_of("qwen3_moe", some_samples(), 1000)
-    assert before > 1.1
-    assert after - 1 < (before - 1) / 2
+    initial = imbalance_of("qwen3_moe", some_samples(), 1000)
+    assert initial > 1.1
+    assert after - 1 < (initial - 1) / 2
 
 
 def test_replay_halves_the_mismatch_with_a_half_precision_generator() -> None:

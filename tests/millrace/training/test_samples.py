@@ -76,7 +76,7 @@ batches = st.lists(st.lists(st.floats(0, 100), min_size=1, max_size=8), min_size
 
 
 def groups_of(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[list[np.ndarray]], list[np.ndarray]]:
-    """A formula for each group by itself."""
+    """A formula for each group separately."""
     return lambda groups: [function(group) for group in groups]
 
 
@@ -109,8 +109,8 @@ def test_every_name_a_config_may_hold_is_an_estimators_and_has_a_formula_here() 
 def test_the_advantages_of_random_batches_are_those_of_the_formula(name: str, seed: int) -> None:
     random = np.random.default_rng(seed)
     groups = [random.random(size) for size in random.integers(2, 9, size=5)]
-    found = ADVANTAGES[name]([group.tolist() for group in groups])
-    for group, expected in zip(found, FORMULAS[name](groups), strict=True):
+    advantages = ADVANTAGES[name]([group.tolist() for group in groups])
+    for group, expected in zip(advantages, FORMULAS[name](groups), strict=True):
         assert group == pytest.approx(expected.tolist(), rel=1e-12, abs=1e-12)
 
 
@@ -145,10 +145,10 @@ def test_a_batch_may_be_empty_and_so_may_a_group(estimator: Estimator) -> None:
 def test_advantages_are_finite_one_a_reward_and_in_the_order_of_the_rewards(
     estimator: Estimator, groups: list[list[float]]
 ) -> None:
-    found = estimator(groups)
-    assert [len(group) for group in found] == [len(group) for group in groups]
-    assert all(math.isfinite(advantage) for group in found for advantage in group)
-    for rewards, advantages in zip(groups, found, strict=True):
+    batch = estimator(groups)
+    assert [len(group) for group in batch] == [len(group) for group in groups]
+    assert all(math.isfinite(advantage) for group in batch for advantage in group)
+    for rewards, advantages in zip(groups, batch, strict=True):
         ranked = [advantage for _, advantage in sorted(zip(rewards, advantages, strict=True))]
         assert ranked == sorted(ranked)
 
@@ -156,8 +156,10 @@ def test_advantages_are_finite_one_a_reward_and_in_the_order_of_the_rewards(
 @each_estimator
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
 def test_a_reward_that_is_not_finite_is_refused_with_its_group(estimator: Estimator, reward: float) -> None:
-    with pytest.raises(InputError, match=rf"^group 1 of the batch has a reward of {reward}; expected a finite number$"):
+    with pytest.raises(InputError) as refused:
         estimator([[0.0, 1.0], [reward, 1.0]])
+    assert "group 1 " in refused.value.read
+    assert refused.value.expected == "a finite number"
 
 
 def test_maxrl_refuses_negative_rewards() -> None:

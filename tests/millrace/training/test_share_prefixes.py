@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.training.families import CASES, WINDOW
+from support.training.samples import make_sample
 from transformers import PreTrainedModel
 
 from configs.training import TrainingConfig
@@ -34,14 +35,13 @@ def groups(shapes: Sequence[Shape], vocab: int = 40, seed: int = 0) -> list[Samp
             own = random.integers(3, vocab, length)
             response = np.concatenate([start, own])[:length] if number % 2 else own
             made.append(
-                Sample(
-                    prompt_tokens=tokens,
-                    response_tokens=response.astype(np.int32),
-                    rollout_logprobs=np.full(length, -2.0, dtype=np.float32),
-                    loss_mask=(np.arange(length) % 5 != 3).astype(np.uint8),
+                make_sample(
+                    tokens,
+                    response,
+                    rollout_logprobs=-2,
+                    loss_mask=np.arange(length) % 5 != 3,
                     temperature=1.0 + 0.25 * (number % 2),
                     advantage=float(random.normal()),
-                    staleness=0,
                 )
             )
     return made
@@ -50,20 +50,20 @@ def groups(shapes: Sequence[Shape], vocab: int = 40, seed: int = 0) -> list[Samp
 def log_pi(model: PreTrainedModel, samples: Sequence[Sample], max_tokens: int, share: bool) -> torch.Tensor:
     """[N] of the whole batch; the gradient of a weighted sum of it is left in the model."""
     policy = PackedPolicy(model)
-    found = torch.zeros(sum(len(one.response_tokens) for one in samples), dtype=torch.float64)
-    pulls = torch.randn(len(found), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    logprobs = torch.zeros(sum(len(item.response_tokens) for item in samples), dtype=torch.float64)
+    pulls = torch.randn(len(logprobs), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     for batch in microbatches(samples, max_tokens, share_prefixes=share):
         logprobs_N = policy(batch).logprobs_N
         (logprobs_N * pulls[batch.in_batch_N]).sum().backward()
-        found[batch.in_batch_N] = logprobs_N.detach().double()
-    return found
+        logprobs[batch.in_batch_N] = logprobs_N.detach().double()
+    return logprobs
 
 
 def assert_same(model: PreTrainedModel, samples: Sequence[Sample], max_tokens: int, tolerance: float) -> None:
     alone, shared = deepcopy(model), deepcopy(model)
     expected = log_pi(alone, samples, max_tokens, share=False)
-    found = log_pi(shared, samples, max_tokens, share=True)
-    torch.testing.assert_close(found, expected, rtol=0, atol=10 * tolerance)
+    shared_logprobs = log_pi(shared, samples, max_tokens, share=True)
+    torch.testing.assert_close(shared_logprobs, expected, rtol=0, atol=10 * tolerance)
     for (name, parameter), other in zip(alone.named_parameters(), shared.parameters(), strict=True):
         assert parameter.grad is not None
         largest = parameter.grad.abs().max().item()
@@ -81,7 +81,7 @@ def in_float64(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def num_positions(samples: Sequence[Sample], share: bool) -> int:
-    return sum(len(one.input_ids_S) for one in microbatches(samples, 10_000, share_prefixes=share))
+    return sum(len(item.input_ids_S) for item in microbatches(samples, 10_000, share_prefixes=share))
 
 
 def test_a_batch_of_groups_takes_fewer_positions() -> None:
@@ -117,10 +117,10 @@ def test_every_sample_is_in_one_microbatch_within_the_budget(
     shapes: list[Shape], max_tokens: int, num_ranks: int
 ) -> None:
     samples = groups(shapes)
-    found = microbatches(samples, max_tokens, num_ranks)
-    assert sorted(place for batch in found for place in batch.places) == list(range(len(samples)))
-    assert len(found) % num_ranks == 0
-    for batch in found:
+    batches = microbatches(samples, max_tokens, num_ranks)
+    assert sorted(place for batch in batches for place in batch.places) == list(range(len(samples)))
+    assert len(batches) % num_ranks == 0
+    for batch in batches:
         assert len(batch.input_ids_S) <= max_tokens or len(batch.places) == 1
         for n, place in zip(batch.predicts_N.tolist(), batch.response_N.tolist(), strict=True):
             assert batch.positions_S[n] >= len(samples[batch.places[place]].prompt_tokens) - 1
@@ -156,7 +156,7 @@ def test_a_step_is_the_same_without_sharing(settings: dict[str, object]) -> None
         reference = deepcopy(model) if training.kl.coefficient else None
         trainer = Trainer(deepcopy(model), training, max_new_tokens=64, reference=reference)
         samples = groups(SHAPES)
-        reports += [trainer.step([replace(one, advantage=1.0 + number % 3) for number, one in enumerate(samples)])]
+        reports += [trainer.step([replace(item, advantage=1.0 + number % 3) for number, item in enumerate(samples)])]
         weights += [trainer.weights()]
     alone, shared = reports
     for name, value in alone.measured().items():

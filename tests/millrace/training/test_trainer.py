@@ -1,4 +1,4 @@
-"""The trainer: one step is the same however it is cut up, means what it reports, and survives a restart bit by bit."""
+"""The trainer: a step is the same for any split, agrees with its report, and is restored bit for bit."""
 
 import math
 from collections import defaultdict
@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engines.one_by_one import response_logprobs, taken
+from support.training.samples import make_sample
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from configs.losses import LOSS_NAMES
@@ -57,29 +58,12 @@ def make_trainer(
     return Trainer(model, training, max_new_tokens=max_new_tokens, reference=reference, ranks=ranks)
 
 
-def sample(
-    prompt: Sequence[int],
-    response: Sequence[int],
-    *,
-    rollout_logprobs: Sequence[float] | None = None,
-    loss_mask: Sequence[int] | None = None,
-    temperature: float = 1.0,
-    advantage: float = 1.0,
-    staleness: int = 0,
-) -> Sample:
-    return Sample(
-        prompt_tokens=np.array(prompt, dtype=np.int32),
-        response_tokens=np.array(response, dtype=np.int32),
-        rollout_logprobs=np.array(rollout_logprobs or [-2.0] * len(response), dtype=np.float32),
-        loss_mask=np.array(loss_mask or [1] * len(response), dtype=np.uint8),
-        temperature=temperature,
-        advantage=advantage,
-        staleness=staleness,
-    )
+def sample(prompt: Sequence[int], response: Sequence[int], **values: Any) -> Sample:
+    return make_sample(prompt, response, **{"rollout_logprobs": -2.0, **values})
 
 
 def on_policy_sample(prompt: Sequence[int], response: Response, temperature: float) -> Sample:
-    """What an engine returned, as the trainer gets it."""
+    """An engine's response as a sample for the trainer."""
     return replace(
         sample(prompt, response.tokens, rollout_logprobs=response.rollout_logprobs, temperature=temperature),
         kept_tokens=np.array(response.kept_tokens, np.int32),
@@ -94,14 +78,14 @@ def logprobs(model: LlamaForCausalLM, of: Sample) -> torch.Tensor:
 
 
 def drawn(seed: int, size: int) -> list[Sample]:
-    """Samples of many shapes; some of their tokens carry no loss, and the response of some has none that does."""
+    """Samples of many shapes; some of their tokens are masked, and all tokens of some responses."""
     random = np.random.default_rng(seed)
-    found = []
+    result = []
     for number in range(size):
         length = int(random.integers(1, 9))
         mask = random.random(length) < 0.7
         mask[0] |= number == 0
-        found.append(
+        result.append(
             replace(
                 sample(random.integers(1, 15, random.integers(1, 6)), random.integers(1, 15, length)),
                 rollout_logprobs=-3 * random.random(length, dtype=np.float32),
@@ -111,7 +95,7 @@ def drawn(seed: int, size: int) -> list[Sample]:
                 staleness=int(random.integers(0, 3)),
             )
         )
-    return found
+    return result
 
 
 def gradients(trainer: Trainer) -> dict[str, torch.Tensor]:
@@ -129,10 +113,10 @@ SAMPLES = [
 
 @dataclass(frozen=True, kw_only=True)
 class InTurn(Ranks):
-    """One of several ranks that step one after the other in this process: what the last one adds up is all there is."""
+    """A rank that steps after the others in this process: the sums of the last rank are complete."""
 
     so_far: dict[torch.Size, list[torch.Tensor]]
-    """By their shape: what is added up for the reference is told apart from the report's."""
+    """Tensors by their shape, which differs between the sums for the reference and for the report."""
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         self.so_far[tensor.shape].append(tensor.clone())
@@ -175,8 +159,8 @@ def test_any_split_into_microbatches_and_ranks_gives_the_same_gradient_and_repor
     # Here each rank updates by its own share of the gradient alone.
     own = {"grad_norm": expected.grad_norm, "changed_weight_share": expected.changed_weight_share}
     assert report.measured() | own == pytest.approx(expected.measured(), rel=1e-4, abs=1e-5)
-    for ours, theirs in zip(report.trainer_logprobs, expected.trainer_logprobs, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
+    for ours, other in zip(report.trainer_logprobs, expected.trainer_logprobs, strict=True):
+        np.testing.assert_allclose(ours, other, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -190,9 +174,9 @@ def test_the_gradient_is_that_of_the_token_mean_written_out_by_hand(make_model: 
         per_token = -ratio.clamp(max=RHO) * each.advantage * trainer_logprobs
         loss = loss + (per_token * torch.from_numpy(each.loss_mask)).sum()
     torch.autograd.backward(loss / sum(int(each.loss_mask.sum()) for each in SAMPLES))
-    found = gradients(trainer)
+    result = gradients(trainer)
     for name, parameter in model.named_parameters():
-        torch.testing.assert_close(found[name], parameter.grad, rtol=0, atol=1e-6, msg=name)
+        torch.testing.assert_close(result[name], parameter.grad, rtol=0, atol=1e-6, msg=name)
 
 
 def test_the_reference_stays_what_it_was_and_the_kl_to_oneself_is_nothing(make_model: MakeModel) -> None:
@@ -206,17 +190,17 @@ def test_the_reference_stays_what_it_was_and_the_kl_to_oneself_is_nothing(make_m
         assert parameter.grad is None, name
 
 
-def test_a_token_without_loss_changes_nothing_but_its_successors_context(make_model: MakeModel) -> None:
+def test_a_masked_token_changes_only_its_successors_context(make_model: MakeModel) -> None:
     masked = sample([1, 3], [4, 5, 6], loss_mask=[1, 0, 1])
     report = make_trainer(make_model(0)).step([masked])
     other = replace(masked, rollout_logprobs=np.array([-2.0, 0.0, -2.0], dtype=np.float32))
     assert make_trainer(make_model(0)).step([other]) == report
     assert report.tokens == 2
-    # Its log π is told all the same: what is stored is of every token.
+    # Its log π is reported too: the trainer stores that of every token.
     assert report.trainer_logprobs[0] == pytest.approx(logprobs(make_model(0), masked).numpy(), abs=1e-5)
 
 
-def test_a_batch_without_a_token_that_carries_loss_is_refused(make_model: MakeModel) -> None:
+def test_a_masked_batch_is_refused(make_model: MakeModel) -> None:
     trainer = make_trainer(make_model(0))
     with pytest.raises(InputError):
         trainer.step([sample([1, 3], [4], loss_mask=[0])])
@@ -235,7 +219,7 @@ def test_trainer_and_generator_agree_on_what_an_on_policy_token_is(
     report = make_trainer(make_model(0), max_tokens_per_microbatch=40).step(rollouts)
     ratios = np.exp(
         np.concatenate(
-            [ours - one.rollout_logprobs for ours, one in zip(report.trainer_logprobs, rollouts, strict=True)]
+            [ours - item.rollout_logprobs for ours, item in zip(report.trainer_logprobs, rollouts, strict=True)]
         )
     )
     np.testing.assert_allclose(ratios, 1.0, rtol=0, atol=1e-5)
@@ -292,18 +276,18 @@ def test_samples_without_advantage_take_no_backward_pass(
     trainer, whole = (make_trainer(make_model(0), loss=loss) for _ in range(2))
     passes = []
     trainer.policy.register_forward_pre_hook(
-        lambda _, given: passes.append((torch.is_grad_enabled(), sorted(given[0].places)))
+        lambda _, arguments: passes.append((torch.is_grad_enabled(), sorted(arguments[0].places)))
     )
     report = trainer.step(SOME_WITHOUT_ADVANTAGE)
     monkeypatch.setattr(Objective, "has_gradient", lambda *_: True)
     expected = whole.step(SOME_WITHOUT_ADVANTAGE)
     assert passes == [(True, [0, 1, 2, 3, 4]), (False, [5, 6])]
     assert report.measured() == pytest.approx(expected.measured(), rel=1e-5, abs=1e-7)
-    for ours, theirs in zip(report.trainer_logprobs, expected.trainer_logprobs, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
-    wanted = gradients(whole)
+    for ours, other in zip(report.trainer_logprobs, expected.trainer_logprobs, strict=True):
+        np.testing.assert_allclose(ours, other, rtol=0, atol=1e-5)
+    whole_gradients = gradients(whole)
     for name, gradient in gradients(trainer).items():
-        torch.testing.assert_close(gradient, wanted[name], rtol=0, atol=1e-6, msg=name)
+        torch.testing.assert_close(gradient, whole_gradients[name], rtol=0, atol=1e-6, msg=name)
 
 
 def test_a_step_without_any_advantage_moves_the_weights_as_the_momentum_does(
@@ -312,17 +296,17 @@ def test_a_step_without_any_advantage_moves_the_weights_as_the_momentum_does(
     skipping, whole = make_trainer(make_model(0)), make_trainer(make_model(0))
     for trainer in (skipping, whole):
         trainer.step(SAMPLES)
-    before = {name: parameter.clone() for name, parameter in skipping.model.named_parameters()}
-    assert skipping.step([replace(one, advantage=0.0) for one in SAMPLES]).grad_norm == 0.0
+    state = {name: parameter.clone() for name, parameter in skipping.model.named_parameters()}
+    assert skipping.step([replace(item, advantage=0.0) for item in SAMPLES]).grad_norm == 0.0
     monkeypatch.setattr(Objective, "has_gradient", lambda *_: True)
-    whole.step([replace(one, advantage=0.0) for one in SAMPLES])
+    whole.step([replace(item, advantage=0.0) for item in SAMPLES])
     assert skipping.state() == whole.state()
-    assert not torch.equal(dict(skipping.model.named_parameters())["model.norm.weight"], before["model.norm.weight"])
+    assert not torch.equal(dict(skipping.model.named_parameters())["model.norm.weight"], state["model.norm.weight"])
 
 
 def test_a_sample_without_advantage_pulls_towards_the_reference(make_model: MakeModel) -> None:
     trainer = make_trainer(make_model(0), reference=make_model(1), kl={"coefficient": 0.1})
-    assert trainer.step([replace(one, advantage=0.0) for one in SAMPLES]).grad_norm > 0
+    assert trainer.step([replace(item, advantage=0.0) for item in SAMPLES]).grad_norm > 0
 
 
 def test_the_gradient_norm_is_reported_before_it_is_clipped(make_model: MakeModel) -> None:
@@ -344,29 +328,27 @@ def test_a_batch_whose_every_token_is_clipped_has_no_effective_samples(make_mode
 def test_a_gradient_that_is_not_finite_is_refused_and_moves_nothing(make_model: MakeModel) -> None:
     trainer = make_trainer(make_model(0), **PPO)
     trainer.step(SAMPLES)
-    before = trainer.state()
+    state = trainer.state()
     # Its ratio overflows, and where the advantage is negative PPO has no upper bound.
     unbounded = sample([1, 3], [4], rollout_logprobs=[-200.0], advantage=-1.0)
     with pytest.raises(TrainingDiverged):
         trainer.step([*SAMPLES, unbounded])
     assert trainer.policy_version == 1
-    assert trainer.state() == before
+    assert trainer.state() == state
 
 
 @pytest.mark.parametrize("spoilt", ["rollout_logprobs", "advantage"])
 def test_a_sample_that_is_not_finite_is_refused_and_moves_nothing(make_model: MakeModel, spoilt: str) -> None:
     trainer = make_trainer(make_model(0))
-    before = trainer.state()
+    state = trainer.state()
     value: Any = np.array([np.nan], dtype=np.float32) if spoilt == "rollout_logprobs" else math.inf
     with pytest.raises(TrainingDiverged):
         trainer.step([*SAMPLES, replace(sample([1, 3], [4]), **{spoilt: value})])
-    assert (trainer.policy_version, trainer.state()) == (0, before)
+    assert (trainer.policy_version, trainer.state()) == (0, state)
 
 
 @pytest.mark.parametrize("ratio_overflows", [True, False])
-def test_a_token_that_is_not_finite_can_be_masked_and_the_step_is_that_of_the_others(
-    make_model: MakeModel, ratio_overflows: bool
-) -> None:
+def test_a_token_that_is_not_finite_can_be_masked(make_model: MakeModel, ratio_overflows: bool) -> None:
     masking = {**PPO, "non_finite": "mask", "entropy_coefficient": 0.1}
     good, bad = sample([1, 3], [4, 5]), sample([1, 3], [4], rollout_logprobs=[-200.0], advantage=-1.0)
     if not ratio_overflows:
@@ -375,7 +357,7 @@ def test_a_token_that_is_not_finite_can_be_masked_and_the_step_is_that_of_the_ot
     report = trainer.step([good, bad])
     assert (report.non_finite_tokens, report.tokens) == (1, 3)
     assert all(math.isfinite(value) for value in report.measured().values())
-    # Both count it among the responses: a response without loss has a mask of 0.
+    # Both count it among the responses: a masked response has a mask of 0.
     without = expected.step([good, replace(sample([1, 3], [4]), loss_mask=np.zeros(1, dtype=np.uint8))])
     assert (without.non_finite_tokens, without.tokens) == (0, 2)
     for name, parameter in trainer.model.named_parameters():
@@ -391,22 +373,22 @@ def test_a_response_that_a_mask_drops_has_no_gradient(make_model: MakeModel) -> 
 
 
 @pytest.mark.parametrize("steps_before", [0, 2])
-def test_a_trainer_that_became_another_goes_on_as_that_one_would(make_model: MakeModel, steps_before: int) -> None:
+def test_a_copied_trainer_continues_as_the_original(make_model: MakeModel, steps_before: int) -> None:
     original, copy = make_trainer(make_model(0)), make_trainer(make_model(1))
     copy.step(SAMPLES)
     for _ in range(steps_before):
         original.step(SAMPLES)
-    before = original.state()
+    state = original.state()
     copy.copy_state_from(original)
     report = copy.step(SAMPLES)
-    assert original.state() == before
+    assert original.state() == state
     assert report == original.step(SAMPLES)
     assert copy.policy_version == original.policy_version
     assert copy.state() == original.state()
 
 
 @pytest.mark.parametrize("steps_before", [0, 1, 3])
-def test_a_restored_trainer_goes_on_bit_for_bit(make_model: MakeModel, steps_before: int) -> None:
+def test_a_restored_trainer_continues_bit_for_bit(make_model: MakeModel, steps_before: int) -> None:
     never_stopped = make_trainer(make_model(0))
     for _ in range(steps_before):
         never_stopped.step(SAMPLES)
@@ -423,11 +405,14 @@ def test_a_restored_trainer_goes_on_bit_for_bit(make_model: MakeModel, steps_bef
     assert resumed.state() == never_stopped.state()
 
 
-def test_saving_changes_nothing(make_model: MakeModel) -> None:
+def test_saving_changes_nothing_and_stores_the_weights(make_model: MakeModel) -> None:
     saving, plain = make_trainer(make_model(0)), make_trainer(make_model(0))
     saving.step(SAMPLES)
     plain.step(SAMPLES)
-    saving.state()
+    stored = safetensors.torch.load(saving.state()[WEIGHTS_FILE])
+    assert stored.keys() == saving.weights().keys()
+    for name, tensor in saving.weights().items():
+        assert torch.equal(stored[name], tensor), name
     assert saving.step(SAMPLES) == plain.step(SAMPLES)
 
 
@@ -438,26 +423,17 @@ def test_a_checkpoint_without_one_of_the_models_tensors_is_refused(make_model: M
         trainer.restore(0, {name: data for name, data in files.items() if name != WEIGHTS_FILE})
 
 
-def test_the_weights_of_a_checkpoint_are_the_trainers(make_model: MakeModel) -> None:
-    trainer = make_trainer(make_model(0))
-    trainer.step(SAMPLES)
-    stored = safetensors.torch.load(trainer.state()[WEIGHTS_FILE])
-    assert stored.keys() == trainer.weights().keys()
-    for name, tensor in trainer.weights().items():
-        assert torch.equal(stored[name], tensor), name
-
-
 def test_what_is_likeliest_to_follow_is_what_the_model_says_alone(make_model: MakeModel) -> None:
     tokens = [1, 3, 4, 5]
     logits_V = make_model(0)(input_ids=torch.tensor([tokens])).logits[0, -1]
     best = torch.log_softmax(logits_V, dim=-1).topk(5)
-    found = make_trainer(make_model(0)).next_logprobs(tokens, 5)
-    assert list(found) == best.indices.tolist()
-    assert list(found.values()) == pytest.approx(best.values.tolist(), abs=1e-5)
+    result = make_trainer(make_model(0)).next_logprobs(tokens, 5)
+    assert list(result) == best.indices.tolist()
+    assert list(result.values()) == pytest.approx(best.values.tolist(), abs=1e-5)
     assert len(make_trainer(make_model(0)).next_logprobs(tokens, 10**6)) == make_model(0).config.vocab_size
 
 
-def test_the_section_says_what_a_trainer_does(make_model: MakeModel) -> None:
+def test_a_step_follows_the_training_section(make_model: MakeModel) -> None:
     trainer = make_trainer(
         make_model(0),
         reference=make_model(1),
@@ -474,11 +450,11 @@ def test_the_section_says_what_a_trainer_does(make_model: MakeModel) -> None:
     by_hand, reference = make_model(0).train(), make_model(1)
     optimizer = torch.optim.AdamW(by_hand.parameters(), lr=3e-3, weight_decay=0.5)
     losses, kls = [], []
-    for one in SAMPLES:
-        carries = torch.from_numpy(one.loss_mask).bool()
-        logprobs_R = taken(response_logprobs(by_hand, one), one)[carries]
-        losses.append(-one.advantage * logprobs_R)
-        kls.append((logprobs_R - logprobs(reference, one)[carries]) ** 2 / 2)
+    for item in SAMPLES:
+        carries = torch.from_numpy(item.loss_mask).bool()
+        logprobs_R = taken(response_logprobs(by_hand, item), item)[carries]
+        losses.append(-item.advantage * logprobs_R)
+        kls.append((logprobs_R - logprobs(reference, item)[carries]) ** 2 / 2)
     # Longest response of 7: the aggregation `constant` divides 5 responses' losses by 35.
     ((torch.cat(losses) + 0.5 * torch.cat(kls)).sum() / 35).backward()
     grad_norm = torch.nn.utils.clip_grad_norm_(by_hand.parameters(), 0.01)

@@ -1,4 +1,4 @@
-"""What does not come by the transport comes through the store, and damage is raised once."""
+"""The fallback: versions that the transport does not deliver come from the store; damage is raised once."""
 
 import random
 from dataclasses import dataclass, field
@@ -17,12 +17,12 @@ class Route(WeightsReceiver):
 
     newest: WeightsId | None = None
     damaged: bool = False
-    asked: int = 0
+    polls: int = 0
     closed: bool = False
     handed_out: list[WeightsId] = field(default_factory=list)
 
     def poll(self, newer_than: WeightsId | None) -> Weights | None:
-        self.asked += 1
+        self.polls += 1
         if self.newest is None or not self.newest.newer_than(newer_than):
             return None
         if self.damaged:
@@ -68,63 +68,62 @@ def routes() -> Routes:
     return Routes()
 
 
-def test_what_the_transport_has_is_taken_from_it_and_the_store_is_left_alone(routes: Routes) -> None:
+def test_a_version_of_the_transport_is_taken_without_polling_the_store(routes: Routes) -> None:
     routes.primary.newest = routes.store.newest = version(3)
     assert routes.poll(after_seconds=9) == version(3)
     assert routes.reader.last_route == "shm"
-    assert routes.store.asked == 0
+    assert routes.store.polls == 0
 
 
-def test_what_only_the_store_has_comes_from_there_and_is_named_so(routes: Routes) -> None:
+def test_a_missing_or_damaged_version_comes_from_the_store(routes: Routes) -> None:
     routes.store.newest = version(3)
     assert routes.poll(after_seconds=1) == version(3)
     assert routes.reader.last_route == "store"
     routes.primary.newest = version(4)
     assert routes.poll(version(3)) == version(4)
     assert routes.reader.last_route == "shm"
+    routes.primary.newest = routes.store.newest = version(5)
+    routes.primary.damaged = True
+    assert routes.poll(version(4), after_seconds=1) == version(5)
+    assert routes.reader.last_route == "store"
+    routes.reader.close()
+    assert (routes.primary.closed, routes.store.closed) == (True, True)
 
 
-def test_after_a_start_it_waits_for_the_transport_before_it_looks_at_the_store(routes: Routes) -> None:
+def test_after_a_start_the_transport_is_polled_before_the_store(routes: Routes) -> None:
     routes.store.newest = version(3)
     assert routes.poll() is None
     routes.primary.newest = version(0, incarnation=1)
     assert routes.poll() == version(0, incarnation=1)
     assert routes.poll(version(0, incarnation=1), after_seconds=9) is None
-    assert routes.store.asked == 1
+    assert routes.store.polls == 1
 
 
-def test_the_store_is_looked_at_once_a_second_and_the_transport_each_time(routes: Routes) -> None:
+def test_the_store_is_polled_once_a_second(routes: Routes) -> None:
     for _ in range(100):
         assert routes.poll(after_seconds=0.0625) is None
-    assert routes.primary.asked == 100
-    assert routes.store.asked == 6
+    assert routes.primary.polls == 100
+    assert routes.store.polls == 6
 
 
-def test_a_damaged_version_is_replaced_by_what_the_store_has(routes: Routes) -> None:
+def test_a_damaged_version_is_raised_once(routes: Routes) -> None:
     routes.primary.newest, routes.primary.damaged = version(4), True
-    routes.store.newest = version(4)
-    assert routes.poll(version(3), after_seconds=1) == version(4)
-    assert routes.reader.last_route == "store"
-
-
-def test_a_damaged_version_is_raised_once_and_not_looked_at_all_the_time(routes: Routes) -> None:
-    routes.primary.newest, routes.primary.damaged = version(4), True
-    with pytest.raises(WeightsCorrupt, match="version 4"):
+    with pytest.raises(WeightsCorrupt):
         routes.poll(version(3), after_seconds=1)
     for _ in range(100):
         assert routes.poll(version(3), after_seconds=0.0625) is None
-    assert routes.primary.asked == 7
+    assert routes.primary.polls == 7
     routes.primary.newest = version(5)
-    with pytest.raises(WeightsCorrupt, match="version 5"):
+    with pytest.raises(WeightsCorrupt):
         routes.poll(version(3), after_seconds=1)
     routes.primary.newest, routes.primary.damaged = version(6), False
     assert routes.poll(version(3), after_seconds=1) == version(6)
     assert routes.reader.last_route == "shm"
 
 
-def test_damage_in_the_store_does_not_hide_what_the_transport_has(routes: Routes) -> None:
+def test_damage_in_the_store_does_not_hide_the_transports_version(routes: Routes) -> None:
     routes.store.newest, routes.store.damaged = version(4), True
-    with pytest.raises(WeightsCorrupt, match="version 4"):
+    with pytest.raises(WeightsCorrupt):
         routes.poll(version(3), after_seconds=1)
     routes.primary.newest = version(5)
     assert routes.poll(version(3), after_seconds=1) == version(5)
@@ -133,13 +132,13 @@ def test_damage_in_the_store_does_not_hide_what_the_transport_has(routes: Routes
 def test_when_both_are_damaged_both_are_raised(routes: Routes) -> None:
     routes.primary.newest, routes.primary.damaged = version(5), True
     routes.store.newest, routes.store.damaged = version(4), True
-    for expected in ("version 5", "version 4"):
-        with pytest.raises(WeightsCorrupt, match=expected):
+    for _ in range(2):
+        with pytest.raises(WeightsCorrupt):
             routes.poll(version(3), after_seconds=1)
     assert routes.poll(version(3), after_seconds=1) is None
 
 
-def test_without_a_store_to_fall_back_to_there_is_the_transport_alone() -> None:
+def test_without_a_fallback_the_transport_is_used_alone() -> None:
     store = Route(newest=version(3))
     reader = FallbackReceiver(store, None, route="store")
     taken = reader.poll(None)
@@ -150,13 +149,8 @@ def test_without_a_store_to_fall_back_to_there_is_the_transport_alone() -> None:
     assert store.closed
 
 
-def test_both_routes_are_closed(routes: Routes) -> None:
-    routes.reader.close()
-    assert (routes.primary.closed, routes.store.closed) == (True, True)
-
-
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_either_route_does_no_version_is_taken_twice_or_after_a_newer_one(seed: int) -> None:
+def test_versions_are_taken_once_and_in_order_from_any_routes(seed: int) -> None:
     chooser, routes = random.Random(seed), Routes()
     taken: WeightsId | None = None
     taken_by, damage = set(), 0
@@ -165,13 +159,13 @@ def test_whatever_either_route_does_no_version_is_taken_twice_or_after_a_newer_o
         route.newest = version(step // 4, incarnation=step // 150)
         route.damaged = chooser.random() < 0.3
         try:
-            found = routes.poll(taken, after_seconds=chooser.random())
+            newest = routes.poll(taken, after_seconds=chooser.random())
         except WeightsCorrupt:
             damage += 1
             continue
-        if found is not None:
-            assert found.newer_than(taken), f"seed {seed}"
-            taken = found
+        if newest is not None:
+            assert newest.newer_than(taken), f"seed {seed}"
+            taken = newest
             taken_by.add(routes.reader.last_route)
     # The witnesses: both routes were taken, and damage was met.
     assert taken_by == {"shm", "store"}, f"seed {seed}"

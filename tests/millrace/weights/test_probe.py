@@ -1,4 +1,4 @@
-"""The cache-validity probe: which tokens, how two answers are compared, and how much rounding may do."""
+"""The cache-validity probe: its tokens, the comparison of two answers, and the tolerance for rounding."""
 
 import math
 from copy import deepcopy
@@ -19,13 +19,13 @@ from millrace.weights.probe import (
 )
 
 
-def test_the_tokens_are_the_prompt_over_and_over_as_long_as_a_trajectory_gets_before_its_last_token() -> None:
+def test_the_probe_repeats_the_prompt_to_the_length_of_a_trajectory() -> None:
     assert probe_tokens([1, 5, 6], max_new_tokens=6) == (1, 5, 6, 1, 5, 6, 1, 5)
     assert probe_tokens((1, 5, 6), max_new_tokens=1) == (1, 5, 6)
 
 
 @pytest.mark.parametrize("prompt_length", [1, 7, 255, 256, 257, 1000])
-def test_they_are_never_more_than_256(prompt_length: int) -> None:
+def test_a_probe_has_at_most_256_tokens(prompt_length: int) -> None:
     tokens = probe_tokens(range(prompt_length), max_new_tokens=10_000)
     assert len(tokens) == MOST_TOKENS == 256
     assert tokens[: min(prompt_length, 256)] == tuple(range(min(prompt_length, 256)))
@@ -35,19 +35,19 @@ def test_the_largest_difference_is_named_with_its_token_and_both_numbers() -> No
     expected = Probe(tokens=(1,), logprobs={3: -0.5, 4: -1.5, 5: -2.0})
     difference, numbers = largest_difference(expected, {3: -0.51, 4: -1.25, 5: -2.0})
     assert difference == pytest.approx(0.25)
-    assert numbers == "token 4: -1.25000 against the trainer's -1.50000"
+    assert all(part in numbers for part in ("token 4", "-1.25000", "-1.50000"))
 
 
-def test_tokens_that_only_one_of_them_names_do_not_count() -> None:
+def test_only_common_tokens_are_compared() -> None:
     expected = Probe(tokens=(1,), logprobs={3: -0.5, 4: -9.0})
     assert largest_difference(expected, {3: -0.5, 7: -8.9})[0] == 0.0
 
 
-def test_no_token_in_common_is_an_infinite_difference() -> None:
+def test_no_common_token_is_an_infinite_difference() -> None:
     expected = Probe(tokens=(1,), logprobs={4: -0.5, 3: -0.7})
     difference, numbers = largest_difference(expected, {8: -0.5, 7: -0.7})
     assert difference == math.inf
-    assert numbers == "the likeliest next tokens are [7, 8] against [3, 4]"
+    assert "[7, 8] against [3, 4]" in numbers
 
 
 @pytest.mark.parametrize(
@@ -59,29 +59,24 @@ def test_no_token_in_common_is_an_infinite_difference() -> None:
         ("bfloat16", "float32", None),
     ],
 )
-def test_single_numbers_are_compared_only_where_both_compute_in_float32(
-    trainer: str, generator: str, tolerance: float | None
-) -> None:
+def test_log_probabilities_are_compared_only_in_float32(trainer: str, generator: str, tolerance: float | None) -> None:
     assert tolerance_between(trainer, generator) == tolerance
 
 
 def test_the_divergence_is_half_of_the_kl_in_both_directions() -> None:
-    one, other = [0.5, 0.3, 0.2], [0.6, 0.3, 0.1]
-    there_and_back = sum(p * math.log(p / q) + q * math.log(q / p) for p, q in zip(one, other, strict=True))
-    expected = Probe(tokens=(1,), logprobs={token: math.log(p) for token, p in enumerate(one)})
-    found = {token: math.log(q) for token, q in enumerate(other)}
-    assert divergence(expected, found) == pytest.approx(there_and_back / 2)
+    p_probs, q_probs = [0.5, 0.3, 0.2], [0.6, 0.3, 0.1]
+    there_and_back = sum(p * math.log(p / q) + q * math.log(q / p) for p, q in zip(p_probs, q_probs, strict=True))
+    expected = Probe(tokens=(1,), logprobs={token: math.log(p) for token, p in enumerate(p_probs)})
+    logprobs = {token: math.log(q) for token, q in enumerate(q_probs)}
+    assert divergence(expected, logprobs) == pytest.approx(there_and_back / 2)
     assert divergence(expected, {7: -1.0}) == math.inf
 
 
 def test_with_a_tolerance_one_number_beyond_it_is_an_alarm() -> None:
     expected = Probe(tokens=(1,), logprobs={3: -0.001, 4: -9.0})
-    found = {3: -0.001, 4: -9.2}
-    assert alarm(expected, found, 0.3) is None
-    assert alarm(expected, found, 0.1) == (
-        "log-probabilities of the same tokens differ by 0.2 nats, more than 0.1 "
-        "(token 4: -9.20000 against the trainer's -9.00000)"
-    )
+    logprobs = {3: -0.001, 4: -9.2}
+    assert alarm(expected, logprobs, 0.3) is None
+    assert "0.2 nats" in (alarm(expected, logprobs, 0.1) or "")
 
 
 class PretrainedSize:
@@ -112,16 +107,16 @@ class PretrainedSize:
         return dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
 
 
-def test_rounding_to_bfloat16_is_no_alarm_and_other_weights_are() -> None:
+def test_rounding_to_bfloat16_is_not_an_alarm_and_other_weights_are() -> None:
     of = PretrainedSize()
     texts = [tuple(range(start, start + 20)) for start in range(0, 400, 20)]
-    told = {text: Probe(tokens=text, logprobs=of.next_logprobs(text, torch.float32)) for text in texts}
-    found = {text: of.next_logprobs(text, torch.bfloat16) for text in texts}
-    assert max(largest_difference(told[text], found[text])[0] for text in texts) > 0.1
-    assert [alarm(told[text], found[text], None) for text in texts] == [None] * len(texts)
+    probes = {text: Probe(tokens=text, logprobs=of.next_logprobs(text, torch.float32)) for text in texts}
+    rounded = {text: of.next_logprobs(text, torch.bfloat16) for text in texts}
+    assert max(largest_difference(probes[text], rounded[text])[0] for text in texts) > 0.1
+    assert [alarm(probes[text], rounded[text], None) for text in texts] == [None] * len(texts)
     with torch.no_grad():
         # A generator that kept an older copy of its output layer.
         of.model.lm_head.weight += 0.3 * torch.randn_like(of.model.lm_head.weight)
-    said = [alarm(told[text], of.next_logprobs(text, torch.bfloat16), None) for text in texts]
-    # Not of every text: where one token is all but certain, it stays so.
-    assert sum(one is not None and one.startswith("their next tokens diverge by ") for one in said) > len(texts) / 2
+    alarms = [alarm(probes[text], of.next_logprobs(text, torch.bfloat16), None) for text in texts]
+    # Not for every text: a token that is all but certain stays so.
+    assert sum(sentence is not None for sentence in alarms) > len(texts) / 2

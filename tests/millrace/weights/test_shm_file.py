@@ -1,4 +1,4 @@
-"""The handover file itself: what it costs, who may go on with a predecessor's, and when another takes its place."""
+"""The handover file: its memory, its reuse by a successor, and its replacement."""
 
 import os
 from collections.abc import Callable
@@ -73,7 +73,7 @@ def test_a_generator_that_the_file_has_no_place_for_waits_for_the_next_file(tmp_
     newcomer.close()
 
 
-def test_a_predecessor_that_is_still_there_writes_where_no_reader_looks_any_more(tmp_path: Path) -> None:
+def test_a_predecessor_that_still_writes_reaches_no_reader(tmp_path: Path) -> None:
     frozen = Host(tmp_path)
     frozen.deliver(1)
     successor = Host(tmp_path)
@@ -84,9 +84,7 @@ def test_a_predecessor_that_is_still_there_writes_where_no_reader_looks_any_more
 
 
 @pytest.mark.parametrize("content", [b"no weights" * 1000, b""])
-def test_a_file_that_is_something_else_is_nothing_to_readers_and_replaced_by_the_trainer(
-    tmp_path: Path, content: bytes
-) -> None:
+def test_a_foreign_file_is_ignored_and_replaced_by_the_trainer(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "handover"
     path.write_bytes(content)
     for reader in (ShmRelay(path), ShmReceiver(path, 0)):
@@ -108,7 +106,7 @@ def _overwritten(path: Path) -> None:
     [*(lambda path, kept=kept: os.truncate(path, kept) for kept in (0, 100, 5000)), _overwritten],
     ids=["empty", "within the header", "within the shapes", "header overwritten"],
 )
-def test_a_file_that_is_damaged_under_its_users_is_made_again_with_what_was_offered_last(
+def test_a_file_damaged_in_use_is_replaced_with_the_last_version(
     tmp_path: Path, damage: Callable[[Path], object]
 ) -> None:
     host = Host(tmp_path)

@@ -105,7 +105,7 @@ def test_two_hundred_versions_arrive_bit_for_bit_though_every_process_is_killed(
     versions, draw = 200, random.Random(seed)
     armed = Failpoints(
         tmp_path / "fired",
-        # Five tensors a version; what is armed for one process counts anew in its successor.
+        # Five tensors a version; a failpoint's count restarts in the successor of its process.
         f"train weights.mid_copy {draw.randint(50, 200)} kill",
         f"sync_weights weights.mid_hash {draw.randint(50, 200)} kill",
         f"sync_weights sync_weights.before_push {draw.randint(50, 80)} kill",

@@ -54,8 +54,8 @@ def kinds(store: DictStore) -> str:
 
 
 def file_of(store: DictStore, version: int) -> str:
-    (found,) = [s for s in checkpoints_backwards(store, layout.WEIGHTS) if s.step == version]
-    (ref,) = found.files.values()
+    (checkpoint,) = [s for s in checkpoints_backwards(store, layout.WEIGHTS) if s.step == version]
+    (ref,) = checkpoint.files.values()
     return ref.path
 
 
@@ -149,7 +149,7 @@ def test_a_version_without_a_fingerprint_is_refused(store: DictStore) -> None:
 
 
 class Counting(DictStore):
-    """Counts what is got."""
+    """Counts its gets."""
 
     gets = 0
 
@@ -180,7 +180,7 @@ def test_closing_removes_the_file(store: DictStore, tmp_path: Path) -> None:
     assert_taken(reader.poll(None), trained(0))
     reader.close()
     assert list(tmp_path.iterdir()) == []
-    assert_taken(reader.poll(None), trained(0), "opened again by itself")
+    assert_taken(reader.poll(None), trained(0), "reopened by the poll")
 
 
 @pytest.mark.parametrize("damage", ["flipped", "missing"])
@@ -192,10 +192,10 @@ def test_a_damaged_file_is_named_and_the_next_anchor_heals(
     for number in range(5):
         writer.publish(trained(number))
     path = file_of(store, version)
-    before = store.objects[path]
-    for bit in random.Random(version).sample(range(8 * len(before)), 20) if damage == "flipped" else [0]:
+    good = store.objects[path]
+    for bit in random.Random(version).sample(range(8 * len(good)), 20) if damage == "flipped" else [0]:
         if damage == "flipped":
-            store.objects[path] = flipped(before, bit)
+            store.objects[path] = flipped(good, bit)
         else:
             store.objects.pop(path)
         reader = open_reader()
@@ -248,7 +248,7 @@ def test_tensors_that_are_not_those_of_the_manifest_are_named(
 
 
 class Overtaken(DictStore):
-    """Once armed, the next look for weights comes just too late: they are gone, and newer ones are there."""
+    """Once armed, the next read finds its weights deleted, and newer ones stored."""
 
     overtake: Callable[[], None] | None = None
 
@@ -286,7 +286,7 @@ def test_two_hundred_versions_arrive_through_faults_skips_and_restarts(tmp_path:
                 writer.publish(history[version])
                 break
             except OSError:
-                # What a stage does: it ends, and the next one opens the log anew.
+                # A stage ends here, and the next one opens the log again.
                 writer = None
         if chooser.random() < 0.4:
             continue
@@ -297,7 +297,7 @@ def test_two_hundred_versions_arrive_through_faults_skips_and_restarts(tmp_path:
         except (OSError, StorageError, WeightsCorrupt):
             refused += 1
             continue
-        # None: a stale read hid what is there.
+        # None: a stale read hid the newest version.
         if taken is not None:
             why = f"seed {seed}, after version {version}"
             assert newest is None or taken.id.newer_than(newest), why
@@ -325,7 +325,7 @@ def test_a_writer_killed_between_file_and_record_loses_nothing_that_was_offered(
         command = [sys.executable, str(PROCESS), "store", str(store.root), "100"]
         ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=failpoints.environment(), check=False)
         assert (ended.returncode, failpoints.missed()) == (-9, [])
-        assert int(ended.stdout.split()[0]) == offered + 1, "it goes on where the last one was killed"
+        assert int(ended.stdout.split()[0]) == offered + 1, "it continues where the last one was killed"
         offered = int(ended.stdout.split()[-1])
         assert_taken(reader.poll(None), trained(offered), place)
         assert_taken(StoreReceiver(store, tmp_path / "late").poll(None), trained(offered), place)

@@ -1,4 +1,4 @@
-"""Sums of boxes: they add up to the whole, and no accident leaves them as they were."""
+"""Sums of boxes add up to the sum of the whole, and any damage changes them."""
 
 import math
 from itertools import pairwise
@@ -55,16 +55,16 @@ def test_a_flipped_bit_swapped_elements_and_a_moved_box_have_other_sums(
 ) -> None:
     shape = (4, 64)
     tensor = made(shape, dtype, seed=7)
-    before = sum_of(tensor, whole_region(shape))
+    original = sum_of(tensor, whole_region(shape))
     flipped = tensor.clone()
     raw = flipped.view(-1).view(torch.uint8)
     raw[data.draw(st.integers(0, raw.numel() - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    assert sum_of(flipped, whole_region(shape)) != before
+    assert sum_of(flipped, whole_region(shape)) != original
     (r, c), (s, d) = (data.draw(st.tuples(st.integers(0, 3), st.integers(0, 63))) for _ in range(2))
     swapped = tensor.clone()
     swapped[r, c], swapped[s, d] = tensor[s, d], tensor[r, c]
     if not torch.equal(swapped.view(torch.uint8), tensor.view(torch.uint8)):
-        assert sum_of(swapped, whole_region(shape)) != before
+        assert sum_of(swapped, whole_region(shape)) != original
     assert (
         sum_of(tensor, ((0, 2), (0, 64))) != region_sums({"a": tensor[:2]}, {"a": ((2, 4), (0, 64))}, {"a": shape})["a"]
     )

@@ -1,4 +1,4 @@
-"""What only a store on S3 can get wrong: who we are, where the server is, and what its answers mean."""
+"""Properties of a store on S3 alone: credentials, endpoint, and the meaning of the server's answers."""
 
 import traceback
 from collections.abc import Callable, Iterator
@@ -67,11 +67,11 @@ def store_told(*replies: Reply) -> Iterator[tuple[ObjectStore, ScriptedS3]]:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"AWS_ACCESS_KEY_ID": "nobody"}, "the access key is not known there"),
-        ({"AWS_SECRET_ACCESS_KEY": SECRET}, "the secret key does not belong to the access key"),
+        ({"AWS_ACCESS_KEY_ID": "nobody"}, "access key"),
+        ({"AWS_SECRET_ACCESS_KEY": SECRET}, "secret key"),
     ],
 )
-def test_an_unknown_user_is_denied_and_never_sees_an_empty_store(
+def test_unknown_credentials_are_denied_by_every_method(
     ceph: S3Server, call: Callable[[Store], object], changed: dict[str, str], reason: str
 ) -> None:
     url = f"s3://{ceph.make_bucket()}/run"
@@ -83,48 +83,48 @@ def test_an_unknown_user_is_denied_and_never_sees_an_empty_store(
 
 @pytest.mark.parametrize("call", EVERY_METHOD)
 @pytest.mark.parametrize("server", ["moto_s3", pytest.param("ceph", marks=pytest.mark.ceph)])
-def test_a_bucket_that_does_not_exist_is_said_by_every_method(
+def test_a_missing_bucket_is_refused_by_every_method(
     request: pytest.FixtureRequest, server: str, call: Callable[[Store], object]
 ) -> None:
     url = "s3://no-such-bucket/run"
     with store_at(request.getfixturevalue(server), url) as store, pytest.raises(StoreRefused) as refused:
         call(store)
-    assert said(refused.value) == f"{url}: the bucket does not exist"
+    assert said(refused.value).startswith(f"{url}: ")
 
 
 @pytest.mark.ceph
-def test_a_bucket_holds_stores_that_do_not_see_each_other(ceph: S3Server) -> None:
+def test_stores_in_one_bucket_are_separate(ceph: S3Server) -> None:
     bucket = ceph.make_bucket()
-    with store_at(ceph, f"s3://{bucket}/one/") as one:
-        two, whole = ObjectStore(f"s3://{bucket}/one-more"), ObjectStore(f"s3://{bucket}")
-        one.put("a", b"1")
-        two.put("a", b"22")
-        assert (one.list(), two.list()) == (["a"], ["a"])
+    with store_at(ceph, f"s3://{bucket}/one/") as store:
+        neighbour, whole = ObjectStore(f"s3://{bucket}/one-more"), ObjectStore(f"s3://{bucket}")
+        store.put("a", b"1")
+        neighbour.put("a", b"22")
+        assert (store.list(), neighbour.list()) == (["a"], ["a"])
         assert [(entry.path, entry.bytes) for entry in whole.entries()] == [("one-more/a", 2), ("one/a", 1)]
-        assert (one.url, whole.url) == (f"s3://{bucket}/one", f"s3://{bucket}")
-        assert one.local_path("a") is None
+        assert (store.url, whole.url) == (f"s3://{bucket}/one", f"s3://{bucket}")
+        assert store.local_path("a") is None
 
 
 # ---- errors, without a server
 
 
 @pytest.mark.slow
-def test_a_closed_port_is_no_answer() -> None:
+def test_a_closed_port_is_an_unreachable_store() -> None:
     closed = S3Server(endpoint="http://127.0.0.1:1", key="key", secret=SECRET)
     with store_at(closed, "s3://bucket/run") as store:
         with pytest.raises(StoreUnreachable) as unreachable:
             store.get("a")
-        assert said(unreachable.value).startswith("s3://bucket/run: a: no good answer from http://127.0.0.1:1 (")
+        assert said(unreachable.value).startswith("s3://bucket/run: a: ")
         with pytest.raises(StoreRefused) as refused:
             probe(store)
         said(refused.value)
 
 
 @pytest.mark.slow
-def test_without_credentials_the_machine_is_asked_and_then_the_person() -> None:
-    # Nobody listens where Amazon's machines would tell who they are.
-    nobody = {"AWS_METADATA_ENDPOINT": "http://127.0.0.1:1", "AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
-    with aws_environment(nobody):
+def test_missing_credentials_are_denied_by_every_method() -> None:
+    # No server answers at the address of Amazon's machine metadata.
+    no_server = {"AWS_METADATA_ENDPOINT": "http://127.0.0.1:1", "AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
+    with aws_environment(no_server):
         store = open_store("s3://bucket/run")
         for call in EVERY_METHOD:
             with pytest.raises(StoreDenied) as denied:
@@ -134,7 +134,7 @@ def test_without_credentials_the_machine_is_asked_and_then_the_person() -> None:
             probe(store)
 
 
-def test_credentials_that_do_not_come_from_where_they_should_are_missed_there(tmp_path: Path) -> None:
+def test_a_credentials_server_that_does_not_answer_is_named(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(SECRET)
     container = {
         "AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://127.0.0.1:1/who",
@@ -143,20 +143,29 @@ def test_credentials_that_do_not_come_from_where_they_should_are_missed_there(tm
     }
     with aws_environment(container), pytest.raises(StoreDenied) as denied:
         open_store("s3://bucket/run").get("a")
-    assert said(denied.value).startswith("s3://bucket/run: no credentials came from 127.0.0.1, where the environment")
+    assert "127.0.0.1" in said(denied.value)
 
 
 # ---- answers
 
 
-def test_a_lost_reply_makes_a_create_look_refused_but_the_object_is_there() -> None:
-    with store_told(Reply.error(500, "InternalError"), EXISTS) as (store, server):
-        assert not store.put_if_absent("a", b"mine")
-        assert server.asked == ["PUT /bucket/run/a *"] * 2
+@pytest.mark.parametrize(
+    ("replies", "created"),
+    [
+        ([Reply.error(500, "InternalError"), EXISTS], False),
+        ([CONFLICT, CONFLICT, CREATED], True),
+        ([CONFLICT, CONFLICT, EXISTS], False),
+    ],
+    ids=["lost reply", "conflict, then created", "conflict, then exists"],
+)
+def test_a_create_is_retried_until_the_server_decides(replies: list[Reply], created: bool) -> None:
+    with store_told(*replies) as (store, server):
+        assert store.put_if_absent("a", b"x") is created
+        assert server.asked == ["PUT /bucket/run/a *"] * len(replies)
 
 
 @pytest.mark.slow
-def test_a_create_whose_connection_breaks_is_asked_again_until_there_is_an_answer() -> None:
+def test_a_create_whose_connection_breaks_is_retried() -> None:
     for last, created in ((CREATED, True), (EXISTS, False)):
         with store_told(CREATED, *[RESET] * 4, last) as (store, server):
             store.put("b", b"the store answers")
@@ -167,19 +176,19 @@ def test_a_create_whose_connection_breaks_is_asked_again_until_there_is_an_answe
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["lost_request", "lost_reply", "cut_reply"])
 @pytest.mark.parametrize("call", EVERY_METHOD)
-def test_a_request_whose_connection_breaks_is_asked_again(
+def test_a_request_whose_connection_breaks_is_retried(
     moto_s3: S3Server, call: Callable[[Store], object], fault: str
 ) -> None:
     url = f"s3://{moto_s3.make_bucket()}/run"
     with flaky_link(moto_s3.endpoint, 0, {}) as link, store_at(moto_s3, url, AWS_ENDPOINT_URL=link.endpoint) as store:
         store.put("a", b"0123456789" * 10)
-        found = call(store)
+        first = call(store)
         link.strike_next(fault)
-        assert call(store) == found
+        assert call(store) == first
         assert link.fired == {fault: 1}
 
 
-def test_a_create_that_gets_no_answer_at_first_contact_ends_in_an_error() -> None:
+def test_a_create_without_an_answer_at_first_contact_is_an_error() -> None:
     with store_told(RESET) as (store, server):
         with pytest.raises(StoreUnreachable) as lost:
             store.put_if_absent("a", b"x")
@@ -187,7 +196,7 @@ def test_a_create_that_gets_no_answer_at_first_contact_ends_in_an_error() -> Non
         assert server.asked == ["PUT /bucket/run/a *"] * 3
 
 
-def test_a_record_whose_reply_is_lost_is_committed_once_and_a_zombie_stays_fenced() -> None:
+def test_a_record_whose_reply_is_lost_is_committed_once() -> None:
     objects: dict[str, bytes] = {}
 
     def answer(method: str, path: str, body: bytes) -> Reply:
@@ -213,13 +222,6 @@ def test_a_record_whose_reply_is_lost_is_committed_once_and_a_zombie_stays_fence
         assert len(objects) == 4
 
 
-def test_a_create_in_conflict_is_tried_until_it_is_known_what_became_of_the_name() -> None:
-    for last, created in ((CREATED, True), (EXISTS, False)):
-        with store_told(CONFLICT, CONFLICT, last) as (store, server):
-            assert store.put_if_absent("a", b"x") is created
-            assert server.asked == ["PUT /bucket/run/a *"] * 3
-
-
 def test_a_large_object_is_created_by_one_conditional_request() -> None:
     with store_told(CREATED) as (store, server):
         assert store.put_if_absent("a", bytes(30_000_000))
@@ -229,31 +231,31 @@ def test_a_large_object_is_created_by_one_conditional_request() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("reply", "error", "sentence"),
+    ("reply", "error", "part"),
     [
-        (Reply.error(507, "XMinioStorageFull"), StoreFull, "no room left to write a (507 XMinioStorageFull)"),
-        (Reply.error(403, "QuotaExceeded"), StoreFull, "no room left to write a (403 QuotaExceeded)"),
-        (Reply.error(403, "AccessDenied"), StoreDenied, "(403 AccessDenied)"),
-        (Reply.error(400, "ExpiredToken"), StoreDenied, "the session token has expired (400 ExpiredToken)"),
-        (Reply(401), StoreDenied, "access denied (401)"),
-        (Reply.error(301, "PermanentRedirect"), StoreRefused, "another region: set AWS_REGION"),
-        (Reply.error(400, "AuthorizationHeaderMalformed"), StoreRefused, "another region: set AWS_REGION"),
-        (Reply.error(503, "SlowDown"), StoreUnreachable, "no good answer from http://127.0.0.1"),
+        (Reply.error(507, "XMinioStorageFull"), StoreFull, "507 XMinioStorageFull"),
+        (Reply.error(403, "QuotaExceeded"), StoreFull, "403 QuotaExceeded"),
+        (Reply.error(403, "AccessDenied"), StoreDenied, "403 AccessDenied"),
+        (Reply.error(400, "ExpiredToken"), StoreDenied, "400 ExpiredToken"),
+        (Reply(401), StoreDenied, "401"),
+        (Reply.error(301, "PermanentRedirect"), StoreRefused, "AWS_REGION"),
+        (Reply.error(400, "AuthorizationHeaderMalformed"), StoreRefused, "AWS_REGION"),
+        (Reply.error(503, "SlowDown"), StoreUnreachable, "http://127.0.0.1"),
         (Reply.error(400, "EntityTooLarge"), OSError, "a: 400 EntityTooLarge"),
     ],
 )
-def test_what_s3_answers_becomes_an_error_of_one_sentence(reply: Reply, error: type[Exception], sentence: str) -> None:
+def test_an_s3_answer_becomes_an_error_of_one_line(reply: Reply, error: type[Exception], part: str) -> None:
     with store_told(reply) as (store, server):
         for write in (store.put, store.put_if_absent):
             with pytest.raises(error) as raised:
                 write("a", b"x")
             assert type(raised.value) is error
             assert said(raised.value).startswith("s3://bucket/run: ")
-            assert sentence in str(raised.value)
+            assert part in str(raised.value)
         assert server.asked
 
 
-def test_an_object_that_breaks_off_is_read_on_from_there_or_not_at_all() -> None:
+def test_a_read_that_breaks_off_is_continued_or_an_error() -> None:
     data = bytes(range(250)) * 4
     begun = Reply(200, data, sent=500)
     with store_told(begun, Reply(206, data[500:], content_range="bytes 500-999/1000")) as (store, server):
@@ -266,7 +268,7 @@ def test_an_object_that_breaks_off_is_read_on_from_there_or_not_at_all() -> None
         assert len(server.asked) == 2
 
 
-def test_a_store_that_has_answered_once_is_waited_for() -> None:
+def test_a_store_that_has_answered_once_is_retried_longer() -> None:
     ill = [Reply.error(503, "SlowDown")] * 4
     with store_told(*ill, CREATED) as (store, server):
         with pytest.raises(StoreUnreachable):
@@ -278,7 +280,7 @@ def test_a_store_that_has_answered_once_is_waited_for() -> None:
         assert len(server.asked) == 6
 
 
-def test_a_deletion_that_is_refused_is_not_taken_for_done() -> None:
+def test_a_refused_deletion_is_an_error() -> None:
     refusal = b"<DeleteResult><Error><Key>run/a</Key><Code>AccessDenied</Code><Message/></Error></DeleteResult>"
     with store_told(Reply(200, refusal)) as (store, server):
         with pytest.raises(StoreDenied) as denied:
@@ -287,21 +289,19 @@ def test_a_deletion_that_is_refused_is_not_taken_for_done() -> None:
         assert server.asked == ["POST /bucket?delete"]
 
 
-def test_an_absent_object_that_looks_forbidden_is_a_reason_to_refuse_the_store() -> None:
-    with store_told(DENIED) as (store, server):
+ABSENT = Reply.error(404, "NoSuchKey")
+NOTHING = Reply(200, b"<ListBucketResult><KeyCount>0</KeyCount><IsTruncated>false</IsTruncated></ListBucketResult>")
+
+
+@pytest.mark.parametrize(
+    ("replies", "methods"), [([DENIED], ["GET"]), ([ABSENT, DENIED, NOTHING], ["GET", "PUT", "GET"])]
+)
+def test_the_probe_refuses_a_store_that_denies_reads_or_writes(replies: list[Reply], methods: list[str]) -> None:
+    with store_told(*replies) as (store, server):
         with pytest.raises(StoreRefused) as refused:
             probe(store)
         said(refused.value)
-        assert len(server.asked) == 1
-
-
-def test_a_store_that_may_be_read_only_cannot_be_written() -> None:
-    absent = Reply.error(404, "NoSuchKey")
-    nothing = Reply(200, b"<ListBucketResult><KeyCount>0</KeyCount><IsTruncated>false</IsTruncated></ListBucketResult>")
-    with store_told(absent, DENIED, nothing) as (store, server):
-        with pytest.raises(StoreRefused):
-            probe(store)
-        assert [asked.split()[0] for asked in server.asked] == ["GET", "PUT", "GET"]
+        assert [request.split()[0] for request in server.asked] == methods
 
 
 # ---- URLs
@@ -318,7 +318,7 @@ def test_a_store_that_may_be_read_only_cannot_be_written() -> None:
         "s3://bucket/run#hidden",
     ],
 )
-def test_a_url_with_secrets_in_it_is_refused_without_showing_them(url: str) -> None:
+def test_a_url_with_secrets_is_refused_without_showing_them(url: str) -> None:
     with aws_environment({}), pytest.raises(StoreRefused) as refused:
         open_store(url)
     assert "hidden" not in said(refused.value)

@@ -1,4 +1,4 @@
-"""Where S3 is and who we are there: what the environment says, and what a person's AWS files say where it is silent."""
+"""Endpoint and credentials of S3: environment variables first, then the user's AWS files."""
 
 import os
 from pathlib import Path
@@ -16,13 +16,13 @@ NOWHERE = {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devn
 
 
 @pytest.mark.parametrize("endpoint", [f"http://key:{SECRET}@host", "host:9000", "ftp://host", "http://host?x=hidden"])
-def test_an_endpoint_that_is_none_is_refused_without_showing_a_secret(endpoint: str) -> None:
+def test_an_invalid_endpoint_is_refused_without_showing_it(endpoint: str) -> None:
     with pytest.raises(StoreRefused) as refused:
         read_settings({**NOWHERE, "AWS_ENDPOINT_URL": endpoint})
     assert "hidden" not in str(refused.value)
 
 
-def test_the_profile_counts_where_the_environment_is_silent(tmp_path: Path) -> None:
+def test_a_profile_fills_in_missing_environment_variables(tmp_path: Path) -> None:
     (tmp_path / "credentials").write_text(
         "[default]\naws_access_key_id = one\naws_secret_access_key = %1\n"
         "[work]\naws_access_key_id = two\naws_secret_access_key = %2\naws_session_token = t\n"
@@ -47,7 +47,7 @@ def test_the_profile_counts_where_the_environment_is_silent(tmp_path: Path) -> N
         read_settings({**files, "AWS_PROFILE": "elsewhere"})
 
 
-def test_settings_that_cannot_be_read_are_named_but_not_quoted(tmp_path: Path) -> None:
+def test_an_unreadable_settings_file_is_not_quoted(tmp_path: Path) -> None:
     file = tmp_path / "credentials"
     file.write_text(SECRET)
     with pytest.raises(StoreRefused) as refused:
@@ -55,7 +55,7 @@ def test_settings_that_cannot_be_read_are_named_but_not_quoted(tmp_path: Path) -
     assert SECRET not in str(refused.value)
 
 
-def test_without_any_setting_it_is_amazons_and_nobody_is_known() -> None:
+def test_the_default_is_amazon_without_credentials() -> None:
     settings = read_settings(NOWHERE)
     assert (settings.endpoint, settings.has_credentials) == ("", False)
     assert settings.config["region"] == "us-east-1"
@@ -63,7 +63,7 @@ def test_without_any_setting_it_is_amazons_and_nobody_is_known() -> None:
 
 
 @pytest.mark.ceph
-def test_the_person_of_a_profile_is_let_in(ceph: S3Server, tmp_path: Path) -> None:
+def test_credentials_of_a_profile_open_a_store(ceph: S3Server, tmp_path: Path) -> None:
     (tmp_path / "credentials").write_text(
         f"[default]\naws_access_key_id={ceph.key}\naws_secret_access_key={ceph.secret}\n"
     )

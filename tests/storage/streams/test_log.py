@@ -1,4 +1,4 @@
-"""One log has one writer at a time, and a reader believes only what it can verify."""
+"""A log has one writer at a time, and its reader verifies every record."""
 
 import dataclasses
 import itertools
@@ -45,7 +45,7 @@ def test_records_read_back_in_the_order_of_their_commits(store: Store) -> None:
     assert [record.seq for record in read] == [1, 2, 3]
 
 
-def test_the_cursor_sums_what_it_has_passed(store: Store) -> None:
+def test_the_cursor_sums_the_records_it_has_passed(store: Store) -> None:
     writer = LogWriter(store, LOG, "w")
     reader = LogReader(store, LOG)
     assert reader.to_head() == dataclasses.replace(LogCursor(), seq=1, epoch=0, prev=reader.cursor.prev)
@@ -69,12 +69,12 @@ def test_a_cursor_survives_json_and_resumes_exactly_there(store: Store) -> None:
     assert read_all(LogReader(store, LOG, cursor)) == committed[2:]
 
 
-@pytest.mark.parametrize("change", [{"seq": "1"}, {"seq": -1}, {"ended": 0}, {"unknown": 1}])
-def test_what_is_no_cursor_is_refused(change: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="not a log cursor"):
-        LogCursor.from_json(LogCursor().to_json() | change)
-    with pytest.raises(ValueError, match="not a log cursor"):
-        LogCursor.from_json({"seq": 0})
+@pytest.mark.parametrize(
+    "values", [{"seq": 0}, *(LogCursor().to_json() | c for c in ({"seq": "1"}, {"seq": -1}, {"ended": 0}, {"new": 1}))]
+)
+def test_an_invalid_cursor_is_refused(values: dict[str, object]) -> None:
+    with pytest.raises(ValueError):
+        LogCursor.from_json(values)
 
 
 def test_a_cursor_of_another_or_a_shortened_log_is_refused(store: Store) -> None:
@@ -88,7 +88,7 @@ def test_a_cursor_of_another_or_a_shortened_log_is_refused(store: Store) -> None
     assert caught.value.file == file(4)
 
 
-def test_each_new_writer_opens_the_next_epoch_and_goes_on_where_the_last_one_was(store: Store) -> None:
+def test_each_new_writer_opens_the_next_epoch(store: Store) -> None:
     for epoch in range(3):
         writer = LogWriter(store, LOG, f"w{epoch}")
         assert writer.epoch == epoch
@@ -97,35 +97,33 @@ def test_each_new_writer_opens_the_next_epoch_and_goes_on_where_the_last_one_was
     assert kinds == [(kind, epoch) for epoch in range(3) for kind in ("fence", "data")]
 
 
-def test_a_zombie_writer_is_fenced_for_good_and_commits_nothing(store: Store) -> None:
+def test_a_zombie_writer_is_fenced_and_commits_nothing(store: Store) -> None:
     zombie = LogWriter(store, LOG, "old")
     commit_data(zombie)
     newer = LogWriter(store, LOG, "new")
-    before = read_all(LogReader(store, LOG))
+    records = read_all(LogReader(store, LOG))
     for _ in range(2):
         with pytest.raises(Fenced):
             commit_data(zombie)
-    assert read_all(LogReader(store, LOG)) == before
+    assert read_all(LogReader(store, LOG)) == records
     commit_data(newer)
     with pytest.raises(Fenced):
         zombie.commit("end")
 
 
-def test_nothing_follows_an_end_but_a_new_writer(store: Store) -> None:
+def test_only_a_new_writer_commits_after_an_end(store: Store) -> None:
     writer = LogWriter(store, LOG, "w")
     writer.commit("end")
     reader = LogReader(store, LOG)
     assert reader.to_head().ended
-    with pytest.raises(ValueError, match="after the end"):
+    with pytest.raises(ValueError):
         commit_data(writer)
     commit_data(LogWriter(store, LOG, "w2"))
     assert not reader.to_head().ended
 
 
 @pytest.mark.parametrize("body", [{1: "int key"}, {"a": (1, 2)}, {"a": float("nan")}, {"a": {1, 2}}])
-def test_a_body_that_json_would_change_is_refused_before_it_is_committed(
-    store: Store, body: dict[object, object]
-) -> None:
+def test_a_body_that_json_would_change_is_refused(store: Store, body: dict[object, object]) -> None:
     writer = LogWriter(store, LOG, "w")
     with pytest.raises((ValueError, TypeError)):
         writer.commit("checkpoint", body=body)
@@ -140,7 +138,7 @@ class LostReplies(MemoryStore):
         return False
 
 
-def test_a_lost_reply_is_recognised_as_ones_own_commit(memory_store: MemoryStore) -> None:
+def test_a_commit_whose_reply_is_lost_is_recognized(memory_store: MemoryStore) -> None:
     store = LostReplies(memory_store.url.removeprefix("memory://"))
     writer = LogWriter(store, LOG, "w")
     committed = [commit_data(writer) for _ in range(3)]
@@ -159,7 +157,7 @@ class Raced(MemoryStore):
         return super().put_if_absent(path, data)
 
 
-def test_of_two_writers_opening_at_once_the_slower_one_opens_a_later_epoch(memory_store: MemoryStore) -> None:
+def test_the_slower_of_two_opening_writers_has_the_later_epoch(memory_store: MemoryStore) -> None:
     raced = Raced(memory_store.url.removeprefix("memory://"))
     rivals: list[LogWriter] = []
     raced.rival = lambda: rivals.append(LogWriter(memory_store, LOG, "rival"))
@@ -170,7 +168,7 @@ def test_of_two_writers_opening_at_once_the_slower_one_opens_a_later_epoch(memor
     commit_data(slower)
 
 
-def test_a_record_of_my_own_epoch_that_is_not_mine_is_corruption(memory_store: MemoryStore) -> None:
+def test_a_foreign_record_of_the_writers_epoch_is_corruption(memory_store: MemoryStore) -> None:
     writer = LogWriter(memory_store, LOG, "w")
     record = commit_data(writer)
     forged = dataclasses.replace(record, seq=2, nonce="other", prev=writer.cursor.prev, part=1)
@@ -180,7 +178,7 @@ def test_a_record_of_my_own_epoch_that_is_not_mine_is_corruption(memory_store: M
 
 
 @pytest.mark.parametrize("kind", ["fence", "data", "checkpoint", "end"])
-def test_any_flipped_bit_of_a_record_is_found_at_once_also_in_the_newest(kind: str) -> None:
+def test_any_flipped_bit_of_the_newest_record_is_detected(kind: str) -> None:
     store = DictStore()
     writer = LogWriter(store, LOG, "w")
     commits: dict[str, Callable[[], object]] = {
@@ -202,21 +200,6 @@ def test_any_flipped_bit_of_a_record_is_found_at_once_also_in_the_newest(kind: s
     assert LogReader(store, LOG).to_head() == head
 
 
-def test_every_shortened_record_is_found(memory_store: MemoryStore) -> None:
-    commit_data(LogWriter(memory_store, LOG, "w"))
-    good = bytes(memory_store.get(file(1)))
-    for length in range(len(good)):
-        with pytest.raises(StreamCorrupt):
-            decode(good[:length], file(1))
-
-
-@pytest.mark.parametrize("depth", [940, 970, 997])
-def test_a_record_nested_as_deeply_as_python_can_bear_is_named(depth: int) -> None:
-    data = b'{"body": ' + b'{"a": ' * depth + b"1" + b"}" * depth + b', "crc": "00000000"}'
-    with pytest.raises(StreamCorrupt):
-        decode(data, "log/1")
-
-
 FIELDS = {"epoch": 0, "nonce": "n", "writer": "w", "prev": "", "seq": 3}
 RECORD = FIELDS | DATA | VERSIONS | {
     "kind": "data", "part": 2, "incarnation": 0, "group_ids": [0, 1], "last_group_id": 1, "missing_groups": [],
@@ -224,9 +207,11 @@ RECORD = FIELDS | DATA | VERSIONS | {
 }  # fmt: skip
 
 
-def test_a_record_without_its_checksum_or_without_a_field_is_damaged() -> None:
-    assert decode(seal(RECORD), "log/3").group_ids == [0, 1]
+def test_a_shortened_record_or_one_without_checksum_or_field_is_damaged() -> None:
+    good = seal(RECORD)
+    assert decode(good, "log/3").group_ids == [0, 1]
     for data in (
+        *(good[:length] for length in range(len(good))),
         json.dumps(RECORD).encode(),
         seal({name: value for name, value in RECORD.items() if name != "group_ids"}),
         seal(RECORD | {"missing_groups": ["x"]}),
@@ -238,29 +223,26 @@ def test_a_record_without_its_checksum_or_without_a_field_is_damaged() -> None:
 @pytest.mark.parametrize(
     "values", [RECORD | {"colour": "red"}, FIELDS | {"kind": "weird"}, FIELDS | {"kind": "fence", "format": 9}]
 )
-def test_a_record_of_another_millrace_is_distinguished_from_damage(values: dict[str, object]) -> None:
+def test_a_record_of_another_version_is_not_called_damaged(values: dict[str, object]) -> None:
     with pytest.raises(SchemaUnknown):
         decode(seal(values), "log/3")
 
 
-def test_reading_backwards_believes_only_what_leads_to_the_cursor(memory_store: MemoryStore) -> None:
+def test_reading_backwards_verifies_each_record(memory_store: MemoryStore) -> None:
     writer = LogWriter(memory_store, LOG, "w")
     committed = [commit_data(writer) for _ in range(4)]
-    forged = encode(dataclasses.replace(committed[1], rows=9))
-    memory_store.put(file(2), forged)
+    memory_store.put(file(2), encode(dataclasses.replace(committed[1], rows=9)))
     records = backwards(memory_store, LOG, writer.cursor)
     assert [next(records).seq, next(records).seq] == [4, 3]
-    with pytest.raises(StreamCorrupt) as caught:
-        next(records)
-    assert caught.value.file == file(2)
-    memory_store.delete(file(2))
-    with pytest.raises(StreamCorrupt) as caught:
-        list(backwards(memory_store, LOG, writer.cursor))
-    assert caught.value.file == file(2)
+    for damage in (lambda: None, lambda: memory_store.delete(file(2))):
+        damage()
+        with pytest.raises(StreamCorrupt) as caught:
+            list(backwards(memory_store, LOG, writer.cursor))
+        assert caught.value.file == file(2)
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_two_writers_that_race_leave_one_chain_and_the_older_one_ends(seed: int, memory_store: MemoryStore) -> None:
+def test_racing_writers_leave_one_chain(seed: int, memory_store: MemoryStore) -> None:
     chooser = random.Random(seed)
     committed: list[Record] = []
     fenced: set[str] = set()
@@ -293,7 +275,7 @@ def test_two_writers_that_race_leave_one_chain_and_the_older_one_ends(seed: int,
         {"kind": "fence", "epoch": 3},
     ],
 )
-def test_a_record_that_cannot_follow_is_named(memory_store: MemoryStore, change: dict[str, Any]) -> None:
+def test_a_record_that_breaks_the_chain_is_named(memory_store: MemoryStore, change: dict[str, Any]) -> None:
     LogWriter(memory_store, LOG, "w")
     writer = LogWriter(memory_store, LOG, "w")
     good = dataclasses.replace(commit_data(writer), seq=3, part=1, prev=writer.cursor.prev)
@@ -322,6 +304,8 @@ def test_a_record_after_the_end_is_named(memory_store: MemoryStore) -> None:
         b"\xff",
         b"[]",
         b"[" * 100_000,
+        # Near the depth that Python's parser can bear.
+        *(b'{"body": ' + b'{"a": ' * n + b"1" + b"}" * n + b', "crc": "00000000"}' for n in (940, 970, 997)),
         b"9" * 5_000,
         seal({}),
         b'{"kind": NaN, "crc": "00000000"}',
@@ -332,14 +316,14 @@ def test_a_record_after_the_end_is_named(memory_store: MemoryStore) -> None:
         seal(FIELDS | {"kind": "end", "epoch": True}),
     ],
 )
-def test_what_is_no_record_is_named(data: bytes) -> None:
+def test_an_invalid_record_is_named(data: bytes) -> None:
     with pytest.raises(StreamCorrupt) as caught:
         decode(data, "log/1")
     assert caught.value.file == "log/1"
 
 
 @pytest.mark.parametrize("back", [1, 2, 4])
-def test_a_log_that_seems_to_end_is_checked_for_later_records(store: Store, back: int) -> None:
+def test_a_hole_at_the_end_of_a_log_is_named(store: Store, back: int) -> None:
     writer = LogWriter(store, LOG, "w")
     for _ in range(6):
         commit_data(writer)
@@ -352,7 +336,7 @@ def test_a_log_that_seems_to_end_is_checked_for_later_records(store: Store, back
     assert caught.value.file == file(6 - back)
 
 
-def test_a_writer_that_opens_does_not_put_its_fence_where_a_record_was_deleted(store: Store) -> None:
+def test_a_new_writer_leaves_the_place_of_a_deleted_record_empty(store: Store) -> None:
     writer = LogWriter(store, LOG, "w")
     for _ in range(3):
         commit_data(writer)
@@ -363,7 +347,7 @@ def test_a_writer_that_opens_does_not_put_its_fence_where_a_record_was_deleted(s
     assert not store.exists(file(2))
 
 
-def test_something_else_in_the_next_record_s_place_is_named(memory_store: MemoryStore) -> None:
+def test_a_folder_in_place_of_the_next_record_is_named(memory_store: MemoryStore) -> None:
     writer = LogWriter(memory_store, LOG, "w")
     (memory_store.root / file(1)).mkdir()
     with pytest.raises(StreamCorrupt) as caught:

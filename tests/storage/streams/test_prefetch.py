@@ -1,4 +1,4 @@
-"""A reader that catches up on a far-away store gets ahead, believes nothing it got so, and is modest at the head."""
+"""Prefetch while a reader catches up: parallel, verified in order, and one request per look at the head."""
 
 import random
 import subprocess
@@ -44,11 +44,11 @@ def row_ids(reader: StreamReader) -> list[int]:
     return [row_id for part in iter(reader.next, None) for row_id in part.table.column("row_id").to_pylist()]
 
 
-def test_catching_up_gets_eight_parts_at_once_each_object_once_and_in_order(far: SlowStore) -> None:
+def test_catching_up_gets_each_object_once_eight_parts_at_a_time(far: SlowStore) -> None:
     assert row_ids(StreamReader(far, STREAM, TRAJECTORY)) == list(range(160))
     assert 4 <= far.most_at_once <= 2 * DEPTH
-    asked = Counter(far.gets)
-    assert {path: count for path, count in asked.items() if count > 1 and path in far.objects} == {}
+    counts = Counter(far.gets)
+    assert {path: count for path, count in counts.items() if count > 1 and path in far.objects} == {}
     in_vain = [path for path in far.gets if path not in far.objects]
     assert len(in_vain) <= DEPTH + 3
 
@@ -70,9 +70,7 @@ def test_at_the_head_each_look_is_one_get(far: SlowStore, make_trajectories: Mak
         assert far.gets == [record(part.record.seq), f"{STREAM}/{part.record.file}"]
 
 
-def test_a_reader_opened_at_the_head_makes_three_gets_and_one_a_look(
-    far: SlowStore,
-) -> None:
+def test_opening_at_the_head_makes_three_gets_and_each_look_one(far: SlowStore) -> None:
     first = StreamReader(far, STREAM, TRAJECTORY)
     row_ids(first)
     wait_for_threads()
@@ -84,9 +82,7 @@ def test_a_reader_opened_at_the_head_makes_three_gets_and_one_a_look(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
-def test_a_part_committed_after_it_was_guessed_in_vain_is_seen_at_the_next_look(
-    seed: int, make_trajectories: MakeTable
-) -> None:
+def test_a_part_that_was_prefetched_too_early_is_read_at_the_next_look(seed: int, make_trajectories: MakeTable) -> None:
     store, chooser = SlowStore(), random.Random(seed)
     writer = StreamWriter(store, STREAM, TRAJECTORY, "w")
     reader = StreamReader(store, STREAM, TRAJECTORY)
@@ -102,20 +98,20 @@ def test_a_part_committed_after_it_was_guessed_in_vain_is_seen_at_the_next_look(
     assert reader.cursor.rows == writer.rows, f"seed {seed}"
 
 
-def test_an_error_met_ahead_is_raised_when_its_record_is_due_and_only_then(far: SlowStore) -> None:
+def test_a_prefetch_error_is_raised_when_its_record_is_due(far: SlowStore) -> None:
     far.failing = {record(20): ConnectionError("no route")}
     reader = StreamReader(far, STREAM, TRAJECTORY)
     for part in range(19):
-        found = reader.next()
-        assert found is not None
-        assert found.record.part == part
+        result = reader.next()
+        assert result is not None
+        assert result.record.part == part
     assert not far.failing
     with pytest.raises(ConnectionError):
         reader.next()
     assert row_ids(reader) == list(range(76, 160))
 
 
-def test_what_was_got_ahead_is_verified_in_order(far: SlowStore) -> None:
+def test_prefetched_parts_are_verified_in_order(far: SlowStore) -> None:
     reader = StreamReader(far, STREAM, TRAJECTORY)
     part_file = next(path for path in sorted(far.objects) if "/seg/" in path)
     far.objects[part_file] = far.objects[part_file][:-1] + b"\x01"
@@ -160,16 +156,10 @@ print(threading.active_count() > 1)
 """
 
 
-def test_a_process_ends_though_what_it_got_ahead_never_arrives() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", HANGING],
-        env={"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert ended.stdout == "True\n"
+def test_a_process_ends_while_a_prefetch_hangs() -> None:
+    paths = {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}"}
+    ended = subprocess.run([sys.executable, "-c", HANGING], env=paths, capture_output=True, timeout=60, check=True)
+    assert ended.stdout == b"True\n"
 
 
 def wait_for_threads() -> None:

@@ -1,4 +1,4 @@
-"""A reader gets every committed row exactly once and in order, or an error that names what is wrong."""
+"""A reader returns each committed row once and in order, or an error that names the damaged file."""
 
 import io
 import itertools
@@ -70,7 +70,7 @@ def test_every_column_of_every_schema_comes_back_as_written(
         assert part.table.schema.equals(schema, check_metadata=True)
 
 
-def test_the_record_says_what_the_part_holds(store: Store, make_scores: MakeTable) -> None:
+def test_a_record_describes_its_part(store: Store, make_scores: MakeTable) -> None:
     writer = StreamWriter(store, "s", SCORE, "w")
     writer.write(make_scores(0, 4), tokens=9)
     record = writer.write(
@@ -116,9 +116,9 @@ def test_a_reader_resumed_anywhere_reads_each_row_exactly_once(store: Store, mak
         writer.write(make_trajectories(writer.rows, rows), tokens=0)
         writer.write(make_trajectories(writer.rows, 2), tokens=0)
     writer.end()
-    for before in range(7):
+    for num_read in range(7):
         first = StreamReader(store, STREAM, TRAJECTORY)
-        parts = [part for _ in range(before) if (part := first.next())]
+        parts = [part for _ in range(num_read) if (part := first.next())]
         cursor = LogCursor.from_json(json.loads(json.dumps(first.cursor.to_json())))
         assert cursor.rows == len(row_ids(parts))
         resumed = StreamReader(store, STREAM, TRAJECTORY, cursor)
@@ -127,9 +127,7 @@ def test_a_reader_resumed_anywhere_reads_each_row_exactly_once(store: Store, mak
         assert StreamReader(store, STREAM, TRAJECTORY, resumed.cursor).ended
 
 
-def test_ended_is_known_only_after_the_last_part_and_ends_with_a_new_writer(
-    store: Store, make_trajectories: MakeTable
-) -> None:
+def test_a_stream_ends_after_its_last_part_until_a_new_writer_opens(store: Store, make_trajectories: MakeTable) -> None:
     writer = StreamWriter(store, STREAM, TRAJECTORY, "w")
     writer.write(make_trajectories(0), tokens=0)
     writer.end()
@@ -140,7 +138,7 @@ def test_ended_is_known_only_after_the_last_part_and_ends_with_a_new_writer(
     assert (reader.next() is not None, reader.ended) == (False, False)
 
 
-def test_counting_needs_no_rows(memory_store: MemoryStore, make_trajectories: MakeTable) -> None:
+def test_rows_are_counted_without_reading_parts(memory_store: MemoryStore, make_trajectories: MakeTable) -> None:
     writer = StreamWriter(memory_store, STREAM, TRAJECTORY, "w")
     for _ in range(3):
         writer.write(make_trajectories(writer.rows), tokens=5, min_policy_version=1, max_policy_version=2)
@@ -153,26 +151,24 @@ def test_counting_needs_no_rows(memory_store: MemoryStore, make_trajectories: Ma
 
 
 @pytest.mark.parametrize(("first_row_id", "rows"), [(1, 4), (4, 4), (0, 0)])
-def test_trajectories_that_do_not_continue_the_stream_leave_nothing_behind(
+def test_rows_that_do_not_continue_the_stream_are_refused(
     store: Store, make_trajectories: MakeTable, first_row_id: int, rows: int
 ) -> None:
     writer = StreamWriter(store, STREAM, TRAJECTORY, "w")
-    with pytest.raises(ValueError, match=r"the first row_id is \d, expected 0|at least one row"):
+    with pytest.raises(ValueError):
         writer.write(make_trajectories(first_row_id, rows), tokens=0)
     assert store.list(f"{STREAM}/seg") == []
     assert writer.write(make_trajectories(), tokens=0).part == 0
 
 
-def test_the_record_says_what_its_writer_promises_and_rows_that_break_it_are_refused(
-    store: Store, make_trajectories: MakeTable
-) -> None:
+def test_rows_that_break_their_writers_promise_are_refused(store: Store, make_trajectories: MakeTable) -> None:
     writer = StreamWriter(store, STREAM, TRAJECTORY, "w", vocab_size=50, group_size=4)
     record = writer.write(make_trajectories(0, 8), tokens=0)
     assert (record.vocab_size, record.group_size) == (50, 4)
-    with pytest.raises(ValueError, match="row 0: the group has fewer than 4 rows"):
+    with pytest.raises(ValueError, match=r"^row 0: "):
         writer.write(make_trajectories(8, 3), tokens=0)
     narrow = StreamWriter(store, STREAM, TRAJECTORY, "w", vocab_size=10)
-    with pytest.raises(ValueError, match=r"token id outside \[0, 10\)"):
+    with pytest.raises(ValueError, match="token id"):
         narrow.write(make_trajectories(8, 4), tokens=0)
     assert row_ids(read_all(StreamReader(store, STREAM, TRAJECTORY))) == list(range(8))
 
@@ -180,7 +176,7 @@ def test_the_record_says_what_its_writer_promises_and_rows_that_break_it_are_ref
 COLUMNS = ["group_id", "row_id", "rollout_logprobs"]
 
 
-def test_chosen_columns_alone_come_back_in_the_schema_s_order(store: Store, make_trajectories: MakeTable) -> None:
+def test_chosen_columns_are_read_in_the_order_of_the_schema(store: Store, make_trajectories: MakeTable) -> None:
     table = make_trajectories(0, 8)
     record = StreamWriter(store, STREAM, TRAJECTORY, "w").write(table, tokens=0)
     part = StreamReader(store, STREAM, TRAJECTORY, columns=COLUMNS).next()
@@ -189,13 +185,11 @@ def test_chosen_columns_alone_come_back_in_the_schema_s_order(store: Store, make
     assert part.table.equals(table.select(part.table.column_names))
     assert read_part(store, STREAM, TRAJECTORY, record, columns=COLUMNS).equals(part.table)
     assert read_part(store, STREAM, TRAJECTORY, record, columns=[]).num_columns == 0
-    with pytest.raises(ValueError, match=r"columns \['reward'\] are none of"):
+    with pytest.raises(ValueError, match="reward"):
         StreamReader(store, STREAM, TRAJECTORY, columns=["row_id", "reward"])
 
 
-def test_the_whole_file_is_verified_also_where_few_columns_are_read(
-    memory_store: MemoryStore, make_trajectories: MakeTable
-) -> None:
+def test_a_read_of_few_columns_verifies_the_whole_file(memory_store: MemoryStore, make_trajectories: MakeTable) -> None:
     record = StreamWriter(memory_store, STREAM, TRAJECTORY, "w").write(make_trajectories(0, 8), tokens=0)
     good = bytes(memory_store.get(f"{STREAM}/{record.file}"))
     at = good.index(b'{"answer": "7"}')
@@ -205,14 +199,14 @@ def test_the_whole_file_is_verified_also_where_few_columns_are_read(
 
 
 class Remembering(LocalStore):
-    """Keeps what it returned, so that a test can see who still uses that memory."""
+    """Keeps the last buffer it returned."""
 
     def get(self, path: str, start: int = 0, length: int | None = None) -> memoryview:
         self.returned = super().get(path, start, length)
         return self.returned
 
 
-def test_the_columns_of_a_local_part_are_the_mapped_file_itself(tmp_path: object, make_trajectories: MakeTable) -> None:
+def test_columns_of_a_local_part_are_views_of_the_mapped_file(tmp_path: object, make_trajectories: MakeTable) -> None:
     store = Remembering(str(tmp_path))
     record = StreamWriter(store, STREAM, TRAJECTORY, "w").write(make_trajectories(0, 8000), tokens=0)
     assert record.bytes > 1 << 20
@@ -226,9 +220,7 @@ def test_the_columns_of_a_local_part_are_the_mapped_file_itself(tmp_path: object
         assert buffer.address + buffer.size <= start + record.bytes
 
 
-def test_any_flipped_bit_of_a_part_file_is_found_before_it_is_parsed(
-    memory_store: MemoryStore, make_trajectories: MakeTable
-) -> None:
+def test_any_flipped_bit_of_a_part_file_is_detected(memory_store: MemoryStore, make_trajectories: MakeTable) -> None:
     record = StreamWriter(memory_store, STREAM, TRAJECTORY, "w").write(make_trajectories(0, 16), tokens=0)
     part_file = f"{STREAM}/{record.file}"
     good = bytes(memory_store.get(part_file))
@@ -251,18 +243,16 @@ def test_a_truncated_or_missing_part_file_is_named(
 ) -> None:
     record = StreamWriter(memory_store, STREAM, TRAJECTORY, "w").write(make_trajectories(), tokens=0)
     part_file = f"{STREAM}/{record.file}"
-    if kept is None:
-        memory_store.delete(part_file)
-    else:
-        memory_store.put(part_file, memory_store.get(part_file)[:kept])
+    data = memory_store.get(part_file)
+    memory_store.delete(part_file)
+    if kept is not None:
+        memory_store.put(part_file, data[:kept])
     with pytest.raises(PartCorrupt) as caught:
         StreamReader(memory_store, STREAM, TRAJECTORY).next()
     assert (caught.value.file, caught.value.record) == (part_file, 1)
 
 
-def test_a_damaged_part_is_set_aside_and_what_is_lost_is_known(
-    memory_store: MemoryStore, make_trajectories: MakeTable
-) -> None:
+def test_a_damaged_part_can_be_passed_by_its_record(memory_store: MemoryStore, make_trajectories: MakeTable) -> None:
     writer = StreamWriter(memory_store, STREAM, TRAJECTORY, "w")
     records = [writer.write(make_trajectories(writer.rows), tokens=5) for _ in range(3)]
     memory_store.put(f"{STREAM}/{records[1].file}", b"damaged")
@@ -283,17 +273,17 @@ def test_unreadable_parts_are_passed_in_their_place(memory_store: MemoryStore, m
     for record in (records[0], records[2]):
         memory_store.delete(f"{STREAM}/{record.file}")
     write_removed(memory_store, STREAM, parts=1, why="age")
-    found = list(StreamReader(memory_store, STREAM, TRAJECTORY).each())
-    assert [part.record for part in found] == records
-    errors = [type(part.error) if isinstance(part, UnreadablePart) else None for part in found]
+    passed = list(StreamReader(memory_store, STREAM, TRAJECTORY).each())
+    assert [part.record for part in passed] == records
+    errors = [type(part.error) if isinstance(part, UnreadablePart) else None for part in passed]
     assert errors == [PartRemoved, None, PartCorrupt, None]
     reader = StreamReader(memory_store, STREAM, TRAJECTORY)
-    assert row_ids(list(reader.readable())) == row_ids([part for part in found if isinstance(part, Part)])
+    assert row_ids(list(reader.readable())) == row_ids([part for part in passed if isinstance(part, Part)])
     writer.write(make_trajectories(writer.rows), tokens=0)
     assert [part.record.part for part in reader.readable()] == [4]
 
 
-def test_a_damaged_record_is_no_damaged_part(memory_store: MemoryStore, make_trajectories: MakeTable) -> None:
+def test_a_damaged_record_is_not_a_damaged_part(memory_store: MemoryStore, make_trajectories: MakeTable) -> None:
     StreamWriter(memory_store, STREAM, TRAJECTORY, "w").write(make_trajectories(), tokens=5)
     name = f"{STREAM}/{layout.record(1)}"
     memory_store.put(name, bytes(memory_store.get(name)).replace(b'"tokens": 5', b'"tokens": 7'))
@@ -306,14 +296,14 @@ def test_a_damaged_record_is_no_damaged_part(memory_store: MemoryStore, make_tra
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b'{"parts": 2}', seal({"parts": "2"}), seal({"parts": True}), b"\xff"])
-def test_what_does_not_say_how_many_parts_were_removed_is_named(memory_store: MemoryStore, data: bytes) -> None:
+def test_an_invalid_record_of_removed_parts_is_named(memory_store: MemoryStore, data: bytes) -> None:
     memory_store.put(f"s/{layout.REMOVED}", data)
     with pytest.raises(StreamCorrupt) as caught:
         read_removed(memory_store, "s")
     assert caught.value.file == f"s/{layout.REMOVED}"
 
 
-def test_any_flipped_bit_of_what_says_how_many_parts_were_removed_is_named() -> None:
+def test_any_flipped_bit_of_the_record_of_removed_parts_is_named() -> None:
     store = DictStore()
     write_removed(store, "s", parts=2, why="age")
     file = f"s/{layout.REMOVED}"
@@ -370,7 +360,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("data", FOREIGN.values(), ids=FOREIGN)
-def test_a_part_file_that_is_no_part_is_named_also_if_its_checksum_is_right(store: Store, data: bytes) -> None:
+def test_a_foreign_file_with_a_right_checksum_is_named(store: Store, data: bytes) -> None:
     commit_file(store, data)
     with pytest.raises(PartCorrupt) as caught:
         StreamReader(store, "s", METRIC).next()
@@ -379,9 +369,7 @@ def test_a_part_file_that_is_no_part_is_named_also_if_its_checksum_is_right(stor
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)
 @given(data=st.data())
-def test_no_arrow_that_a_writer_got_wrong_does_anything_but_name_the_part(
-    make_trajectories: MakeTable, data: st.DataObject
-) -> None:
+def test_invalid_arrow_data_only_ever_names_the_part(make_trajectories: MakeTable, data: st.DataObject) -> None:
     good = arrow_stream(make_trajectories(0, 4))
     bad = bytearray(good)
     for _ in range(data.draw(st.integers(1, 4))):
@@ -397,7 +385,7 @@ def test_no_arrow_that_a_writer_got_wrong_does_anything_but_name_the_part(
         assert len(part.table.to_pylist()) == 4
 
 
-def test_a_record_whose_file_can_lie_nowhere_is_named(memory_store: MemoryStore) -> None:
+def test_a_record_with_a_path_outside_the_store_is_named(memory_store: MemoryStore) -> None:
     LogWriter(memory_store, "s", "w").commit("data", file="../../etc/passwd", rows=1, schema_version=SCHEMA_VERSION)
     with pytest.raises(PartCorrupt) as caught:
         StreamReader(memory_store, "s", METRIC).next()
@@ -405,7 +393,7 @@ def test_a_record_whose_file_can_lie_nowhere_is_named(memory_store: MemoryStore)
 
 
 @pytest.mark.parametrize("promised", [{"rows": 4, "vocab_size": 10}, {"rows": 5}])
-def test_rows_that_break_the_rules_or_are_too_few_are_named_by_file_and_record(
+def test_rows_that_break_the_rules_are_named_by_file_and_record(
     memory_store: MemoryStore, make_trajectories: MakeTable, promised: dict[str, int]
 ) -> None:
     commit_file(memory_store, arrow_stream(make_trajectories(0, 4)), **promised)
@@ -414,7 +402,7 @@ def test_rows_that_break_the_rules_or_are_too_few_are_named_by_file_and_record(
     assert (caught.value.file, caught.value.record) == ("s/seg/x", 1)
 
 
-def test_a_part_of_another_schema_version_is_refused_unread_but_can_be_passed(store: Store) -> None:
+def test_a_part_of_another_schema_version_can_be_passed(store: Store) -> None:
     commit_file(store, b"in another format", schema_version=SCHEMA_VERSION + 1)
     reader = StreamReader(store, "s", SCORE)
     with pytest.raises(SchemaUnknown):
@@ -423,7 +411,7 @@ def test_a_part_of_another_schema_version_is_refused_unread_but_can_be_passed(st
 
 
 @pytest.mark.parametrize("paths", ["*/seg/*", "*/log/*"])
-def test_what_is_damaged_on_its_way_to_the_reader_is_read_once_more(memory_store: MemoryStore, paths: str) -> None:
+def test_an_object_damaged_in_transit_is_read_again(memory_store: MemoryStore, paths: str) -> None:
     writer = StreamWriter(memory_store, STREAM, METRIC, "w")
     for _ in range(3):
         writer.write(metrics([0.5]), tokens=0)
@@ -440,9 +428,7 @@ class Losing(MemoryStore):
         return super().put_if_absent(path, data if "/log/" in path else b"something else") and "/log/" in path
 
 
-def test_a_part_file_whose_name_holds_other_bytes_is_not_committed(
-    memory_store: MemoryStore, make_trajectories: MakeTable
-) -> None:
+def test_a_part_whose_name_is_taken_is_not_committed(memory_store: MemoryStore, make_trajectories: MakeTable) -> None:
     store = Losing(memory_store.url.removeprefix("memory://"))
     with pytest.raises(StreamCorrupt):
         StreamWriter(store, STREAM, TRAJECTORY, "w").write(make_trajectories(), tokens=0)

@@ -1,6 +1,7 @@
 """Columns are documented, and a table that breaks their rules is refused with its first bad row."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pyarrow as pa
 import pytest
@@ -30,56 +31,47 @@ def test_valid_tables_pass_whole_sliced_chunked_and_empty(make_trajectories: Mak
         validate(schema.empty_table(), schema)
 
 
-def test_missing_misordered_and_mistyped_columns_are_named(make_scores: MakeTable) -> None:
-    table = make_scores()
-    with pytest.raises(ValueError, match=r"columns are .* expected"):
-        check_columns(table.schema.remove(1), SCORE)
-    with pytest.raises(ValueError, match=r"columns are .* expected"):
-        check_columns(pa.schema(list(table.schema)[::-1]), SCORE)
-    with pytest.raises(ValueError, match="column seconds is double, expected float"):
-        check_columns(table.schema.set(6, pa.field("seconds", pa.float64())), SCORE)
+def test_missing_misordered_and_mistyped_columns_are_refused(make_scores: MakeTable) -> None:
+    schema = make_scores().schema
+    mistyped = schema.set(6, pa.field("seconds", pa.float64()))
+    for wrong in (schema.remove(1), pa.schema(list(schema)[::-1]), mistyped):
+        with pytest.raises(ValueError):
+            check_columns(wrong, SCORE)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
-        ("row_id", 3, "row 2: row_id does not continue the row before"),
-        ("prompt_id", None, "row 2: prompt_id is null"),
-        ("response_tokens", None, "row 2: response_tokens is null"),
-        ("response_tokens", [1] * 20, "row 2: rollout_logprobs and response_tokens differ in length"),
-        ("loss_mask", [], "row 2: loss_mask and response_tokens differ in length"),
-        ("prompt_tokens", [1, None], "row 2: prompt_tokens holds a null"),
-        ("span_starts", [0], "row 2: span_starts and span_versions differ in length"),
-        ("span_starts", [1, 2], "row 2: the first span does not start at token 0"),
-        ("span_starts", [0, 0], "row 2: span_starts is not ascending"),
-        ("span_starts", [0, -1], "row 2: span_starts is not ascending"),
-        ("span_starts", [0, 99], "row 2: a span starts after the last token"),
-        ("min_policy_version", 1000, "row 2: min_policy_version is above max_policy_version"),
-        ("finish_reason", "abort", "row 2: finish_reason is none of stop, length"),
-        ("message_starts", [0], "row 2: message_starts and message_roles differ in length"),
-        ("routed_experts", [1], "row 2: routed_experts differ in number from token to token"),
+        ("row_id", 3, "row_id"),
+        ("prompt_id", None, "prompt_id is null"),
+        ("response_tokens", None, "response_tokens is null"),
+        ("response_tokens", [1] * 20, "rollout_logprobs and response_tokens"),
+        ("loss_mask", [], "loss_mask and response_tokens"),
+        ("prompt_tokens", [1, None], "prompt_tokens holds a null"),
+        ("span_starts", [0], "span_starts and span_versions"),
+        ("span_starts", [1, 2], "first span"),
+        ("span_starts", [0, 0], "span_starts is not ascending"),
+        ("span_starts", [0, -1], "span_starts is not ascending"),
+        ("span_starts", [0, 99], "span starts after"),
+        ("min_policy_version", 1000, "min_policy_version"),
+        ("finish_reason", "abort", "finish_reason"),
+        ("message_starts", [0], "message_starts and message_roles"),
+        ("routed_experts", [1], "routed_experts"),
     ],
 )
 def test_the_first_bad_trajectory_is_named(make_trajectories: MakeTable, name: str, value: object, reason: str) -> None:
     table = with_value(make_trajectories(), name, 2, value)
-    with pytest.raises(ValueError, match=reason):
+    with pytest.raises(ValueError, match=f"^row 2: .*{reason}"):
         validate(table, TRAJECTORY)
     chunked = pa.concat_tables([make_trajectories(0, 9).slice(7), make_trajectories(9, 1)])
     validate(chunked, TRAJECTORY)
 
 
-@pytest.mark.parametrize(
-    ("starts", "reason"),
-    [
-        ([1, 0], "row 2: message_starts is not ascending from 0"),
-        ([-1, 0], "row 2: message_starts is not ascending from 0"),
-        ([0, 999], "row 2: a message starts after the last token"),
-    ],
-)
-def test_messages_begin_one_after_the_other(make_trajectories: MakeTable, starts: list[int], reason: str) -> None:
+@pytest.mark.parametrize("starts", [[1, 0], [-1, 0], [0, 999]])
+def test_messages_begin_one_after_the_other(make_trajectories: MakeTable, starts: list[int]) -> None:
     table = with_value(make_trajectories(), "message_roles", 2, ["user", "assistant"])
     validate(with_value(table, "message_starts", 2, [0, 1]), TRAJECTORY)
-    with pytest.raises(ValueError, match=reason):
+    with pytest.raises(ValueError, match=r"^row 2: .*message"):
         validate(with_value(table, "message_starts", 2, starts), TRAJECTORY)
 
 
@@ -88,11 +80,11 @@ def with_kept(table: pa.Table, row: int, kept: list[list[int]]) -> pa.Table:
     return with_value(table, "kept_counts", row, [len(ids) for ids in kept])
 
 
-def test_a_truncated_token_is_one_of_its_kept_ones(make_trajectories: MakeTable) -> None:
+def test_a_response_token_is_among_its_kept_tokens(make_trajectories: MakeTable) -> None:
     table = make_trajectories()
     response = table["response_tokens"].to_pylist()[2]
     assert len(response) > 1
-    # Of tokens that an environment wrote nothing was kept.
+    # Tokens that an environment wrote have no kept tokens.
     kept = [[], *([token, (token + 1) % 50] for token in response[1:])]
     good = with_kept(table, 2, kept)
     validate(good, TRAJECTORY, vocab_size=50)
@@ -101,18 +93,18 @@ def test_a_truncated_token_is_one_of_its_kept_ones(make_trajectories: MakeTable)
         with_kept(table, 1, []), 2, [[token + 1] if token == response[-1] else [token] for token in response]
     )
     for rows, row in ((other, 2), (other.slice(1), 1)):
-        with pytest.raises(ValueError, match=f"row {row}: a response token is none of its kept_tokens"):
+        with pytest.raises(ValueError, match=f"^row {row}: .*kept_tokens"):
             validate(rows, TRAJECTORY)
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda tokens, counts: (tokens, counts[1:]), "row 2: kept_counts and response_tokens differ in length"),
-        (lambda tokens, counts: (tokens, []), "row 2: kept_counts do not add up to the number of kept_tokens"),
-        (lambda tokens, counts: (tokens[1:], counts), "row 2: kept_counts do not add up to the number of kept_tokens"),
-        (lambda tokens, counts: (tokens, [-1, *counts[1:]]), "row 2: kept_counts holds a negative number"),
-        (lambda tokens, counts: ([*tokens, 50], [*counts[:-1], 2]), r"row 2: kept_tokens holds a token id outside"),
+        (lambda tokens, counts: (tokens, counts[1:]), "kept_counts and response_tokens"),
+        (lambda tokens, counts: (tokens, []), "kept_counts do not add up"),
+        (lambda tokens, counts: (tokens[1:], counts), "kept_counts do not add up"),
+        (lambda tokens, counts: (tokens, [-1, *counts[1:]]), "kept_counts holds a negative"),
+        (lambda tokens, counts: ([*tokens, 50], [*counts[:-1], 2]), "kept_tokens holds a token id"),
     ],
 )
 def test_kept_tokens_that_do_not_fit_their_response_are_named(
@@ -122,7 +114,7 @@ def test_kept_tokens_that_do_not_fit_their_response_are_named(
     tokens = table["response_tokens"].to_pylist()[2]
     changed, counts = change(tokens, [1] * len(tokens))
     table = with_value(with_value(table, "kept_tokens", 2, changed), "kept_counts", 2, counts)
-    with pytest.raises(ValueError, match=reason):
+    with pytest.raises(ValueError, match=f"^row 2: {reason}"):
         validate(table, TRAJECTORY, vocab_size=50)
 
 
@@ -146,45 +138,45 @@ def test_a_token_id_outside_the_promised_vocabulary_is_named(
     table = replaced(table, name, tokens)
     validate(table, TRAJECTORY)
     for rows, row in ((table, 2), (table.slice(1), 1), (pa.concat_tables([table.slice(0, 1), table.slice(1)]), 2)):
-        with pytest.raises(ValueError, match=rf"row {row}: {name} holds a token id outside \[0, 50\)"):
+        with pytest.raises(ValueError, match=f"^row {row}: {name} "):
             validate(rows, TRAJECTORY, vocab_size=50)
     validate(table.slice(3), TRAJECTORY, vocab_size=50)
 
 
+WHOLE = [0, 1, 2, 3, 0, 1, 2, 3]
+
+
 @pytest.mark.parametrize(
-    ("group_ids", "sample_indices", "reason"),
+    ("group_ids", "sample_indices", "bad_row"),
     [
-        ([7, 7, 7, 7, 8, 8, 8, 8], [0, 1, 2, 3, 0, 1, 2, 3], None),
-        ([8, 8, 8, 8, 7, 7, 7, 7], [0, 1, 2, 3, 0, 1, 2, 3], None),
-        ([7, 7, 7, 8, 8, 8, 8, 8], [0, 1, 2, 3, 0, 1, 2, 3], "row 3: group_id changes within 4 rows"),
-        ([7, 7, 7, 7, 7, 7, 7, 7], [0, 1, 2, 3, 0, 1, 2, 3], "row 4: the group has more than 4 rows"),
-        ([7, 7, 7, 7, 8, 8, 8, 8], [0, 1, 3, 2, 0, 1, 2, 3], "row 2: sample_index does not count the 4 rows"),
-        ([7, 7, 7, 7, 8, 8, 8, 8], [0, 1, 2, 3, 1, 2, 3, 4], "row 4: sample_index does not count the 4 rows"),
-        ([7, 7, 7, 7, 8, 8], [0, 1, 2, 3, 0, 1], "row 4: the group has fewer than 4 rows"),
-        ([7], [0], "row 0: the group has fewer than 4 rows"),
+        ([7] * 4 + [8] * 4, WHOLE, None),
+        ([8] * 4 + [7] * 4, WHOLE, None),
+        ([7] * 3 + [8] * 5, WHOLE, 3),
+        ([7] * 8, WHOLE, 4),
+        ([7] * 4 + [8] * 4, [0, 1, 3, 2, 0, 1, 2, 3], 2),
+        ([7] * 4 + [8] * 4, [0, 1, 2, 3, 1, 2, 3, 4], 4),
+        ([7] * 4 + [8] * 2, WHOLE[:6], 4),
+        ([7], [0], 0),
     ],
 )
 def test_groups_are_whole_where_their_size_is_promised(
-    make_trajectories: MakeTable, group_ids: list[object], sample_indices: list[object], reason: str | None
+    make_trajectories: MakeTable, group_ids: list[object], sample_indices: list[object], bad_row: int | None
 ) -> None:
     table = replaced(make_trajectories(0, len(group_ids)), "group_id", group_ids)
     table = replaced(table, "sample_index", sample_indices)
     validate(table, TRAJECTORY)
-    if reason is None:
+    with nullcontext() if bad_row is None else pytest.raises(ValueError, match=f"^row {bad_row}: "):
         validate(table, TRAJECTORY, group_size=4)
-    else:
-        with pytest.raises(ValueError, match=reason):
-            validate(table, TRAJECTORY, group_size=4)
 
 
-def test_offsets_that_make_no_sense_are_refused(make_trajectories: MakeTable) -> None:
+def test_invalid_offsets_are_refused(make_trajectories: MakeTable) -> None:
     wrong = pa.ListArray.from_arrays(pa.array([0, 3, 1, 3, 4], pa.int32()), pa.array([1, 2, 3, 4], pa.int32()))
     index = TRAJECTORY.get_field_index("prompt_tokens")
-    with pytest.raises(ValueError, match=f"Column {index}: .*Offset invariant"):
+    with pytest.raises(ValueError, match=f"Column {index}: "):
         validate(make_trajectories().set_column(index, "prompt_tokens", wrong), TRAJECTORY)
 
 
-def test_the_rules_that_remain_hold_where_a_column_is_left_out(make_trajectories: MakeTable) -> None:
+def test_the_other_rules_hold_where_a_column_is_left_out(make_trajectories: MakeTable) -> None:
     for left_out in TRAJECTORY.names:
         table = make_trajectories().drop_columns(left_out)
         validate(table, table.schema, vocab_size=50, group_size=4)
@@ -207,23 +199,23 @@ def test_a_log_probability_that_is_not_finite_is_named_also_in_a_slice(
     validate(table.slice(3), TRAJECTORY)
 
 
-def test_a_null_among_the_values_of_rows_that_are_sliced_away_is_no_fault(make_trajectories: MakeTable) -> None:
+def test_a_null_in_a_row_that_is_sliced_away_is_allowed(make_trajectories: MakeTable) -> None:
     table = with_value(make_trajectories(), "prompt_tokens", 0, [None])
     validate(table.slice(1), TRAJECTORY)
-    with pytest.raises(ValueError, match="row 0: prompt_tokens holds a null"):
+    with pytest.raises(ValueError, match=r"^row 0: prompt_tokens "):
         validate(table.slice(0, 1), TRAJECTORY)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
-        ("status", "failed", "row 1: status is none of ok, timeout, error"),
-        ("reward", None, "row 1: a reward is expected if and only if status is ok"),
-        ("status", "error", "row 1: a reward is expected if and only if status is ok"),
-        ("reward", float("nan"), "row 1: reward is not finite"),
-        ("row_id", 5, "row 1: row_id does not continue the row before"),
+        ("status", "failed", "status"),
+        ("reward", None, "a reward is expected"),
+        ("status", "error", "a reward is expected"),
+        ("reward", float("nan"), "reward is not finite"),
+        ("row_id", 5, "row_id"),
     ],
 )
 def test_the_first_bad_score_is_named(make_scores: MakeTable, name: str, value: object, reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
+    with pytest.raises(ValueError, match=f"^row 1: {reason}"):
         validate(with_value(make_scores(), name, 1, value), SCORE)

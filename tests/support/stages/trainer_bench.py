@@ -30,7 +30,7 @@ from millrace.stages.train.train_loop import TrainLoop
 from millrace.stages.train.train_state import open_train_state
 from millrace.training.trainer import Trainer
 from millrace.types import FinishReason, Prompt, Request, Response, Sampling, Trajectory
-from millrace.weights.base import Manifest
+from millrace.weights.base import HandoverSender, Weights
 from storage import layout
 from storage.checkpoints import read_latest
 from storage.progress import read_status, write_progress
@@ -62,7 +62,7 @@ class HurriedStage(Stage):
         self.__dict__.setdefault("heard", []).append(line)
 
 
-class _Nobody(Handover):
+class _Nobody(HandoverSender):
     """Hands versions over to no generator. Notes in `told` the dropped groups that a generator would read.
 
     It records their staleness bounds in `bounds`, and requests them again while `lost` is not empty.
@@ -74,13 +74,16 @@ class _Nobody(Handover):
         self._bounds = bounds
         self._lost = lost
 
-    def publish(self, manifest: Manifest) -> None:
+    def publish(self, weights: Weights) -> None:
         self._lost.clear()
-        self._bounds[manifest.id.policy_version] = manifest.max_staleness
+        self._bounds[weights.id.policy_version] = weights.manifest.max_staleness
         self._told.append(read_status(self._store, "train", 0)["groups_dropped"])
 
     def resend_requested(self) -> bool:
         return bool(self._lost)
+
+    def close(self) -> None:
+        pass
 
 
 class TrainerBench:
@@ -188,8 +191,8 @@ class TrainerBench:
         trainer = Trainer(self._model(), config.training, max_new_tokens=config.generation.max_new_tokens)
         with open_train_state(self.stage, trainer) as state:
             turns = DeviceTurns(self.stage, Device(), trainer)
-            handover = _Nobody(self.store, self.dropped_at_handover, self.bounds, self.lost)
-            TrainLoop(state, turns, handover, (1, 3), config.training.max_steps).run()
+            nobody = _Nobody(self.store, self.dropped_at_handover, self.bounds, self.lost)
+            TrainLoop(state, turns, Handover(trainer, nobody), (1, 3), config.training.max_steps).run()
         self.stage.close()
         return trainer.policy_version
 

@@ -1,5 +1,7 @@
 """When a checkpoint is due, minute by minute, without a clock."""
 
+import pytest
+
 from millrace.training.checkpoints.saving import CheckpointSchedule
 
 MINUTE = 60.0
@@ -13,21 +15,22 @@ def due(schedule: CheckpointSchedule, version: int, minute: float) -> bool:
     return is_due
 
 
-def test_versions_are_saved_by_their_number_however_fast_steps_are() -> None:
+@pytest.mark.parametrize(
+    ("every", "minutes", "has_one", "saved"),
+    [
+        (1000, 10.0, False, [1, 11, 21, 31]),
+        (1000, 10.0, True, [10, 20, 30]),
+        (5, 10.0, True, [5, 10, 15, 20, 25, 30]),
+    ],
+    ids=["the first early", "a stored checkpoint", "a save by number restarts the time"],
+)
+def test_with_long_steps_checkpoints_are_saved_by_time(
+    every: int, minutes: float, has_one: bool, saved: list[int]
+) -> None:
+    schedule = CheckpointSchedule(every, minutes, has_one=has_one, now=0.0)
+    assert [minute for minute in range(1, 35) if due(schedule, minute, minute)] == saved
+
+
+def test_with_short_steps_versions_are_saved_by_number() -> None:
     schedule = CheckpointSchedule(4, None, has_one=False, now=0.0)
     assert [version for version in range(1, 13) if due(schedule, version, 0.0)] == [4, 8, 12]
-
-
-def test_where_steps_are_long_the_first_is_saved_early_and_the_others_by_time() -> None:
-    schedule = CheckpointSchedule(1000, 10.0, has_one=False, now=0.0)
-    assert [minute for minute in range(1, 35) if due(schedule, minute, minute)] == [1, 11, 21, 31]
-
-
-def test_a_run_that_has_one_already_waits_for_the_whole_time() -> None:
-    schedule = CheckpointSchedule(1000, 10.0, has_one=True, now=0.0)
-    assert [minute for minute in range(1, 15) if due(schedule, minute, minute)] == [10]
-
-
-def test_one_that_is_saved_by_its_number_begins_the_time_anew() -> None:
-    schedule = CheckpointSchedule(5, 10.0, has_one=True, now=0.0)
-    assert [minute for minute in range(1, 20) if due(schedule, minute, minute)] == [5, 10, 15]

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[4]
 
 @dataclass(frozen=True)
 class Handed:
-    """What four processes did, see `support.training.checkpoint_ranks`."""
+    """Results of four processes, see `support.training.checkpoint_ranks`."""
 
     store: Store
     reports: list[dict[str, Any]]
@@ -81,8 +81,8 @@ def test_who_is_alone_reads_the_weights_of_many_ranks(handed: Handed) -> None:
     assert {name: tensor.shape for name, tensor in weights.items()} == {
         name: parameter.shape for name, parameter in model.named_parameters()
     }
-    before = load_weights(handed.store, handed.checkpoint(4), {})
-    assert not torch.equal(weights["lm_head.weight"], before["lm_head.weight"])
+    previous = load_weights(handed.store, handed.checkpoint(4), {})
+    assert not torch.equal(weights["lm_head.weight"], previous["lm_head.weight"])
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -27,7 +27,7 @@ TENSORS = {"wide": torch.arange(42.0).reshape(7, 6), "bias": torch.arange(5.0).b
 
 
 def two_files(tensors: dict[str, torch.Tensor] = TENSORS) -> dict[str, bytes]:
-    """As two ranks write them: the first holds 4 rows of `wide`, and all else."""
+    """Files as two ranks write them: the first holds 4 rows of `wide`, and all else."""
     first = {
         name: Block(tensor[:4] if name == "wide" else tensor, (0,) * tensor.dim()) for name, tensor in tensors.items()
     }
@@ -36,7 +36,7 @@ def two_files(tensors: dict[str, torch.Tensor] = TENSORS) -> dict[str, bytes]:
 
 
 class CountingStore(DictStore):
-    """Knows what was read whole."""
+    """Records the paths that were read whole."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,9 +88,9 @@ def test_the_files_of_one_rank_are_to_the_byte_those_of_the_safetensors_library(
 
 def test_tensors_in_several_files_come_back_whole() -> None:
     store = DictStore()
-    found = StoredTensors(StoredFiles(store, committed(store, two_files())), MODEL)
-    assert found.shapes == {name: tensor.shape for name, tensor in TENSORS.items()}
-    whole = found.read_whole()
+    tensors = StoredTensors(StoredFiles(store, committed(store, two_files())), MODEL)
+    assert tensors.shapes == {name: tensor.shape for name, tensor in TENSORS.items()}
+    whole = tensors.read_whole()
     assert all(
         torch.equal(whole[name], tensor) and whole[name].dtype == tensor.dtype for name, tensor in TENSORS.items()
     )
@@ -105,16 +105,11 @@ def test_only_files_with_what_is_asked_for_are_read_whole() -> None:
     assert store.read == [checkpoint.files["model-0-of-2.safetensors"].path]
 
 
-@pytest.mark.parametrize(
-    ("like", "sentence"),
-    [
-        ({"wide": torch.empty(7, 5)}, r"the model has wide of \[7, 5\] and the checkpoint one of \[7, 6\]; expected"),
-        ({"other": torch.empty(2)}, r"the model has other of \[2\] and the checkpoint no such tensor; expected"),
-    ],
-)
-def test_another_model_is_refused(like: dict[str, torch.Tensor], sentence: str) -> None:
-    with pytest.raises(WeightsMismatch, match=sentence):
+@pytest.mark.parametrize("like", [{"wide": torch.empty(7, 5)}, {"other": torch.empty(2)}])
+def test_another_model_is_refused(like: dict[str, torch.Tensor]) -> None:
+    with pytest.raises(WeightsMismatch) as refused:
         StoredTensors(two_files(), MODEL).read(like)
+    assert next(iter(like)) in str(refused.value)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -162,7 +157,7 @@ def test_a_checkpoint_without_the_file_of_a_rank_is_refused() -> None:
     files = two_files()
     whole = StoredTensors(files, MODEL).read_whole()
     del files["model-0-of-2.safetensors"]
-    with pytest.raises(StreamCorrupt, match="24 elements of wide are in none of the checkpoint's files"):
+    with pytest.raises(StreamCorrupt, match="wide"):
         StoredTensors(files, MODEL).read({"wide": whole["wide"]})
 
 
@@ -205,8 +200,9 @@ def test_a_trainer_that_can_not_be_restored_stays_as_it_was() -> None:
     small = Small(0, 2)
     before = small.files()
     damaged = other | {"optimizer.safetensors": other["optimizer.safetensors"][:-1]}
-    with pytest.raises(StreamCorrupt, match=r"optimizer\.safetensors: not a safetensors file"):
+    with pytest.raises(StreamCorrupt) as caught:
         small.restore(damaged)
+    assert caught.value.file == "optimizer.safetensors"
     assert small.files() == before
 
 
@@ -225,8 +221,8 @@ def test_adapters_are_added_to_the_start_model_they_stand_beside() -> None:
 
 def test_the_checksum_of_weights_identifies_them_for_any_number_of_ranks() -> None:
     store = DictStore()
-    one = committed(store, {WEIGHTS_FILE: b"weights", "optimizer.safetensors": b"a"})
-    assert weights_checksum(one) == one.files[WEIGHTS_FILE].checksum
+    alone = committed(store, {WEIGHTS_FILE: b"weights", "optimizer.safetensors": b"a"})
+    assert weights_checksum(alone) == alone.files[WEIGHTS_FILE].checksum
     two = weights_checksum(committed(store, {"model-0-of-2.safetensors": b"w", "model-1-of-2.safetensors": b"v"}))
     assert two == weights_checksum(
         committed(store, {"model-1-of-2.safetensors": b"v", "model-0-of-2.safetensors": b"w", "rng.safetensors": b""})

@@ -1,4 +1,4 @@
-"""Aggregation: what each token's loss is multiplied with, so that the sum is the batch's loss."""
+"""Aggregation: the factor of each token's loss, so that the sum is the batch's loss."""
 
 import pytest
 import torch
@@ -39,9 +39,7 @@ def test_a_prompt_counts_as_much_as_another_and_in_it_every_token_does() -> None
 
 
 @given(lengths)
-def test_a_loss_of_1_everywhere_has_mean_1(
-    lengths: list[int],
-) -> None:
+def test_a_loss_of_1_everywhere_has_mean_1(lengths: list[int]) -> None:
     ones = [[1.0] * length for length in lengths]
     assert batch_loss("token_mean", ones) == pytest.approx(1)
     assert batch_loss("sequence_mean", ones) == pytest.approx(1)

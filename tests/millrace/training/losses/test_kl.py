@@ -23,8 +23,8 @@ def closed_form(estimator: KlEstimator, trainer: float, reference: float) -> flo
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @given(trainer=logprobs, reference=logprobs)
 def test_an_estimate_is_schulmans(estimator: KlEstimator, trainer: float, reference: float) -> None:
-    found = kl_to_reference(estimator, vector(trainer), vector(reference)).item()
-    assert found == pytest.approx(closed_form(estimator, trainer, reference), rel=1e-9, abs=1e-12)
+    estimate = kl_to_reference(estimator, vector(trainer), vector(reference)).item()
+    assert estimate == pytest.approx(closed_form(estimator, trainer, reference), rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -47,13 +47,15 @@ def test_where_policy_and_reference_agree_it_is_0(estimator: KlEstimator) -> Non
 
 def test_k3_is_exact_where_the_two_hardly_differ_in_single_precision() -> None:
     apart = 1e-3
-    found = kl_to_reference("k3", torch.tensor([-1.0 + apart]), torch.tensor([-1.0])).item()
-    assert found == pytest.approx(apart**2 / 2, rel=1e-3)
+    estimate = kl_to_reference("k3", torch.tensor([-1.0 + apart]), torch.tensor([-1.0])).item()
+    assert estimate == pytest.approx(apart**2 / 2, rel=1e-3)
 
 
 def test_only_k3_overflows() -> None:
-    found = {estimator: kl_to_reference(estimator, vector(-1001.0), vector(-1.0)).item() for estimator in ESTIMATORS}
-    assert found == {"k1": -1000.0, "k2": 500_000.0, "k3": math.inf}
+    estimates = {
+        estimator: kl_to_reference(estimator, vector(-1001.0), vector(-1.0)).item() for estimator in ESTIMATORS
+    }
+    assert estimates == {"k1": -1000.0, "k2": 500_000.0, "k3": math.inf}
 
 
 def expected_gradient(estimator: KlEstimator, logits_V: torch.Tensor, reference_V: torch.Tensor) -> torch.Tensor:

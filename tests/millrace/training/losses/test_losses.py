@@ -1,4 +1,4 @@
-"""What all losses have in common, and which name stands for which."""
+"""Properties that all losses have in common, and their names."""
 
 import math
 from dataclasses import replace

@@ -19,15 +19,15 @@ TOLERANCE = 1e-5
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What two processes did, see `support.training.leader_ranks`; that they both ended well is part of it."""
+    """Results of two processes, see `support.training.leader_ranks`; both have to end without an error."""
     folder = tmp_path_factory.mktemp("leader")
     subprocess.run(
         launch(2, ["-m", "support.training.leader_ranks", str(folder / "run"), str(folder / "report.json")]),
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
         check=True,
     )
-    found: dict[str, Any] = json.loads((folder / "report.json").read_text())
-    return found
+    contents: dict[str, Any] = json.loads((folder / "report.json").read_text())
+    return contents
 
 
 def test_a_step_and_its_report_are_those_of_one_rank(report: dict[str, Any]) -> None:
@@ -47,9 +47,7 @@ def test_damage_that_only_the_follower_reads_is_named_by_rank_0(report: dict[str
     assert report["found damaged"] == report["damaged"]
 
 
-def test_an_older_checkpoint_is_restored_and_trained_on_after_a_sleep(
-    report: dict[str, Any],
-) -> None:
+def test_an_older_checkpoint_is_restored_and_trained_on_after_a_sleep(report: dict[str, Any]) -> None:
     assert report["version"] == 1
     assert report["restored weights"] <= TOLERANCE
     assert report["next step"] <= TOLERANCE

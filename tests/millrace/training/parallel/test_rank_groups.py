@@ -7,7 +7,7 @@ import torch
 
 from millrace.training.parallel.ranks import ALONE, Ranks
 
-# In a process of its own: a mesh of one, which other tests make, leaves a process group behind.
+# In a separate process: a mesh of one, which other tests make, leaves a process group behind.
 JOINS = """
 import torch.distributed as dist
 from millrace.training.parallel.ranks import Ranks

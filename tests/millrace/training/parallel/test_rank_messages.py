@@ -31,22 +31,22 @@ def samples(draw: st.DrawFn) -> Sample:
     )
 
 
-def same(one: object, other: object) -> bool:
+def same(first: object, second: object) -> bool:
     """Equal in type and to the last bit."""
-    if isinstance(one, np.ndarray):
-        assert isinstance(other, np.ndarray)
-        return one.dtype == other.dtype and one.tobytes() == other.tobytes()
-    both_nan = isinstance(one, float) and isinstance(other, float) and math.isnan(one) and math.isnan(other)
-    return type(one) is type(other) and (one == other or both_nan)
+    if isinstance(first, np.ndarray):
+        assert isinstance(second, np.ndarray)
+        return first.dtype == second.dtype and first.tobytes() == second.tobytes()
+    both_nan = isinstance(first, float) and isinstance(second, float) and math.isnan(first) and math.isnan(second)
+    return type(first) is type(second) and (first == second or both_nan)
 
 
 @given(st.lists(samples(), min_size=1, max_size=6))
 def test_samples_arrive_bit_for_bit_and_in_their_order(sent: list[Sample]) -> None:
     arrived = unpack(pack(sent))
     assert len(arrived) == len(sent)
-    for one, other in zip(sent, arrived, strict=True):
+    for sample, other in zip(sent, arrived, strict=True):
         for field in fields(Sample):
-            assert same(getattr(one, field.name), getattr(other, field.name)), field.name
+            assert same(getattr(sample, field.name), getattr(other, field.name)), field.name
 
 
 def test_samples_that_arrived_are_writeable() -> None:

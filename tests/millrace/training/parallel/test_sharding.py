@@ -1,6 +1,6 @@
-"""A policy that is spread over ranks learns what one that is alone learns.
+"""A policy that is divided among ranks learns as on a single rank.
 
-What is compared was computed by torchrun's processes: see `support.training.sharded_trainers`.
+The compared values were computed by torchrun's processes: see `support.training.sharded_trainers`.
 """
 
 import functools
@@ -23,19 +23,19 @@ from millrace.training.policy import PackedPolicy
 pytestmark = pytest.mark.slow
 
 
-def spread(wanted: Callable[[Case], bool] = lambda case: True) -> list[Any]:
+def spread(included: Callable[[Case], bool] = lambda case: True) -> list[Any]:
     """Name and layout of each wanted case."""
     return [
         pytest.param(name, f"{data}x{tensor}", marks=pytest.mark.extended)
         for ranks, layouts in LAYOUTS.items()
         for data, tensor in layouts
         for name, case in CASES.items()
-        if wanted(case) and case.runs_on(tensor)
+        if included(case) and case.runs_on(tensor)
     ]
 
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-13}
-"""Of what is computed in this type. float32's is its rounding, as float64 shows: nothing else is different."""
+"""Tolerance by the type of the computation. That of float32 is its rounding, as float64 shows."""
 WEIGHTS_TOLERANCE = {"float32": 1e-4, "float64": 1e-13}
 """After three steps: AdamW takes a gradient that is hardly more than rounding as seriously as any other."""
 
@@ -110,7 +110,7 @@ def test_bfloat16_is_only_for_passes_through_the_layers(
 ) -> None:
     this = found(report_of, case, layout)
     assert this["weights_dtype"] == this["gradient_dtype"] == ["torch.float32"]
-    # Three significant digits are left of what a layer computes.
+    # A layer's output has three significant digits.
     assert 1e-4 < this["gradient"] < 0.1
     assert 1e-5 < this["loss"] < 0.05
 

@@ -1,4 +1,4 @@
-"""What a push by `direct` costs each process, as the kernel counts it: memory, and bytes written."""
+"""Costs of a push by `direct` per process, as the kernel counts them: memory, and bytes written."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +12,7 @@ from support.weights.direct_policies import POLICIES
 VERSIONS = 4
 POLICY = POLICIES["large"]
 NOISE = 24 << 20
-"""Bytes that a process takes for threads, connections and what it imports late: less than a fifth of a shard."""
+"""Bytes that a process takes for threads, connections and late imports: less than a fifth of a shard."""
 
 
 def measure(member: Child) -> dict[str, Any]:
@@ -42,12 +42,12 @@ def test_a_process_adds_its_shard_and_one_copy_of_the_model_per_generator_is_wri
             for child in taking:
                 assert child.line()["version"] == version
         by_rank, by_generator = [measure(rank) for rank in trainer], [measure(child) for child in taking]
-    for one in by_rank:
-        assert one["added_bytes"] <= POLICY.nbytes / ranks + NOISE
-    for one in by_generator:
-        assert one["added_bytes"] <= POLICY.nbytes + NOISE
+    for measured in by_rank:
+        assert measured["added_bytes"] <= POLICY.nbytes / ranks + NOISE
+    for measured in by_generator:
+        assert measured["added_bytes"] <= POLICY.nbytes + NOISE
     everybody = by_rank + by_generator
     sent = VERSIONS * generators * POLICY.nbytes
-    assert sum(one["sent_bytes"] for one in everybody) == sent
-    # What members tell sync_weights is written too.
-    assert 0 <= sum(one["written_bytes"] for one in everybody) - sent <= sent / 1000
+    assert sum(measured["sent_bytes"] for measured in everybody) == sent
+    # Messages to sync_weights are written too.
+    assert 0 <= sum(measured["written_bytes"] for measured in everybody) - sent <= sent / 1000

@@ -1,4 +1,4 @@
-"""All ends of `direct`, in one process: who gets what, what is refused, and how long it stays as it is."""
+"""All ends of `direct` in one process: delivery, refusals, and how long received memory stays unchanged."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -57,9 +57,7 @@ def test_a_generator_that_never_came_is_missing_and_served_when_it_comes(
     assert_is(late.poll(None), 1)
 
 
-def test_what_was_received_stays_while_newer_versions_arrive_and_the_newest_is_next(
-    pushes: Pushes, make_receiver: MakeReceiver
-) -> None:
+def test_a_received_version_is_unchanged_while_newer_ones_arrive(pushes: Pushes, make_receiver: MakeReceiver) -> None:
     receivers = [make_receiver(0), make_receiver(1)]
     pushes.deliver(1)
     received = receivers[0].poll(None)
@@ -93,11 +91,11 @@ def test_one_copy_of_the_model_per_generator_is_on_the_wire(pushes: Pushes, make
     before = sum(member.wire_bytes for member in members)
     pushes.deliver(2)
     model = sum(tensor.nbytes for tensor in tensors_of(2).values())
-    # A generator counts what it sent once it has, and sync_weights does not wait for that.
+    # A generator counts its bytes after sending, and sync_weights does not wait for that.
     wait_until(lambda: sum(member.wire_bytes for member in members) - before == 2 * model, "the bytes are counted")
 
 
-def test_a_version_whose_ranks_disagree_about_a_tensor_that_both_hold_is_refused_by_name() -> None:
+def test_ranks_that_disagree_about_a_shared_tensor_are_refused() -> None:
     tensors = {"gamma": torch.tensor(2.0), "weight": torch.arange(6.0)}
     layout = layout_of(tensors, 2)
     with (
@@ -133,9 +131,7 @@ def test_a_version_that_not_all_ranks_hold_is_not_sent() -> None:
         wait_until(lambda: relay.poll(None) is None, "rank 0 offers the second alone")
 
 
-def test_a_version_that_is_damaged_in_a_rank_s_memory_is_asked_for_once_more(
-    pushes: Pushes, make_receiver: MakeReceiver
-) -> None:
+def test_a_version_damaged_in_a_ranks_memory_is_requested_again(pushes: Pushes, make_receiver: MakeReceiver) -> None:
     receivers = [make_receiver(0), make_receiver(1)]
     pushes.deliver(1)
     assert_is(received := receivers[0].poll(None), 1)
@@ -171,7 +167,7 @@ def test_an_address_that_is_not_of_this_machine_is_a_user_error() -> None:
         DirectRelay(1, host="192.0.2.1", deadline_seconds=DEADLINE)
 
 
-def test_what_the_thread_can_not_deal_with_is_raised_by_poll(tmp_path: Path) -> None:
+def test_an_error_of_the_thread_is_raised_by_poll(tmp_path: Path) -> None:
     def find() -> str | None:
         raise PermissionError("the store says no")
 

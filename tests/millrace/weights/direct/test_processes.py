@@ -56,7 +56,7 @@ class Everyone:
             child.process.stdout.readline()
 
     def all_have(self, version: int) -> None:
-        """Waits until nobody lacks a version, and checks what every generator ever took."""
+        """Waits until every generator has a version, and checks all versions that they took."""
         self.processes["sync_weights-0"].read_until_all_have(version)
         for number in range(GENERATORS):
             for line in self.processes[f"generate-{number}"].read_until(version):
@@ -113,9 +113,7 @@ def killed_and_back(folder: Path, name: str, place: str, nth: int) -> None:
         pytest.param("train-1", "direct.hop", marks=pytest.mark.extended),
     ],
 )
-def test_a_process_killed_in_the_middle_of_a_push_tears_nothing_and_all_recover(
-    name: str, place: str, tmp_path: Path
-) -> None:
+def test_all_recover_after_a_process_is_killed_during_a_push(name: str, place: str, tmp_path: Path) -> None:
     killed_and_back(tmp_path, name, place, 2)
 
 
@@ -187,7 +185,7 @@ def test_a_generator_frozen_past_the_deadline_is_missing_and_rejoins_by_itself(p
 
 
 @pytest.mark.slow
-def test_a_byte_that_flips_on_the_way_is_refused_by_name_and_the_version_sent_again(tmp_path: Path) -> None:
+def test_a_tensor_damaged_in_transit_is_refused_and_sent_again(tmp_path: Path) -> None:
     armed = Failpoints(tmp_path / "fired", "generate-1 direct.before_sums 1 stop")
     with everyone(tmp_path, armed) as world:
         child = world.processes["generate-1"]

@@ -1,4 +1,4 @@
-"""Who is asked to take part in a push, and who no longer; the test plays the members."""
+"""Members that are asked to take part in a push; the test plays the members."""
 
 import os
 import socket
@@ -32,8 +32,8 @@ def rendezvous() -> Rendezvous:
     return Rendezvous("127.0.0.1")
 
 
-def announced(rendezvous: Rendezvous, version: int, *asked: int) -> Push:
-    return rendezvous.announce(Manifest(id=id_of(version)), map(generator_name, asked))
+def announced(rendezvous: Rendezvous, version: int, *generators: int) -> Push:
+    return rendezvous.announce(Manifest(id=id_of(version)), map(generator_name, generators))
 
 
 def generator(address: str, number: int) -> RendezvousClient:
@@ -51,18 +51,18 @@ def version_of(number: int) -> Weights:
 def test_a_silent_generator_is_asked_once_and_again_only_after_it_joins_again(relay: DirectRelay) -> None:
     rank, silent = trainer(relay.address), generator(relay.address, 1)
     relay.publish(version_of(1))
-    asked = silent.next_push()
-    assert asked is not None
-    assert asked.asked == ("trainer/0", "generator/1")
-    assert rank.next_push() == asked
+    push = silent.next_push()
+    assert push is not None
+    assert push.asked == ("trainer/0", "generator/1")
+    assert rank.next_push() == push
     for version in (2, 3):
         relay.publish(version_of(version))
         assert silent.next_push() is None
     silent.join()
     relay.publish(version_of(4))
-    asked = silent.next_push()
-    assert asked is not None
-    assert asked.id == id_of(4)
+    push = silent.next_push()
+    assert push is not None
+    assert push.id == id_of(4)
     assert relay.missing == {0, 1}
 
 
@@ -143,9 +143,9 @@ def test_connecting_where_nothing_listens_is_refused(rendezvous: Rendezvous) -> 
         generator(address, 0)
 
 
-def test_strangers_who_say_nothing_or_nonsense_keep_no_push_from_its_members(rendezvous: Rendezvous) -> None:
+def test_strangers_do_not_keep_a_push_from_its_members(rendezvous: Rendezvous) -> None:
     host, port = rendezvous.address.split(":")
-    # What a TCPStore's client says first: a query of kind 0 with a magic number. Kind 1 sets a key.
+    # A TCPStore's client begins with a query of kind 0 with a magic number. Kind 1 sets a key.
     greeting = struct.pack("<BI", 0, 0x3C85F7CE)
     endless_key = greeting + struct.pack("<BQ", 1, 2**60)
     said = [b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), greeting, endless_key]
@@ -157,5 +157,5 @@ def test_strangers_who_say_nothing_or_nonsense_keep_no_push_from_its_members(ren
         push = announced(rendezvous, 1, 0)
         assert member.next_push() == push
         late = generator(rendezvous.address, 1)
-        assert rendezvous.token("generator/1") is not None, "whoever comes later is let in too"
+        assert rendezvous.token("generator/1") is not None, "a later member is let in too"
         assert late.next_push() == push

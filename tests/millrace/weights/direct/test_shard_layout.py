@@ -1,4 +1,4 @@
-"""What trainer ranks hold, as torch divides it, and messages that cover every element once."""
+"""Shards of trainer ranks, as torch divides them, and messages that cover every element once."""
 
 from collections import Counter
 

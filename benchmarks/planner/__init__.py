@@ -1,1 +1,0 @@
-"""The planner, measured: how well it predicts, and how fast."""
