@@ -10,7 +10,6 @@ ARGUMENTS = {
     "status": "{demo}",
     "runs": "",
     "note": "{demo} 'my first run'",
-    "plan": "configs/presets/gsm8k-qwen-gpu.yaml --model llama-8b --hardware h100 --gpus 8 --steps 20",
     "doctor": "",
     "import": "{exported} --to imported",
     "replay": "{demo} --verify",
@@ -23,7 +22,7 @@ ARGUMENTS = {
     "export": "{demo} --to exported-again",
 }
 SERVED = {"dashboard"}
-NEEDS_AN_EXTRA = {"mirror"}
+NEEDS_AN_EXTRA = {"mirror", "plan"}
 
 
 def test_every_subcommand_is_tried(checkout: Checkout) -> None:
