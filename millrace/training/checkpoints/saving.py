@@ -73,7 +73,7 @@ class AsyncCheckpoints:
         """Set unless the thread has still to copy values of the checkpoint in flight."""
         self._read.set()
         # The thread needs its own group: the main threads use the default one at the same time.
-        self._group: dist.ProcessGroup | None = None if ranks.size == 1 else dist.new_group(backend="gloo")
+        self._group = None if ranks.size == 1 else _make_group(ranks)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._in_flight: Future[None] | None = None
         self.on_progress: Callable[[], None] = lambda: None
@@ -192,6 +192,14 @@ class AsyncCheckpoints:
         files = {name: FileRef(**ref) for report in outcomes for name, ref in report["files"].items()}
         self._writer.commit_stored(step, files, state)
         self.after_commit()
+
+
+def _make_group(ranks: Ranks) -> dist.ProcessGroup:
+    # These ranks may be some of the process group's.
+    assert ranks.mesh is not None
+    group = dist.new_group(ranks.mesh.mesh.flatten().tolist(), backend="gloo")
+    assert isinstance(group, dist.ProcessGroup)
+    return group
 
 
 class CheckpointSchedule:
