@@ -53,7 +53,6 @@ def test_steps_after_a_rollback_use_its_learning_rate(train: Callable[..., Train
         policy_version=6,
         action=ROLL_BACK,
         max_staleness=2,
-        places=16,
         reason="version 8: the mean reward is gone",
         measured={RATE_FACTOR: 0.1},
     )
