@@ -2,7 +2,7 @@
 
     doctor ─► trainer ─► weights ─► ranks over NCCL ─► vLLM on CUDA ─► campaigns ─► benchmarks ─► gpu-check.txt
 
-Each part is a process of its own with a limit of time, and a part that fails stops no other. Exit code 0 if all that
+Each part is a separate process with a time limit, and a part that fails stops no other. Exit code 0 if all that
 could run passed, 1 if something failed, 2 without a GPU.
 
     python -m benchmarks.gpu_check [--out gpu-check.txt] [--only NAME]
@@ -35,14 +35,14 @@ def main() -> int:
     if not gpus:
         print("gpu-check: torch sees no GPU, so there is nothing to check; millrace doctor says why.", file=sys.stderr)
         return 2
-    before = passed_before(EARLIER)
+    earlier = passed_before(EARLIER)
     parts = [part for part in PARTS if arguments.only is None or part.name in arguments.only]
     for part in parts:
-        print(f"{part.name}: {before.get(part.name, NEVER)}")
+        print(f"{part.name}: {earlier.get(part.name, NEVER)}")
     results = check(
         parts, Equipment(gpus=len(gpus), installed=machine.packages.get), lambda line: print(line, flush=True)
     )
-    arguments.out.write_text(write(_about(machine, gpus), results, before))
+    arguments.out.write_text(write(_about(machine, gpus), results, earlier))
     print(f"Written to {arguments.out}. Please send it: no part of it is secret but the names in its paths.")
     return 1 if any(result.outcome in ("failed", "too slow") for result in results) else 0
 

@@ -1,6 +1,6 @@
 """The report: one file, first for people, then the same as JSON, so that a person can send it and a program read it.
 
-benchmarks/results/gpu-check*.txt     earlier reports: by them a part has been run before, or never
+benchmarks/results/gpu-check*.txt     earlier reports, which show whether a part has run before
 """
 
 import json
@@ -17,8 +17,10 @@ NEVER = "never run on a GPU before this"
 
 
 def passed_before(folder: Path) -> dict[str, str]:
-    """By a part's name, on what and when it last passed, from the reports in `folder`."""
-    reports = sorted((read(file.read_text()) for file in folder.glob("gpu-check*.txt")), key=lambda one: one["time"])
+    """Maps a part's name to the GPU and date of its last pass, from the reports in `folder`."""
+    reports = sorted(
+        (read(file.read_text()) for file in folder.glob("gpu-check*.txt")), key=lambda report: report["time"]
+    )
     return {
         result["name"]: f"passed before on {report['gpus'][0]}, {report['time'][:10]}"
         for report in reports
@@ -27,10 +29,13 @@ def passed_before(folder: Path) -> dict[str, str]:
     }
 
 
-def write(machine: Mapping[str, Any], results: Sequence[Result], before: Mapping[str, str]) -> str:
+def write(machine: Mapping[str, Any], results: Sequence[Result], earlier: Mapping[str, str]) -> str:
     """The report's text. `machine` is plain JSON with `time`, `commit`, `gpus` and `doctor`."""
-    values = {**machine, "results": [one.to_json() | {"before": before.get(one.name, NEVER)} for one in results]}
-    return f"{_for_people(machine, results, before)}\n{_JSON_FOLLOWS}\n{json.dumps(values, indent=1)}\n"
+    values = {
+        **machine,
+        "results": [result.to_json() | {"before": earlier.get(result.name, NEVER)} for result in results],
+    }
+    return f"{_for_people(machine, results, earlier)}\n{_JSON_FOLLOWS}\n{json.dumps(values, indent=1)}\n"
 
 
 def read(text: str) -> dict[str, Any]:
@@ -38,13 +43,13 @@ def read(text: str) -> dict[str, Any]:
     _, mark, values = text.partition(f"\n{_JSON_FOLLOWS}\n")
     if not mark:
         raise ValueError("not a report of gpu-check: its JSON is missing")
-    found: dict[str, Any] = json.loads(values)
-    return found
+    report: dict[str, Any] = json.loads(values)
+    return report
 
 
-def _for_people(machine: Mapping[str, Any], results: Sequence[Result], before: Mapping[str, str]) -> str:
-    never = [one for one in results if one.name not in before]
-    ran = [one for one in never if one.outcome != "left out"]
+def _for_people(machine: Mapping[str, Any], results: Sequence[Result], earlier: Mapping[str, str]) -> str:
+    never = [result for result in results if result.name not in earlier]
+    ran = [result for result in never if result.outcome != "left out"]
     lines = [
         "Millrace on GPUs: the report of `make gpu-check`",
         "",
@@ -55,9 +60,14 @@ def _for_people(machine: Mapping[str, Any], results: Sequence[Result], before: M
         f"{len(never)} of {len(results)} parts had never been run on a GPU; {len(ran)} of these ran now.",
         "",
     ]
-    for one in results:
-        lines += [f"{one.name}: {summary(one)}", f"    {one.shows}", f"    {before.get(one.name, NEVER)}", ""]
-    for one in results:
-        if one.outcome in ("failed", "too slow"):
-            lines += [f"==== {one.name}: the end of its output ====", one.command, "", one.output, ""]
+    for result in results:
+        lines += [
+            f"{result.name}: {summary(result)}",
+            f"    {result.shows}",
+            f"    {earlier.get(result.name, NEVER)}",
+            "",
+        ]
+    for result in results:
+        if result.outcome in ("failed", "too slow"):
+            lines += [f"==== {result.name}: the end of its output ====", result.command, "", result.output, ""]
     return "\n".join(lines)

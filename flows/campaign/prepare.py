@@ -3,7 +3,7 @@
 config, run id ─► names, model, reward, prompts, inputs, engine, pools, store: `check` ─► run.json or attempts/: `claim`
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
@@ -11,6 +11,7 @@ from typing import Literal
 from configs.load import changed_immutably, nearest_preset
 from configs.recipe import choose_recipe
 from configs.schema import RunConfig
+from configs.training import TrainingConfig
 from flows.campaign.inputs import run_inputs
 from millrace.errors import InputError, RunExists
 from millrace.evaluation.examiner import evaluation_sets, with_evaluation_sets
@@ -21,7 +22,7 @@ from millrace.preflight.model_folder import check_folder_files, check_weight_fil
 from millrace.preflight.prompts import check_answers, check_prompts
 from millrace.preflight.vllm import Question as VllmQuestion
 from millrace.preflight.vllm import check_vllm
-from millrace.prompts.dataset import load_prompts
+from millrace.prompts.dataset import PromptSet, load_prompts
 from millrace.rewards.scorer import make_scorer
 from millrace.runs.provenance import Origin
 from millrace.runs.record import Attempt, changed_inputs, create_run, latest_attempt, resume_run
@@ -61,13 +62,7 @@ def check(
         warm_up(here)
         folder_check = ask_in_background(model_folder.MODULE, {"folder": str(folder)}, "the model folder")
     check_training(model, config.training, on_this_host=config.placement.train.work_pool is None)
-    if ":" in config.training.loss.name + config.training.advantage:
-        # Imported late: torch is slow to import, and only a user's functions need it here.
-        from millrace.training.losses.factory import make_loss
-        from millrace.training.samples import make_estimator
-
-        make_loss(config.training)
-        make_estimator(config.training.advantage)
+    check_user_functions(config.training, [config.training.loss.name])
     set_sources = [evaluation_set.source for evaluation_set in config.evaluation.sets.values()]
     scorer = make_scorer(config.scoring, config.prompts, set_sources)
     rewards = scorer.check()
@@ -87,33 +82,9 @@ def check(
         max_new_tokens=config.generation.max_new_tokens,
     )
     inputs = run_inputs(config, prompts=prompts, sets=sets, rewards=rewards)
-    if _continues(store, resume):
-        former = latest_attempt(store)
-        if changes := changed_immutably(attempt_config(former), config):
-            raise InputError(f"run {run_id!r} can't be resumed with another config: {'; '.join(changes)}")
-        if not accept_changed_inputs and (changes := changed_inputs(former, inputs)):
-            raise InputError(
-                f"run {run_id!r} can't be resumed with other inputs: {'; '.join(changes)}",
-                expected="the same, or --accept-changed-inputs (accept_changed_inputs of a deployment)",
-            )
-    elif store.exists(layout.RUN):
-        raise RunExists(f"run {run_id!r} exists already at {store.url}", expected="another --run-id, or --resume")
+    _check_resume(store, config, run_id, inputs, resume, accept_changed_inputs)
     if config.generation.engine == "vllm":
-        check_vllm(
-            VllmQuestion(
-                folder=None if folder is None else str(folder),
-                tiny=asdict(choose_recipe(config)),
-                dtype=config.generation_dtype,
-                engine_args=config.generation.engine_args,
-                replicas=config.generation.replicas,
-                max_new_tokens=config.generation.max_new_tokens,
-                environment=config.environment.name,
-                colocated=config.placement.colocated,
-                truncates=config.generation.top_p < 1 or config.generation.top_k is not None,
-                prompts=tuple((prompt.text, prompt.answer) for prompt in prompts.train) if longest is None else (),
-                longest_prompt=longest,
-            )
-        )
+        check_vllm(_vllm_question(config, prompts, longest))
     if remote_jobs := [job for job in jobs(config) if job.work_pool is not None]:
         # Imported late: only remote jobs need Prefect here.
         from flows.campaign.remote_stages import check_pools
@@ -125,6 +96,58 @@ def check(
     # Last, because it creates the root folder if there is none.
     probe(open_store(config.storage.root))
     return inputs
+
+
+def check_user_functions(training: TrainingConfig, losses: Sequence[str]) -> None:
+    """Raises InputError for one of `losses` or an advantage, named by its import path, that can't be used."""
+    if any(":" in name for name in (training.advantage, *losses)):
+        # Imported late: torch is slow to import, and only a user's functions need it here.
+        from millrace.training.losses.factory import make_loss
+        from millrace.training.samples import make_estimator
+
+        make_estimator(training.advantage)
+        for loss in losses:
+            make_loss(training, loss)
+
+
+def _check_resume(
+    store: Store,
+    config: RunConfig,
+    run_id: str,
+    inputs: Mapping[str, str],
+    resume: Resume,
+    accept_changed_inputs: bool,
+) -> None:
+    """Raises InputError if the run exists and `resume` or a changed config or input forbids to continue it."""
+    if _continues(store, resume):
+        former = latest_attempt(store)
+        if changes := changed_immutably(attempt_config(former), config):
+            raise InputError(f"run {run_id!r} can't be resumed with another config: {'; '.join(changes)}")
+        if not accept_changed_inputs and (changes := changed_inputs(former, inputs)):
+            raise InputError(
+                f"run {run_id!r} can't be resumed with other inputs: {'; '.join(changes)}",
+                expected="the same, or --accept-changed-inputs (accept_changed_inputs of a deployment)",
+            )
+    elif store.exists(layout.RUN):
+        raise RunExists(f"run {run_id!r} exists already at {store.url}", expected="another --run-id, or --resume")
+
+
+def _vllm_question(config: RunConfig, prompts: PromptSet, longest: int | None) -> VllmQuestion:
+    """`longest`: tokens of the longest prompt; None if only vLLM's process can count them."""
+    folder = config.model.path
+    return VllmQuestion(
+        folder=None if folder is None else str(Path(folder).expanduser()),
+        tiny=asdict(choose_recipe(config)),
+        dtype=config.generation_dtype,
+        engine_args=config.generation.engine_args,
+        replicas=config.generation.replicas,
+        max_new_tokens=config.generation.max_new_tokens,
+        environment=config.environment.name,
+        colocated=config.placement.colocated,
+        truncates=config.generation.top_p < 1 or config.generation.top_k is not None,
+        prompts=tuple((prompt.text, prompt.answer) for prompt in prompts.train) if longest is None else (),
+        longest_prompt=longest,
+    )
 
 
 def claim(

@@ -21,6 +21,7 @@ from configs.recipe import choose_recipe
 from configs.requests import ReplayRequest
 from configs.schema import RunConfig
 from flows.campaign.attempt import attempt_under_way, run_together
+from flows.campaign.prepare import check_user_functions
 from flows.display.artifacts import artifact_key, show
 from flows.operations.replay_results import as_markdown, collect
 from millrace.errors import InputError, RunExists
@@ -112,15 +113,8 @@ def check(request: ReplayRequest) -> RunConfig:
     model = read_model(config.model, choose_recipe(config))
     if request.job == "train":
         check_training(model, config.training, on_this_host=True)
-    functions = (config.training.loss.name, config.training.advantage, *request.losses)
-    if request.job is not None and any(":" in name for name in functions):
-        # Imported late: torch is slow to import, and only a user's own functions need it here.
-        from millrace.training.losses.factory import make_loss
-        from millrace.training.samples import make_estimator
-
-        make_estimator(config.training.advantage)
-        for loss in request.losses or [config.training.loss.name]:
-            make_loss(config.training, loss)
+    if request.job is not None:
+        check_user_functions(config.training, request.losses or [config.training.loss.name])
     if request.rescore is not None:
         make_scorer(config.scoring, config.prompts).check()
     store = _own_store(request)
