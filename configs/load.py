@@ -62,7 +62,7 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = (), *, 
 
     Raises ConfigError with every mistake.
 
-    Example:
+    Examples:
         >>> config = load_config(PRESETS / "tiny-cpu.yaml", ["staleness.max_staleness=4", "training.loss=gspo"])
         >>> config.staleness.max_staleness, config.training.loss.name
         (4, 'gspo')

@@ -37,7 +37,7 @@ class PromptSet:
 class PromptOrder:
     """The prompt of each group: every prompt once per epoch, each epoch in its own order.
 
-    Example:
+    Examples:
         >>> prompts = [Prompt(prompt_id=name, text=name, answer="", source="example") for name in "abc"]
         >>> order = PromptOrder(prompts, seed=0, shuffle=False)
         >>> [order.prompt_at(group_id).text for group_id in range(4)]
@@ -75,7 +75,7 @@ def load_prompts(config: PromptsConfig) -> PromptSet:
     Without `eval_source`, `num_eval` prompts of `source` are held out, chosen by hash: the same ones for every seed.
     With it, its prompts are the evaluation set, and the same prompts of `source` are left out of training.
 
-    Example:
+    Examples:
         >>> prompts = load_prompts(PromptsConfig(source="arithmetic", digits=1, num_eval=8))
         >>> len(prompts.train), len(prompts.eval), prompts.eval[0].source
         (47, 8, 'arithmetic')

@@ -42,7 +42,7 @@ class Score:
 class Reward(ABC):
     """A verifier of responses.
 
-    Example:
+    Examples:
         >>> class Brief(Reward):
         ...     name, version = "brief", "1"
         ...

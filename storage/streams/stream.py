@@ -51,7 +51,7 @@ class StreamWriter:
     `schema` is one of `storage.schema`; `writer` is a name for people. Unless they are 0, every part promises token ids
     below `vocab_size` and whole groups of `group_size` rows (see `validate`).
 
-    Example:
+    Examples:
         >>> import pyarrow as pa
         >>> from storage.schema import METRIC
         >>> from storage.stores.factory import open_store

@@ -41,7 +41,7 @@ class Text:
 class Sink(Protocol):
     """Destination of points. `open` is called once, then `write` and `flush` for each batch, then `close`.
 
-    Example:
+    Examples:
         >>> class Printer:
         ...     name, takes_texts = "terminal", False
         ...

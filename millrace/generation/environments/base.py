@@ -45,7 +45,7 @@ class Environment(ABC):
     depend only on the prompt, the seed and the turns so far, so that a trajectory can be generated again. An exception
     ends the trajectory, which then counts as an error, not as a reward of 0.
 
-    Example:
+    Examples:
         >>> class Echo(Environment):
         ...     stop = ("?",)
         ...
