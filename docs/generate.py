@@ -76,7 +76,7 @@ def losses() -> str:
     for name, function in LOSSES.items():
         fields = {key: field for key, field in kinds[name].model_fields.items() if key != "name"}
         rows = [(f"`training.loss.{key}`", _default(field.default), field.description) for key, field in fields.items()]
-        parts += [f"## {name}", f"```\n{inspect.getdoc(function)}\n```"]
+        parts += [f"## {name}", str(inspect.getdoc(function))]
         parts += [_table(("parameter", "default", "meaning"), rows)] if rows else []
     return _page(parts)
 
