@@ -67,8 +67,8 @@ def test_a_whole_number_is_taken_where_a_real_one_is_expected() -> None:
         ("generation", {"temperature": "1.0"}),
         ("generation", {"temperature": True}),
         ("generation", {"temperature": float("inf")}),
-        ("storage", {"fsync": 1}),
-        ("storage", {"fsync": "true"}),
+        ("prompts", {"chat": 1}),
+        ("prompts", {"chat": "true"}),
     ],
 )
 def test_nothing_else_is_converted(section: str, value: object) -> None:
