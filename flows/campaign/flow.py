@@ -10,11 +10,7 @@
 
 One call is one attempt. The next attempt continues the work that its budget leaves undone: a schedule that calls the
 flow every night with `resume="latest"` is a campaign of weeks. Cancel, Suspend, SIGTERM and Ctrl-C reach the control
-loop; on its way out it sets STOP, and every stage drains.
-
-The control loop polls the flow run's states. Prefect's worker polls for a cancellation too, but it stops once the
-server was away for half a minute, and a campaign at a terminal has no worker. Prefect itself acts on a suspension only
-when the next task starts, which in a campaign is the evaluation at its end.
+loop, which polls the flow run's states; on its way out it sets STOP, and every stage drains.
 """
 
 import math

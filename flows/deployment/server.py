@@ -5,8 +5,7 @@ millrace run ──► is PREFECT_API_URL set? ──yes──► that server
                           └──► python -m flows.deployment.server PORT    starts while the controller checks the config
 
 The private server runs in its own session, so that Ctrl-C does not reach it and a draining campaign can still report.
-Its standard input is a lifeline: it closes when the controller ends for any reason, and then the server stops. If the
-server ends first, it is started again on its port, with its database: Prefect's clients retry until it answers.
+Its standard input is a lifeline: it closes when the controller ends for any reason, and then the server stops.
 
 A failed SQLite statement must not freeze either server:
 
@@ -39,7 +38,6 @@ _START_SECONDS = 180.0
 _STOP_SECONDS = 10.0
 _ANSWER_SECONDS = 10.0
 _POLL_SECONDS = 0.03
-_MAX_RESTARTS = 10
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _SETTINGS = {
     # Task runs and events are written in batches, because a transaction for each locks SQLite for too long.
@@ -95,17 +93,22 @@ class _PrivateServer:
     def __init__(self) -> None:
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}/api"
-        self._stopping = threading.Event()
-        self._process = self._start_process()
+        settings = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "flows.deployment.server", str(self._port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**os.environ, **settings},
+        )
         atexit.register(self.stop)
 
     def wait_until_started(self) -> None:
-        """Waits until it answers; from then on it is restarted if it ends. Raises RuntimeError if it never answers."""
+        """Waits until it answers. Raises RuntimeError if it never does."""
         deadline = time.monotonic() + _START_SECONDS
         while self._process.poll() is None and time.monotonic() < deadline:
             # It listens once its database is migrated and its services run.
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port), _ANSWER_SECONDS):
-                threading.Thread(target=self._restart_when_ended, name="prefect server", daemon=True).start()
                 return
             time.sleep(_POLL_SECONDS)
         code = self._process.returncode
@@ -113,36 +116,11 @@ class _PrivateServer:
         raise RuntimeError(f"the private Prefect server {outcome}")
 
     def stop(self) -> None:
-        self._stopping.set()
-        process = self._process
-        process.terminate()
+        self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=_STOP_SECONDS)
-        process.kill()
-        process.wait()
-
-    def _start_process(self) -> subprocess.Popen[bytes]:
-        settings = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
-        return subprocess.Popen(
-            [sys.executable, "-m", "flows.deployment.server", str(self._port)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-            env={**os.environ, **settings},
-        )
-
-    def _restart_when_ended(self) -> None:
-        from prefect.logging import get_logger
-
-        for _ in range(_MAX_RESTARTS):
-            code = self._process.wait()
-            if self._stopping.wait(_POLL_SECONDS):
-                return
-            how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-            get_logger(__name__).warning("the private Prefect server ended (%s) and is started again", how)
-            self._process = self._start_process()
-            if self._stopping.is_set():
-                self.stop()
+            self._process.wait(timeout=_STOP_SECONDS)
+        self._process.kill()
+        self._process.wait()
 
 
 def _home_error() -> InputError | None:
