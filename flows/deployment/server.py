@@ -63,30 +63,31 @@ def prefect_server() -> Iterator[Callable[[], None]]:
     imports Prefect: exit handlers run in reverse order, so Prefect's own then still reach the server. Raises InputError
     if the configured server does not answer, or if there is none and Prefect's folder can't be written.
     """
-    # Started before Prefect is imported, which takes a third of the server's start. If a profile turns out to name a
-    # server, this one ends again.
-    private, home_error = None, None
-    if not os.environ.get("PREFECT_API_URL") and (home_error := _home_error()) is None:
+    private = None
+    if not os.environ.get("PREFECT_API_URL"):
+        _check_home()
+        # Started before Prefect is imported, which takes a third of the server's start. If a profile turns out to name
+        # a server, this one ends again.
         private = _PrivateServer()
-    with contextlib.ExitStack() as unused, contextlib.ExitStack() as settings:
-        if private is not None:
-            unused.callback(private.stop)
+    try:
         from prefect.settings import PREFECT_API_URL, temporary_settings
 
-        def wait() -> None:
-            if private is not None:
-                private.wait_until_started()
-                unused.pop_all()
-                settings.enter_context(temporary_settings(updates={PREFECT_API_URL: private.url}))
+        with contextlib.ExitStack() as settings:
 
-        configured: str | None = PREFECT_API_URL.value()
-        if configured:
-            unused.close()
-            private = None
-            check_answers(configured)
-        elif home_error is not None:
-            raise home_error
-        yield wait
+            def wait() -> None:
+                if private is not None:
+                    private.wait_until_started()
+                    settings.enter_context(temporary_settings(updates={PREFECT_API_URL: private.url}))
+
+            if configured := PREFECT_API_URL.value():
+                if private is not None:
+                    private.stop()
+                    private = None
+                check_answers(configured)
+            yield wait
+    finally:
+        if private is not None and not private.is_in_use:
+            private.stop()
 
 
 class _PrivateServer:
@@ -101,6 +102,7 @@ class _PrivateServer:
             start_new_session=True,
             env={**os.environ, **settings},
         )
+        self.is_in_use = False
         atexit.register(self.stop)
 
     def wait_until_started(self) -> None:
@@ -109,6 +111,7 @@ class _PrivateServer:
         while self._process.poll() is None and time.monotonic() < deadline:
             # It listens once its database is migrated and its services run.
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port), _ANSWER_SECONDS):
+                self.is_in_use = True
                 return
             time.sleep(_POLL_SECONDS)
         code = self._process.returncode
@@ -123,21 +126,18 @@ class _PrivateServer:
         self._process.wait()
 
 
-def _home_error() -> InputError | None:
-    """The error if Prefect can't write to its folder, where the private server's database is."""
+def _check_home() -> None:
+    """Raises InputError if Prefect can't write to its folder, where the private server's database is."""
     if any(os.environ.get(f"PREFECT_{part}_DATABASE_CONNECTION_URL") for part in ("SERVER", "API")):
-        return None
+        return
     home = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
     try:
         home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=home):
-            return None
+            pass
     except OSError as error:
-        return InputError(
-            file=home,
-            read=f"Prefect's folder can't be written ({error.strerror})",
-            expected="a writable HOME, or PREFECT_HOME set to a writable folder",
-        )
+        read = f"Prefect's folder can't be written ({error.strerror})"
+        raise InputError(read, file=home, expected="a writable HOME, or PREFECT_HOME set to one") from error
 
 
 def check_answers(url: str) -> None:
