@@ -77,7 +77,7 @@ class SupervisionConfig(Section):
     hang_seconds: Positive = 120.0
     """Maximum time without progress, seconds. A layer of a pass counts as progress, and so does a sampled token; an
     upload of a file does not."""
-    start_seconds: ClassVar[float] = 600.0
+    start_seconds: Positive = 600.0
     """The same limit while a stage starts and loads its model, seconds."""
     drain_seconds: Positive = 600.0
     """Maximum time for a stage that is asked to stop to finish its optimizer step, batch or checkpoint, seconds. Then
