@@ -35,8 +35,8 @@ class CollapseGuard:
         if stored is None or stored["rewards_of"] != self._rewards_of:
             # Means over groups with spread don't compare with means over all groups.
             stored = {}
-        self._watch = CollapseWatch(stored.get("watch"))
-        self._last_good = LastGood(stored.get("last_good"))
+        self._watch = CollapseWatch(**stored.get("watch", {}))
+        self._last_good = LastGood(**stored.get("last_good", {}))
 
     @property
     def _rewards_of(self) -> str:
@@ -58,7 +58,7 @@ class CollapseGuard:
         rate = self._rate(version)
         sentence = self._watch.step(version, reward=reward, entropy=report.entropy, mismatch_kl=report.mismatch_kl)
         earned_by = version - 1 - ceil(fmean(lags))
-        self._last_good.step(version, earned_by=earned_by, rate=rate, is_good=self._watch.is_good)
+        self._last_good.step(earned_by=earned_by, rate=rate, is_good=self._watch.is_good)
         return None if sentence is None else self._last_good.collapse(sentence, rate)
 
     def act(self, collapse: Collapse) -> None:
