@@ -52,8 +52,7 @@ def as_markdown(plan: Plan) -> str:
 def table_rows(plan: Plan) -> list[Row]:
     """Every config that was simulated, as rows of a table."""
     return [
-        {**dict(zip(COLUMNS, line(entry), strict=True)), "bottleneck": entry.bottleneck or ""}
-        for entry in plan.simulated
+        {**dict(zip(COLUMNS, line(entry), strict=True)), "bottleneck": entry.bottleneck} for entry in plan.simulated
     ]
 
 
@@ -73,10 +72,10 @@ def splits(plan: Plan) -> dict[str, list[Point]]:
             and entry.config.training.groups_per_step == winner.config.training.groups_per_step
         )
         if entry.outcome is not None and alike:
-            fastest = seconds.setdefault(entry.generator_tensor, {})
-            gpus = float(entry.trainer_gpus)
+            gpus, tensor = entry.split
+            fastest = seconds.setdefault(tensor, {})
             fastest[gpus] = min(entry.outcome.step_seconds, fastest.get(gpus, entry.outcome.step_seconds))
     if len({gpus for fastest in seconds.values() for gpus in fastest}) < 2:
         return {}
     lines = {f"TP {tensor}": sorted(fastest.items()) for tensor, fastest in sorted(seconds.items())}
-    return {**lines, "winner": [(float(winner.trainer_gpus), winner.outcome.step_seconds)]}
+    return {**lines, "winner": [(float(winner.split[0]), winner.outcome.step_seconds)]}

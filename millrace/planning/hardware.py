@@ -25,8 +25,6 @@ class Hardware:
     """One GPU in a host of its kind. Rates are peaks, in one direction."""
 
     name: str
-    system: str
-    """What aiconfigurator calls it."""
     flops: Mapping[str, float]
     """Dense FLOP/s by number format: `float32` (without TF32) and `bfloat16`."""
     memory_bytes: float
@@ -47,7 +45,6 @@ def _make_gpu(
     """`tflops` are those of float32 and bfloat16; rates are GB/s."""
     return Hardware(
         name=name,
-        system=f"{name}_sxm",
         flops={"float32": tflops[0] * 1e12, "bfloat16": tflops[1] * 1e12},
         memory_bytes=memory_gib * GIB,
         memory_rate=memory * 1e9,

@@ -5,8 +5,8 @@ from support.planning.small_machine import SmallMachine
 
 from configs.schema import RunConfig
 from flows.operations.plan import as_markdown, splits, table_rows
-from millrace.planning.plan import Plan, make_plan, what_if
-from millrace.planning.search import simulator
+from millrace.planning.plan import Plan, what_if
+from millrace.planning.search import make_plan, simulator
 
 CONFIG = RunConfig.model_validate(
     {
@@ -25,9 +25,9 @@ def test_the_chart_has_a_line_per_size_of_a_generator_and_the_winner(plan: Plan)
     lines = splits(plan)
     winner = plan.chosen
     assert winner.outcome is not None
-    line = dict(lines[f"TP {winner.generator_tensor}"])
-    assert line[winner.trainer_gpus] <= winner.outcome.step_seconds * 1.001
-    assert lines["winner"] == [(winner.trainer_gpus, winner.outcome.step_seconds)]
+    gpus, tensor = winner.split
+    assert dict(lines[f"TP {tensor}"])[gpus] <= winner.outcome.step_seconds * 1.001
+    assert lines["winner"] == [(gpus, winner.outcome.step_seconds)]
     assert all([x for x, _ in points] == sorted(x for x, _ in points) for points in lines.values())
 
 

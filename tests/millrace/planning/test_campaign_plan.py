@@ -11,8 +11,8 @@ from configs.load import load_config
 from configs.schema import RunConfig
 from flows.operations.planning import write_config
 from millrace.errors import InputError
-from millrace.planning.plan import Plan, make_plan, what_if
-from millrace.planning.search import simulator
+from millrace.planning.plan import Plan, what_if
+from millrace.planning.search import make_plan, simulator
 
 PRESET = Path(__file__).parents[3] / "configs" / "presets" / "gsm8k-qwen-gpu.yaml"
 SMALL = ["training.groups_per_step=16", "generation.group_size=4", "generation.max_new_tokens=128"]
