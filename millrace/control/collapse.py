@@ -24,66 +24,6 @@ _LEAST_ENTROPY = 0.02
 _MOST_KL, _KL_STEPS = 1.0, 3
 
 
-@dataclass(kw_only=True)
-class CollapseWatch:
-    """Watches a run's steps; reports each collapse once, until the reward is back.
-
-    A collapse that lasts is reported again by each new trainer, so that a trainer that may roll back does.
-    """
-
-    rewards: list[float] = field(default_factory=list)
-    """Of the last steps, and so are the entropies."""
-    entropies: list[float] = field(default_factory=list)
-    divergent: int = 0
-    """Last steps in a row whose KL(μ‖π) was too high."""
-    best: float = 0.0
-    """Best mean reward."""
-    first_entropy: float | None = None
-
-    def __post_init__(self) -> None:
-        self.is_collapsed = False
-        """Whether training has collapsed, and the reward is not back yet."""
-        self.is_good = False
-        """Whether the last ten steps earned 0.9 of the best mean or more; the best may be long ago, by chance."""
-
-    def state(self) -> dict[str, Any]:
-        """Returns JSON for a checkpoint: the arguments of an equal watch."""
-        return asdict(self)
-
-    def step(self, version: int, *, reward: float, entropy: float, mismatch_kl: float) -> str | None:
-        """Takes the means of the step that made `version`: reward, entropy and KL(μ‖π) in nats per token.
-
-        Returns a sentence, with the numbers, if training has collapsed.
-        """
-        self.rewards = [*self.rewards, reward][-STEPS:]
-        self.entropies = [*self.entropies, entropy][-STEPS:]
-        self.divergent = self.divergent + 1 if not mismatch_kl <= _MOST_KL else 0
-        is_full = len(self.rewards) == STEPS
-        mean = fmean(self.rewards)
-        if is_full:
-            self.best = max(self.best, mean)
-            if self.first_entropy is None:
-                self.first_entropy = fmean(self.entropies)
-        self.is_good = is_full and mean >= _GOOD * self.best
-        sentence = self._sign(mean, is_full)
-        was_collapsed = self.is_collapsed
-        self.is_collapsed = sentence is not None or (was_collapsed and mean < _FALLEN * self.best)
-        return None if sentence is None or was_collapsed else f"version {version}: {sentence}"
-
-    def _sign(self, mean: float, is_full: bool) -> str | None:
-        if self.divergent >= _KL_STEPS:
-            return f"KL(μ‖π) was above {_MOST_KL:g} nat per token in {_KL_STEPS} steps in a row"
-        if not is_full or self.best < _LEAST_BEST:
-            return None
-        earned = f"the mean reward of the last {STEPS} steps is {mean:.3f}, and was {self.best:.3f} at its best"
-        if mean < _COLLAPSED * self.best:
-            return earned
-        entropy, first = fmean(self.entropies), self.first_entropy
-        if first is not None and entropy < _LEAST_ENTROPY * first and mean < _FALLEN * self.best:
-            return f"the policy's entropy is {entropy:.4f} nats per token, and was {first:.4f}; {earned}"
-        return None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Collapse:
     """Training has collapsed."""
@@ -104,27 +44,78 @@ class Collapse:
 
 
 @dataclass(kw_only=True)
-class LastGood:
-    """The last good version of a run. Learning rates are those of schedule and rollbacks, without √ESS."""
+class CollapseWatch:
+    """Watches a run's steps; reports each collapse once, until the reward is back.
 
-    version: int = 0
-    rate: float | None = None
+    A collapse that lasts is reported again by each new trainer, so that a trainer that may roll back does.
+    """
+
+    rewards: list[float] = field(default_factory=list)
+    """Of the last ten steps, as entropies and rates."""
+    entropies: list[float] = field(default_factory=list)
+    divergent: int = 0
+    """Last steps in a row whose KL(μ‖π) was too high."""
+    best: float = 0.0
+    """Best mean reward."""
+    first_entropy: float | None = None
     rates: list[float] = field(default_factory=list)
-    """Of the last ten steps."""
+    """Learning rates of schedule and rollbacks, without √ESS."""
+    good_version: int = 0
+    good_rate: float | None = None
+
+    def __post_init__(self) -> None:
+        self.is_collapsed = False
+        """Whether training has collapsed, and the reward is not back yet."""
 
     def state(self) -> dict[str, Any]:
-        """Returns JSON for a checkpoint: the arguments of an equal record."""
+        """Returns JSON for a checkpoint: the arguments of an equal watch."""
         return asdict(self)
 
-    def step(self, *, earned_by: int, rate: float, is_good: bool) -> None:
-        """Takes a step with this learning rate, on samples of the version `earned_by`.
+    def step(
+        self,
+        version: int,
+        *,
+        reward: float,
+        entropy: float,
+        mismatch_kl: float,
+        earned_by: int = 0,
+        rate: float = 0.0,
+    ) -> str | None:
+        """Takes the means of the step that made `version`: reward, entropy and KL(μ‖π) in nats per token.
 
-        `is_good` says whether the last ten steps are good ones.
+        `earned_by` is the version that sampled, and `rate` the learning rate. Returns a sentence, with the numbers, if
+        training has collapsed.
         """
+        self.rewards = [*self.rewards, reward][-STEPS:]
+        self.entropies = [*self.entropies, entropy][-STEPS:]
         self.rates = [*self.rates, rate][-STEPS:]
-        if is_good:
-            self.version, self.rate = earned_by, min(self.rates)
+        self.divergent = self.divergent + 1 if not mismatch_kl <= _MOST_KL else 0
+        is_full = len(self.rewards) == STEPS
+        mean = fmean(self.rewards)
+        if is_full:
+            self.best = max(self.best, mean)
+            if self.first_entropy is None:
+                self.first_entropy = fmean(self.entropies)
+        if is_full and mean >= _GOOD * self.best:
+            self.good_version, self.good_rate = earned_by, min(self.rates)
+        sentence = self._sign(mean, is_full)
+        was_collapsed = self.is_collapsed
+        self.is_collapsed = sentence is not None or (was_collapsed and mean < _FALLEN * self.best)
+        return None if sentence is None or was_collapsed else f"version {version}: {sentence}"
 
     def collapse(self, sentence: str, rate: float) -> Collapse:
         """Returns a collapse at this learning rate."""
-        return Collapse(sentence=sentence, good_version=self.version, good_rate=self.rate, bad_rate=rate)
+        return Collapse(sentence=sentence, good_version=self.good_version, good_rate=self.good_rate, bad_rate=rate)
+
+    def _sign(self, mean: float, is_full: bool) -> str | None:
+        if self.divergent >= _KL_STEPS:
+            return f"KL(μ‖π) was above {_MOST_KL:g} nat per token in {_KL_STEPS} steps in a row"
+        if not is_full or self.best < _LEAST_BEST:
+            return None
+        earned = f"the mean reward of the last {STEPS} steps is {mean:.3f}, and was {self.best:.3f} at its best"
+        if mean < _COLLAPSED * self.best:
+            return earned
+        entropy, first = fmean(self.entropies), self.first_entropy
+        if first is not None and entropy < _LEAST_ENTROPY * first and mean < _FALLEN * self.best:
+            return f"the policy's entropy is {entropy:.4f} nats per token, and was {first:.4f}; {earned}"
+        return None

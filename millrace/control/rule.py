@@ -21,11 +21,9 @@ slows down is answered at once.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import ceil
 from statistics import fmean
 from typing import Any, Literal
 
-from configs.generation import GenerationConfig
 from configs.operation import StalenessConfig
 
 _NEVER_WAITS, _MOST_WAITS = 0.01, 0.95
@@ -136,12 +134,6 @@ class Decision:
     """One sentence, with the numbers."""
     measured: dict[str, float]
     """The measurements behind the reason, by name."""
-
-
-def starting_bound(staleness: StalenessConfig, generation: GenerationConfig, groups_per_step: int) -> int:
-    """Returns the lowest allowed bound at which all slots of the generators can be filled."""
-    steps_in_flight = generation.groups_per_batch * generation.replicas / groups_per_step
-    return min(max(ceil(steps_in_flight) - 1, staleness.min_staleness), staleness.max_staleness)
 
 
 @dataclass(kw_only=True)

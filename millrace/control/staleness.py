@@ -20,9 +20,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from configs.generation import GenerationConfig
 from configs.operation import StalenessConfig
-from millrace.control.rule import Decision, Reading, Rule, starting_bound
+from millrace.control.rule import Decision, Reading, Rule
 from millrace.runs.decisions import Decisions, StoredDecision
 from storage.progress import read_status
 from storage.stores.base import Store
@@ -64,29 +63,27 @@ class StalenessController:
         self,
         store: Store,
         staleness: StalenessConfig,
-        generation: GenerationConfig,
+        num_generators: int,
         decisions: Decisions,
         max_staleness: int,
         *,
-        groups_per_step: int,
         incarnation: int,
         state: Mapping[str, Any] | None,
     ) -> None:
         self._store, self._decisions = store, decisions
         self._incarnation = incarnation
-        self._num_generators = generation.replicas
+        self._num_generators = num_generators
         self._started = time.monotonic()
         self._on_policy_ess: float | None = None
         self._rule: Rule | None = None
         self._bounds = Bounds([(0, max_staleness)])
-        if staleness.control == "adaptive":
-            if state:
-                self._rule = Rule.from_json(state["rule"], staleness)
-                self._bounds = Bounds(state["bounds"])
-                self._on_policy_ess = state["on_policy_ess"]
-            else:
-                self._rule = Rule(limits=staleness, bound=starting_bound(staleness, generation, groups_per_step))
-                self._bounds = Bounds([(0, self._rule.bound)])
+        if staleness.control == "adaptive" and state:
+            self._rule = Rule.from_json(state["rule"], staleness)
+            self._bounds = Bounds(state["bounds"])
+            self._on_policy_ess = state["on_policy_ess"]
+        elif staleness.control == "adaptive":
+            self._rule = Rule(limits=staleness, bound=staleness.min_staleness)
+            self._bounds = Bounds([(0, self._rule.bound)])
 
     def bound_at(self, trainer_version: int) -> int:
         """Returns the bound in force when a trainer at this version takes a group, policy versions."""

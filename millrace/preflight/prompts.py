@@ -47,8 +47,7 @@ def check_prompts(
     """Return the length of the longest prompt, tokens; None if bootstrap has still to make the tokenizer.
 
     `context` and `vocab_size` are the model's, tokens; None if its config does not say. `ask` starts the child process.
-    Raises InputError about the first prompt that can't be put to the model: its conversation can't be written or
-    continued, the model does not know its tokens, or it leaves no room for a response.
+    Raises InputError about the first prompt that can't be put to the model.
     """
     every = (*prompt_set.train, *prompt_set.eval)
     keys = [f"prompts.{key}" for key in ("chat", *_ONLY_CHAT) if getattr(prompts, key)]
@@ -126,17 +125,16 @@ def _longest_that_fits(
     context, vocab_size, max_new_tokens = limits["context"], limits["vocab_size"], limits["max_new_tokens"] or 0
     longest = 0
     for prompt, tokens in zip(prompts, encoded, strict=True):
-        length, read, expected = len(tokens), "", ""
-        if length == 0:
-            read, expected = "it has no tokens", "text that the tokenizer knows"
-        elif vocab_size is not None and max(tokens) >= vocab_size:
+        length, place = len(tokens), _name(prompt)
+        if not tokens:
+            raise InputError("it has no tokens", file=place, expected="text that the tokenizer knows")
+        if vocab_size is not None and max(tokens) >= vocab_size:
             read = f"it holds token {max(tokens)} of the tokenizer, and the model knows {vocab_size} tokens"
-            expected = "a tokenizer of the model's own"
-        elif context is not None and length + max_new_tokens > context:
+            raise InputError(read, file=place, expected="a tokenizer of the model's own")
+        if context is not None and length + max_new_tokens > context:
             read = f"it has {length} tokens and generation.max_new_tokens is {max_new_tokens}"
             expected = f"no more than the model's context together, {context} tokens"
-        if read:
-            raise InputError(read, file=_name(prompt), expected=expected)
+            raise InputError(read, file=place, expected=expected)
         longest = max(longest, length)
     return longest
 

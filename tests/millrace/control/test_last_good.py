@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from millrace.control.collapse import Collapse, CollapseWatch, LastGood
+from millrace.control.collapse import Collapse, CollapseWatch
 
 RATE = 1e-4
 SEEDS = range(50)
@@ -19,16 +19,15 @@ def collapse_of(
 
     `trainers` make the steps in turn, as many each, from the state that the one before left.
     """
-    watch, good = CollapseWatch(), LastGood()
+    watch = CollapseWatch()
     for i, reward in enumerate(rewards):
         if i % -(-len(rewards) // trainers) == 0:
-            state = json.loads(json.dumps([watch.state(), good.state()]))
-            watch, good = CollapseWatch(**state[0]), LastGood(**state[1])
+            watch = CollapseWatch(**json.loads(json.dumps(watch.state())))
         rate = RATE if rates is None else rates[i]
-        sentence = watch.step(i + 1, reward=reward, entropy=1.0, mismatch_kl=0.0)
-        good.step(earned_by=max(0, i - lag), rate=rate, is_good=watch.is_good)
+        earned_by = max(0, i - lag)
+        sentence = watch.step(i + 1, reward=reward, entropy=1.0, mismatch_kl=0.0, earned_by=earned_by, rate=rate)
         if sentence is not None:
-            return good.collapse(sentence, rate)
+            return watch.collapse(sentence, rate)
     raise AssertionError("no collapse")
 
 
@@ -67,5 +66,5 @@ def test_a_plateau_is_good_to_its_end_and_not_where_it_was_best_by_chance() -> N
 
 
 def test_without_good_steps_nothing_is_known() -> None:
-    result = LastGood().collapse("not finite", RATE)
+    result = CollapseWatch().collapse("not finite", RATE)
     assert (result.good_version, result.good_rate, result.rate_ratio) == (0, None, 1.0)

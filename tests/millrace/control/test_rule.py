@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from configs.generation import GenerationConfig
 from configs.operation import StalenessConfig
-from millrace.control.rule import Decision, Reading, Rule, starting_bound
+from millrace.control.rule import Decision, Reading, Rule
 
 LIMITS = StalenessConfig(control="adaptive", max_staleness=8)
 
@@ -130,17 +129,6 @@ def test_a_rejected_bound_is_tried_at_once_when_there_is_much_more_to_gain() -> 
     rule, decisions = play(plant, 60, rule, first=501)
     assert next(iter(decisions.values())).action == "raise"
     assert rule.bound >= 6
-
-
-def test_it_starts_with_the_lowest_bound_that_fills_the_slots() -> None:
-    def start(groups_per_batch: int, **staleness: int) -> int:
-        limits = StalenessConfig.model_validate({"control": "adaptive", "max_staleness": 8, **staleness})
-        generation = GenerationConfig(replicas=2, group_size=4, groups_per_batch=groups_per_batch)
-        return starting_bound(limits, generation, groups_per_step=8)
-
-    # Two generators with slots for so many groups each, and steps of 8 groups.
-    assert [start(groups) for groups in (2, 8, 12, 24)] == [1, 1, 2, 5]
-    assert start(24, max_staleness=2) == 2
 
 
 def test_its_bound_and_its_rejections_survive_a_checkpoint() -> None:
