@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from benchmarks.harness import as_settings, finish, make_parser, print_table, read_rows, run_campaign
-from millrace.planning.measured import StageTimes, read_measured
+from millrace.planning.measured import StageTimes, lengths_of, read_measured
 from millrace.planning.simulation import simulate
 from millrace.planning.stored import StoredMachine, fit_machine
 from millrace.rollouts.consumed import TRAINED
@@ -141,7 +141,9 @@ def main() -> None:
 
 def _row(fitted: StoredMachine, case: Case, folder: Path) -> Row:
     run, measured = read_measured(open_store(str(folder))), figures(folder)
-    lengths = fitted.lengths(run.config) if case.family in {fit.family for fit in FITTED} else run.lengths
+    lengths = (
+        fitted.lengths(run.config) if case.family in {fit.family for fit in FITTED} else lengths_of([run], run.config)
+    )
     outcome = simulate(run.config, fitted.costs(run.config), lengths, steps=_STEPS, warmup=_WARMUP)
     idle = {f"idle_{stage}": share for stage, share in outcome.idle.items()}
     return {

@@ -117,12 +117,6 @@ class MeasuredRun:
         """Share of the rollouts trained that took a backward pass."""
         return float(self.steps.with_gradient.sum() / self.steps.rollouts.sum())
 
-    @property
-    def lengths(self) -> Lengths:
-        """Lengths of its groups."""
-        generation = self.config.generation
-        return Lengths(groups=self.groups(), group_size=generation.group_size, max_tokens=generation.max_new_tokens)
-
     def groups(self) -> list[tuple[int, tuple[int, ...]]]:
         """Returns the tokens of the prompt and of each response, of each group up to the first one missing.
 
@@ -134,6 +128,12 @@ class MeasuredRun:
                 groups.setdefault(int(group), (int(prompt), []))[1].append(int(response))
         whole = takewhile(lambda number: number in groups, range(min(groups), max(groups) + 1))
         return [(groups[number][0], tuple(groups[number][1])) for number in whole]
+
+
+def lengths_of(runs: Sequence[MeasuredRun], config: RunConfig) -> Lengths:
+    """Returns the lengths of these runs' groups, for a config."""
+    groups, generation = [group for run in runs for group in run.groups()], config.generation
+    return Lengths(groups=groups, group_size=generation.group_size, max_tokens=generation.max_new_tokens)
 
 
 def read_measured(store: Store) -> MeasuredRun:

@@ -117,10 +117,9 @@ class _Search:
                 refusal = error
         if not ranked and short:
             nearest = min(short, key=lambda pair: pair[0])[1]
-            raise InputError(
-                f"{self._machine.name} does not fit {self._gpus} GPUs; the nearest split trains on {nearest.trainer} "
-                f"and generates on {nearest.generators}, {nearest.mode}: {nearest.memory and nearest.memory.sentence}"
-            )
+            split = f"the nearest split trains on {nearest.trainer} and generates on {nearest.generators}"
+            shortage = nearest.memory and nearest.memory.sentence
+            raise InputError(f"{self._machine.name} does not fit {self._gpus} GPUs; {split}: {shortage}")
         if not ranked:
             expected = "at least 2, or a trainer and generators by turns on 1"
             raise refusal or InputError(f"no config divides {self._gpus} GPUs", expected=expected)
@@ -255,17 +254,14 @@ def least_step_seconds(config: RunConfig, costs: Costs, lengths: Lengths) -> flo
     is_sync, bound = config.pipeline.mode == "sync", config.effective_max_staleness
     rollouts = training.groups_per_step * generation.group_size
     train = costs.train(round(rollouts * (means.prompt + means.response)), rollouts) + costs.handover + costs.overhead
-    train += costs.checkpoint / training.checkpoint_every
     share = training.groups_per_step / generation.replicas
     admitted = share if is_sync else min(generation.groups_per_batch, share * (bound + 1))
     running = max(1, round(admitted * generation.group_size))
     context = means.prompt + means.running
     per_token = costs.decode(running, round(running * context))
     generate = share * generation.group_size * means.response * per_token / running
-    generate += costs.prefill(round(share * means.prompt)) + costs.pause
+    generate += costs.prefill(round(share * means.prompt))
     if is_sync:
         return train + generate + costs.push
-    # After new weights the caches of all requests in flight are computed once more.
-    generate += costs.prefill(round(running * context))
     # A generator may begin groups of at most bound + 1 steps before the next version has travelled to it.
     return max(train, generate, (costs.push + costs.handover) / (bound + 1))

@@ -81,16 +81,14 @@ class Campaign:
         )
         self._generators = [Generator(number, self, slots) for number in range(generation.replicas)]
         self._replicas = {"generate": generation.replicas, "score": config.scoring.replicas, "train": 1}
-        self._threads = {
-            "generate": generation.threads,
-            "score": config.scoring.threads,
-            "train": config.training.threads,
-        }
+        scoring, training = config.scoring, config.training
+        self._threads = {"generate": generation.threads, "score": scoring.threads, "train": training.threads}
         # A heap of (time, order, action, arguments).
         self._agenda: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = itertools.count()
-        waits = config.staleness.too_old == "wait"
-        self._commit_seconds = 0.0 if waits or self._by_step else config.storage.commit_max_ms / 1000
+        self._waits = config.staleness.too_old == "wait" and not self._by_step
+        collects = config.staleness.too_old != "wait" and not self._by_step
+        self._commit_seconds = config.storage.commit_max_ms / 1000 if collects else 0.0
         self._finished: deque[Group] = deque()
         self._num_scoring = 0
         self._ready: list[tuple[tuple[int, int], Group]] = []
@@ -100,7 +98,7 @@ class Campaign:
         self._held = self._held_rollouts = self._held_tokens = 0
         self._groups_dropped = 0
         self._trains = True
-        self._waits_for_old = waits and not self._by_step
+        self._waits_for_old = self._waits
         self._wall = 0.0
         self._busy = dict.fromkeys(self._replicas, 0.0)
         # Sums over the rollouts that the trainer took, by name.
@@ -189,7 +187,7 @@ class Campaign:
     def _resume(self) -> None:
         """The trainer begins to wait for groups."""
         self._trains = False
-        self._waits_for_old = self.config.staleness.too_old == "wait" and not self._by_step
+        self._waits_for_old = self._waits
         self._take()
 
     def _take(self) -> None:

@@ -4,10 +4,9 @@ runs ─► responses of engines, spans of the trainer ─► least squares ─�
   └─► measured step time ────────────────────────────────────────────────────────────────────────────────┴─►
                                                                                     one factor for all of its costs
 
-A response of n tokens takes n steps of its engine. Each step has a fixed cost, a cost per response in
-flight and something per token in the cache; caches that are computed again after new weights cost something per token.
-Prompts are counted with the steps, as they stay the same. The factor stands for what no cost does: other processes of
-the machine, stages that hold each other up.
+A response of n tokens takes n steps of its engine. Each step has a fixed cost, a cost per response in flight and one
+per token in the cache; caches that are computed again after new weights cost something per token. Prompts are counted
+with the steps. The factor stands for the rest: other processes of the machine, stages that hold each other up.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ import numpy as np
 from configs.schema import RunConfig
 from millrace.errors import InputError
 from millrace.planning.durations import Costs, Lengths
-from millrace.planning.measured import Floats, MeasuredRun, Rollouts, read_measured
+from millrace.planning.measured import Floats, MeasuredRun, Rollouts, lengths_of, read_measured
 from millrace.planning.simulation import simulate
 from storage.stores.base import Store
 
@@ -88,11 +87,7 @@ class StoredMachine:
 
     def lengths(self, config: RunConfig) -> Lengths:
         """Returns the lengths of the groups of those runs that have the config's prompts; of all runs, if none has."""
-        return Lengths(
-            groups=[group for run in self._alike(config) for group in run.groups()],
-            group_size=config.generation.group_size,
-            max_tokens=config.generation.max_new_tokens,
-        )
+        return lengths_of(self._alike(config), config)
 
     def memory(self, config: RunConfig) -> None:
         """All runs fitted."""
@@ -129,7 +124,7 @@ def fit_machine(stores: Sequence[Store], *, cores: float | None = None) -> Store
 def predict_step_seconds(run: MeasuredRun, machine: StoredMachine) -> float:
     """Simulates a run with its own lengths."""
     costs = machine.costs(run.config)
-    return simulate(run.config, costs, run.lengths, steps=_STEPS, warmup=_WARMUP).step_seconds
+    return simulate(run.config, costs, lengths_of([run], run.config), steps=_STEPS, warmup=_WARMUP).step_seconds
 
 
 def fit_costs(columns: Floats, seconds: Floats) -> list[float]:
