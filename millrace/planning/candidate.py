@@ -2,45 +2,23 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from configs.schema import RunConfig
 from configs.stored import put_key
 from millrace.planning.durations import Costs, Lengths
-from millrace.planning.gpus import generator_gpus, num_gpus
+from millrace.planning.gpus import GpuMachine, generator_gpus, num_gpus
 from millrace.planning.memory import MemoryReport
 from millrace.planning.simulation import Outcome
+from millrace.planning.stored import StoredMachine
 from millrace.planning.training import trainer_gpus
 from millrace.runs.figures import find_bottleneck
 
 Goal = Literal["fastest", "cheapest"]
 Simulate = Callable[[RunConfig, Costs, Lengths], Outcome]
-
-
-class Machine(Protocol):
-    """The machine of a plan. Methods raise InputError for a config that they can't judge."""
-
-    @property
-    def name(self) -> str:
-        """Name for people."""
-
-    @property
-    def divides_gpus(self) -> bool:
-        """Whether trainer and generators divide its GPUs; not on the machine of a stored run."""
-
-    def costs(self, config: RunConfig) -> Costs:
-        """Returns durations."""
-
-    def lengths(self, config: RunConfig) -> Lengths:
-        """Returns lengths of prompts and responses."""
-
-    def memory(self, config: RunConfig) -> MemoryReport | None:
-        """Returns the memory of a GPU of each stage; None on the machine of a stored run, where all fitted."""
-
-    def assumptions(self, config: RunConfig) -> Mapping[str, str]:
-        """Returns the assumptions behind the figures of a config, with their sources, by subject."""
+Machine = GpuMachine | StoredMachine
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,8 +28,8 @@ class Candidate:
     config: RunConfig
     overrides: Mapping[str, Any]
     """Dotted key → value."""
-    divides_gpus: bool = True
     memory: MemoryReport | None = None
+    """Per GPU; None on the machine of a stored run, where all fitted and GPUs are not divided."""
     costs: Costs | None = None
     outcome: Outcome | None = None
     """None if it was not simulated, or does not fit."""
@@ -61,12 +39,12 @@ class Candidate:
     @property
     def gpus(self) -> int | None:
         """Number of GPUs that it uses; None if they are not divided."""
-        return num_gpus(self.config) if self.divides_gpus else None
+        return num_gpus(self.config) if self.memory else None
 
     @property
     def split(self) -> tuple[int, int]:
         """GPUs of the trainer and of one generator; where GPUs are not divided, 1 and the number of generators."""
-        if not self.divides_gpus:
+        if self.memory is None:
             return 1, self.config.generation.replicas
         return trainer_gpus(self.config), generator_gpus(self.config)
 
@@ -102,7 +80,7 @@ class Candidate:
     def generators(self) -> str:
         """The generators' GPUs, replicas × GPUs of each; the number of replicas where GPUs are not divided."""
         replicas, tensor = self.config.generation.replicas, generator_gpus(self.config)
-        return f"{replicas * tensor} = {replicas} × TP{tensor}" if self.divides_gpus else str(replicas)
+        return f"{replicas * tensor} = {replicas} × TP{tensor}" if self.memory else str(replicas)
 
     @property
     def mode(self) -> str:
@@ -148,8 +126,7 @@ def override(base: RunConfig, overrides: Mapping[str, Any], machine: Machine) ->
 
 def make_candidate(config: RunConfig, overrides: Mapping[str, Any], machine: Machine) -> Candidate:
     """Returns a candidate that has not been simulated yet."""
-    memory = machine.memory(config)
-    return Candidate(config=config, overrides=overrides, divides_gpus=machine.divides_gpus, memory=memory)
+    return Candidate(config=config, overrides=overrides, memory=machine.memory(config))
 
 
 def simulate_candidate(candidate: Candidate, machine: Machine, simulate: Simulate) -> Candidate:

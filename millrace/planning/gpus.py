@@ -6,7 +6,6 @@ names.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from configs.requests import GivenLengthsConfig
 from configs.schema import RunConfig
@@ -57,7 +56,6 @@ def generator_gpus(config: RunConfig) -> int:
 class GpuMachine:
     """GPUs of one kind and a model."""
 
-    divides_gpus: ClassVar[bool] = True
     shape: ModelShape
     hardware: Hardware
     given_lengths: GivenLengthsConfig | None = None

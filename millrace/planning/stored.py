@@ -12,7 +12,6 @@ with the steps. The factor stands for the rest: other processes of the machine, 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import ClassVar
 
 import numpy as np
 
@@ -35,7 +34,6 @@ _SAMPLES = 1000
 class StoredMachine:
     """Every stage on the devices of the runs. All fits into memory, and GPUs are not divided."""
 
-    divides_gpus: ClassVar[bool] = False
     runs: Sequence[MeasuredRun]
     engine: Sequence[float]
     """Seconds per engine step, per response in flight and step, per token in the cache and step, and per token of

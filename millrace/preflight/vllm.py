@@ -4,9 +4,8 @@
        ▲                                       │
        └──── stdout: null, or an InputError ───┘
 
-The child process takes about ten seconds, most of it for importing vLLM. The parent process imports neither vLLM nor
-torch, so this module imports them late. No weights are loaded; a GPU without room for them is reported by the generator
-when it starts.
+The child process takes about ten seconds, most of it for importing vLLM. No weights are loaded; a GPU without room for
+them is reported by the generator when it starts.
 """
 
 import difflib
@@ -16,7 +15,7 @@ import re
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,7 +40,7 @@ class Question:
     engine_args: Mapping[str, Any]
     replicas: int
     max_new_tokens: int
-    prompts: tuple[tuple[str, str], ...]
+    prompts: Sequence[Sequence[str]]
     """(text, answer) of each training prompt if bootstrap will make the model; empty otherwise."""
     longest_prompt: int | None
     """Tokens of the longest training prompt; None if bootstrap will make the tokenizer."""
@@ -71,34 +70,28 @@ def check_vllm(question: Question) -> None:
 
 def answer(values: Mapping[str, Any]) -> None:
     """The child process, for a Question as JSON. Raises InputError. Imports vLLM into this process."""
-    from millrace.generation.engines.vllm.startup import ENVIRONMENT
-
-    question = Question(**{**values, "prompts": tuple((text, reference) for text, reference in values["prompts"])})
-    os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) if question.folder is None else Path(question.folder)
-        if question.folder is None:
-            _make_tiny(question, folder)
-        for mistake in _mistakes(question, folder):
-            raise mistake
-
-
-def _make_tiny(question: Question, folder: Path) -> None:
-    """Makes the model of bootstrap without training it."""
     from configs.prompts import EnvironmentConfig
     from configs.recipe import Recipe
     from millrace.bootstrap.tiny_model import bootstrap
+    from millrace.generation.engines.vllm.startup import ENVIRONMENT
     from millrace.types import Prompt
 
-    bootstrap(
-        [Prompt(prompt_id=text, text=text, answer=answer, source="") for text, answer in question.prompts],
-        Recipe(**{**question.tiny, "max_steps": 0}),
-        folder,
-        seed=0,
-        max_new_tokens=question.max_new_tokens,
-        report=lambda step, line: print(line),
-        environment=EnvironmentConfig(name=question.environment),
-    )
+    question = Question(**values)
+    os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(question.folder or temporary)
+        if question.folder is None:
+            bootstrap(
+                [Prompt(prompt_id=text, text=text, answer=answer, source="") for text, answer in question.prompts],
+                Recipe(**{**question.tiny, "max_steps": 0}),
+                folder,
+                seed=0,
+                max_new_tokens=question.max_new_tokens,
+                report=lambda step, line: print(line),
+                environment=EnvironmentConfig(name=question.environment),
+            )
+        for mistake in _mistakes(question, folder):
+            raise mistake
 
 
 def _mistakes(question: Question, folder: Path) -> Iterator[InputError]:

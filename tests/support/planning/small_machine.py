@@ -41,7 +41,6 @@ class SmallMachine:
     extra: dict[str, float] = field(default_factory=dict)
 
     name = "a model on a small machine"
-    divides_gpus = True
 
     def costs(self, config: RunConfig) -> Costs:
         parallel = config.training.parallel
