@@ -109,7 +109,7 @@ class Machine:
 
     @cached_property
     def run_space(self) -> int:
-        """Of `run_folder`; 0 without one."""
+        """Free bytes of `run_folder`; 0 without one."""
         return 0 if self.run_folder is None else psutil.disk_usage(str(self.run_folder)).free
 
     @cached_property

@@ -96,11 +96,11 @@ class GpuMachine:
 
     def lengths(self, config: RunConfig) -> Lengths:
         """Returns the given lengths, cut off at `generation.max_new_tokens`."""
-        given, generation = self._given(config), config.generation
+        lengths, generation = self._chosen_lengths(config), config.generation
         return log_normal_lengths(
-            prompt=given.prompt,
-            mean=given.mean,
-            sigma=given.sigma,
+            prompt=lengths.prompt,
+            mean=lengths.mean,
+            sigma=lengths.sigma,
             max_tokens=generation.max_new_tokens,
             group_size=generation.group_size,
         )
@@ -130,11 +130,11 @@ class GpuMachine:
 
     def assumptions(self, config: RunConfig) -> Mapping[str, str]:
         """Returns lengths, model, hardware and number formats."""
-        given, hardware, shape = self._given(config), self.hardware, self.shape
+        lengths, hardware, shape = self._chosen_lengths(config), self.hardware, self.shape
         source = "--lengths" if self.given_lengths else "a default: give --lengths, or --from a stored run"
         return {
-            "lengths": f"prompts of {given.prompt:,} tokens, responses log-normal with mean {given.mean:,.0f}, "
-            f"σ {given.sigma:g}, cut off at {config.generation.max_new_tokens:,} ({source})",
+            "lengths": f"prompts of {lengths.prompt:,} tokens, responses log-normal with mean {lengths.mean:,.0f}, "
+            f"σ {lengths.sigma:g}, cut off at {config.generation.max_new_tokens:,} ({source})",
             "model": f"{shape.name}, {shape.parameters / 1e9:.1f} billion parameters",
             hardware.name: f"{hardware.flops['bfloat16'] / 1e12:,.0f} bf16 TFLOP/s, {hardware.memory_bytes / GIB:.0f} "
             f"GiB at {hardware.memory_rate / 1e12:.2f} TB/s, NVLink {hardware.nvlink / 1e9:.0f} GB/s, network "
@@ -165,7 +165,7 @@ class GpuMachine:
             self._tables[key] = KernelTable(self.shape, self.hardware, tensor=tensor, dtype=dtype, kv_dtype=kv_dtype)
         return self._tables[key]
 
-    def _given(self, config: RunConfig) -> GivenLengthsConfig:
+    def _chosen_lengths(self, config: RunConfig) -> GivenLengthsConfig:
         if self.given_lengths is not None:
             return self.given_lengths
         mean = max(1.0, _MEAN_SHARE * config.generation.max_new_tokens)

@@ -49,7 +49,7 @@ def hardware_named(name: str) -> Hardware:
     """Returns the figures of a kind of GPU, by `hardware.json`. Raises InputError for another name."""
     kinds = read_object(Path(__file__).parent / "hardware.json")
     if name not in kinds:
-        raise InputError(f'there are no figures of the hardware "{name}"', expected=f"one of {', '.join(kinds)}")
+        raise InputError(f'the figures of the hardware "{name}" are not known', expected=f"one of {', '.join(kinds)}")
     return Hardware(name=name, **kinds[name])
 
 

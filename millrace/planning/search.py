@@ -74,8 +74,8 @@ def make_plan(
             entries.append(simulate_candidate(candidate, machine, simulate))
     entries.sort(key=search.loss)
     winner = _choose(entries, goal)
-    others = [entry for entry in entries if (entry.mode, entry.split) != (winner.mode, winner.split)]
-    runners_up = [replace(entry, reason=_why_lost(entry, winner, goal)) for entry in _best_of_each_kind(others, 1)]
+    losers = [entry for entry in entries if (entry.mode, entry.split) != (winner.mode, winner.split)]
+    runners_up = [replace(entry, reason=_why_lost(entry, winner, goal)) for entry in _best_of_each_kind(losers, 1)]
     return Plan(
         base=config,
         machine=machine.name,

@@ -1,4 +1,4 @@
-"""Bounds that move from version to version, and what a trainer may train under them."""
+"""Bounds that move from version to version, and the tokens that a trainer may train under them."""
 
 import json
 

@@ -86,7 +86,7 @@ def test_products_are_those_of_the_trainers_policy(checkpointing: bool) -> None:
 
 
 def kept_bytes(shape: ModelShape, tokens: int, *, checkpointing: bool) -> int:
-    """Bytes that the policy keeps in bfloat16 for the backward pass of so many tokens, parameters aside."""
+    """Bytes that the policy keeps in bfloat16 for the backward pass of `tokens` tokens, parameters aside."""
     policy = small_policy(shape, checkpointing=checkpointing).to(torch.bfloat16)
     parameters = {parameter.untyped_storage().data_ptr() for parameter in policy.parameters()}
     kept = {}
