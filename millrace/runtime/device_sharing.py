@@ -21,48 +21,32 @@ from millrace.runtime.stage import Stage
 
 
 class Device:
-    """A device that only this process uses, so it always holds it."""
+    """A device that processes of one host share through a lock on `file`; None: only this process uses it.
 
-    shared = False
-    held = True
+    `alone`: whether this process needs it alone, as a trainer does, or shares it with others, as a generator does. A
+    shared device is not taken yet, any other is always held.
+    """
+
+    def __init__(self, file: Path | None = None, *, alone: bool = True) -> None:
+        self._file = None if file is None else file.open("ab")
+        self._lock = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+        self.shared = file is not None
+        self.held = not self.shared
 
     def take(self) -> bool:
         """Takes the device if it is free. Returns whether this process holds it; never waits."""
-        return self.held
-
-    def give_back(self) -> None:
-        """Releases the device to others."""
-
-
-class SharedDevice(Device):
-    """A device shared by processes of one host through a lock on `file`.
-
-    `alone`: whether this process needs it alone, as a trainer does, or shares it with others, as a generator does.
-    """
-
-    shared = True
-
-    def __init__(self, file: Path, *, alone: bool) -> None:
-        self.held = False
-        self._file = file.open("ab")
-        self._lock = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
-
-    def take(self) -> bool:
-        if not self.held:
+        if self._file is not None and not self.held:
             with suppress(BlockingIOError):
                 fcntl.flock(self._file, self._lock | fcntl.LOCK_NB)
                 self.held = True
         return self.held
 
     def give_back(self) -> None:
-        # The lock belongs to the open file description: unlocking also releases it in forked children.
-        fcntl.flock(self._file, fcntl.LOCK_UN)
-        self.held = False
-
-
-def open_device(handover: Path, *, colocated: bool, alone: bool) -> Device:
-    """The device of a process. `handover`: folder of the run's shared memory. A shared device is not taken yet."""
-    return SharedDevice(handover / "device", alone=alone) if colocated else Device()
+        """Releases a shared device to others."""
+        if self._file is not None:
+            # The lock belongs to the open file description: unlocking also releases it in forked children.
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+            self.held = False
 
 
 class Sleeper(Protocol):

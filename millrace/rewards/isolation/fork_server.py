@@ -66,7 +66,7 @@ class RewardForkServer:
 
     def close(self) -> None:
         """End the fork server. The kernel then kills its workers."""
-        self._spare.close()
+        self._spare.socket.close()
         self._server.close()
 
 
@@ -77,7 +77,6 @@ def _start(
     server = ForkServer(
         [sys.executable, "-m", "millrace.rewards.isolation.worker"],
         {"rewards": options, "limits": asdict(limits), "late": late},
-        adopts=False,
         environment=scrubbed(dict(os.environ)),
     )
     names = ", ".join(options)

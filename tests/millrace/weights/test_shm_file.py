@@ -77,7 +77,8 @@ def test_a_predecessor_that_still_writes_reaches_no_reader(tmp_path: Path) -> No
     frozen = Host(tmp_path)
     frozen.deliver(1)
     successor = Host(tmp_path)
-    frozen.trainer.publish(mixed(2))
+    with pytest.raises(WeightsCorrupt):
+        frozen.trainer.publish(mixed(2))
     assert successor.sync.poll(None) is None
     successor.trainer.publish(mixed(1, incarnation=1))
     assert_is(successor.sync.poll(None), 1, incarnation=1)
@@ -103,10 +104,10 @@ def _overwritten(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [*(lambda path, kept=kept: os.truncate(path, kept) for kept in (0, 100, 5000)), _overwritten],
-    ids=["empty", "within the header", "within the shapes", "header overwritten"],
+    [*(lambda path, kept=kept: os.truncate(path, kept) for kept in (0, 100, 5000)), _overwritten, Path.unlink],
+    ids=["empty", "within the header", "within the shapes", "header overwritten", "deleted"],
 )
-def test_a_file_damaged_in_use_is_replaced_with_the_last_version(
+def test_a_file_damaged_in_use_ends_the_trainer_whose_successor_replaces_it(
     tmp_path: Path, damage: Callable[[Path], object]
 ) -> None:
     host = Host(tmp_path)
@@ -115,10 +116,15 @@ def test_a_file_damaged_in_use_is_replaced_with_the_last_version(
     damage(host.path)
     assert host.sync.poll(None) is None
     assert host.generators[0].poll(None) is None
-    assert host.trainer.resend_requested()
-    host.deliver(1)
+    with pytest.raises(WeightsCorrupt):
+        host.trainer.resend_requested()
+    with pytest.raises(WeightsCorrupt):
+        host.trainer.publish(mixed(2))
+    host.trainer.close()
+    host.trainer = ShmSender(host.path, mixed_tensors(0), 2)
+    host.deliver(2)
     assert not host.trainer.resend_requested()
-    assert_is(host.generators[0].poll(None), 1)
+    assert_is(host.generators[0].poll(None), 2)
 
 
 def test_more_generators_than_the_file_has_room_for_are_refused(tmp_path: Path) -> None:
