@@ -96,16 +96,12 @@ class ForkServer:
         finally:
             _set_subreaper(False)
 
-    def forget(self, pid: int) -> None:
-        """Makes it reap a child that is not adopted and about to end, so that its process id is free again."""
-        self._send({"reap": pid, "answer": False})
-
     def exit_code(self, pid: int) -> int:
         """Waits for the end of a child that is not adopted. Returns its exit code, or minus the signal.
 
-        Raises ForkServerLost if the fork server has ended.
+        Its process id is then free again. Raises ForkServerLost if the fork server has ended.
         """
-        self._send({"reap": pid, "answer": True})
+        self._send({"reap": pid})
         return int(self._receive()["status"])
 
     def lost(self) -> ForkServerLost:

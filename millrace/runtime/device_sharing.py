@@ -7,9 +7,8 @@
                                         a step's groups are scored, and the device is free
 
 A file lock decides which side may use the device: generators share it, the trainer holds it alone. The kernel releases
-the lock of a process that dies, so there is nothing to clean up. No side keeps the device without work: generators have
-work until all trajectories of their version are committed, the trainer from a full step of groups until its version is
-handed over. So every wait for the device ends.
+the lock of a process that dies. Generators have work until all trajectories of their version are committed, the trainer
+from a full step of groups until its version is handed over. So every wait for the device ends.
 """
 
 import fcntl
@@ -94,5 +93,4 @@ class DeviceTurns:
         self._publish(self._sleeper.policy_version)
 
     def _publish(self, asleep_since_version: int | None) -> None:
-        # For people; no code reads it.
         self._stage.update_status(now=True, asleep_since_version=asleep_since_version)
