@@ -44,22 +44,26 @@ class ShmSender(HandoverSender):
     """The trainer's end, for tensors with the names, dtypes and shapes of `like`.
 
     Reuses a predecessor's file at `path` if it has the same layout. If not, or if the predecessor still has it open, a
-    new file takes its place, and readers find that one. Raises ValueError for more generators than MAX_GENERATORS,
-    StoreFull if memory has no room for the file.
+    new file takes its place, and readers find that one. A file that someone deletes is made again. Raises ValueError
+    for more generators than MAX_GENERATORS, StoreFull if memory has no room for the file.
     """
 
     def __init__(self, path: Path, like: Mapping[str, torch.Tensor], num_generators: int) -> None:
         if num_generators > MAX_GENERATORS:
             raise ValueError(f"at most {MAX_GENERATORS} generators share one weights file, not {num_generators}")
+        self._path = path
         self._file = _open(path, shapes_of(like), 1 + num_generators)
 
     def publish(self, weights: Weights) -> None:
         """Copies each tensor once, cast to the file's dtype, from any device.
 
-        Raises ValueError for other names or shapes than the file's, StoreFull if memory ran out, WeightsCorrupt if the
-        file is no longer there.
+        Raises ValueError for other names or shapes than the file's, StoreFull if memory ran out.
         """
-        file = self._checked_file()
+        if not self._file.is_there() and not self._is_replaced():
+            lost = self._file
+            self._file = _open(self._path, lost.shapes, lost.num_readers)
+            lost.close()
+        file = self._file
         _check_shapes(weights, file.shapes)
         slot = file.free_slot()
         file.reserve(slot)
@@ -71,14 +75,19 @@ class ShmSender(HandoverSender):
         file.offer(slot, weights.manifest)
 
     def resend_requested(self) -> bool:
-        file = self._checked_file()
-        return file.resend_requested(file.pointed(OFFERED))
-
-    def _checked_file(self) -> SlotFile:
-        # Touching a file beyond its end would kill the process. The trainer's successor makes a new file.
+        # A cut-off file may not be touched: reading beyond its end kills the process.
         if not self._file.is_there():
-            raise WeightsCorrupt(f"{self._file.path} was deleted, cut off or replaced while the trainer used it")
-        return self._file
+            return not self._is_replaced()
+        return self._file.resend_requested(self._file.pointed(OFFERED))
+
+    def _is_replaced(self) -> bool:
+        """Whether a sound file is there that is not this one: a successor's."""
+        try:
+            other = SlotFile(self._path)
+        except (FileNotFoundError, WeightsCorrupt):
+            return False
+        other.close()
+        return other.inode != self._file.inode
 
     def close(self) -> None:
         if not self._file.handle.closed:

@@ -1,6 +1,7 @@
 """Shared memory between the trainer, sync_weights and the generators, beyond the transports' contract."""
 
 import random
+import shutil
 import threading
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from support.weights.versions import Tensors, mixed, mixed_tensors, sha256
 from millrace.errors import WeightsCorrupt
 from millrace.weights.base import Manifest, Probe, Weights
 from millrace.weights.fingerprint import fingerprint
-from millrace.weights.shm import ShmReceiver, ShmRelay
+from millrace.weights.shm import ShmReceiver, ShmRelay, ShmSender
 from millrace.weights.slots import SlotFile
 
 
@@ -127,6 +128,29 @@ def test_a_version_that_a_restarted_sync_weights_finds_damaged_is_resent(host: H
     assert host.trainer.resend_requested()
     host.deliver(7)
     assert_is(host.generators[0].poll(None), 7)
+
+
+@pytest.mark.parametrize("lost", ["file", "folder"])
+def test_a_deleted_file_is_made_again_and_everyone_finds_it(tmp_path: Path, lost: str) -> None:
+    folder = tmp_path / "handover"
+    folder.mkdir()
+    host = Host(folder)
+    host.deliver(6)
+    assert not host.trainer.resend_requested()
+    shutil.rmtree(folder) if lost == "folder" else host.path.unlink()
+    host.sync = ShmRelay(host.path)
+    assert host.sync.poll(None) is None
+    assert host.trainer.resend_requested()
+    host.deliver(6)
+    assert not host.trainer.resend_requested()
+    for generator in host.generators:
+        assert_is(generator.poll(None), 6)
+
+
+def test_a_replaced_trainer_does_not_miss_its_successors_file(host: Host) -> None:
+    successor = ShmSender(host.path, mixed_tensors(0), 2)
+    assert not host.trainer.resend_requested()
+    assert not successor.resend_requested()
 
 
 def test_a_sync_weights_that_starts_again_pushes_the_same_version_once_more(host: Host) -> None:
