@@ -2,7 +2,7 @@
 
     trainer rank ══send══► generator 0: receive, pass on ══► generator 1: receive, pass on ══► …
 
-Every member follows the order of `ShardLayout.messages`, so nobody waits in a circle.
+Every member follows the order of `ShardLayout.messages`, so no two of them wait for each other.
 """
 
 import time
@@ -25,8 +25,8 @@ class Group:
     """The members of one push, which connect through addresses in `store`, of this push alone.
 
     `device` is where each member's tensors are. With gloo a member listens at its own `host` and nowhere else. Raises
-    RuntimeError if they do not all come within `seconds`. After any error it can't be used again; dropping it tells the
-    others.
+    RuntimeError if they do not all come within `seconds`. After any error it can't be used again; the others notice
+    when it is dropped.
     """
 
     def __init__(self, store: Store, host: str, device: torch.device, *, rank: int, size: int, seconds: float) -> None:
@@ -35,7 +35,7 @@ class Group:
         self._device = device
         self._group: Any
         if device.type == "cpu":
-            # torch's type stubs lack what its own tests use here.
+            # torch's type stubs don't have these, torch's tests use them.
             options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
             options._timeout = timedelta(seconds=seconds)

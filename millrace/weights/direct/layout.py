@@ -39,7 +39,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class ShardLayout:
-    """The trainer's `data` · `tensor` ranks and what they divide."""
+    """The trainer's `data` · `tensor` ranks and the tensors that they divide."""
 
     tensors: tuple[TensorSpec, ...]
     data: int

@@ -1,10 +1,10 @@
 """A member of pushes: a thread that finds sync_weights, again whenever it loses it, and takes part.
 
     find ─► idle ─► push? ─► ready ─► go ─► process group ─► transfer ─► done
-      ▲      ▲                └── any error, or the push went on without it ──┴─► idle
+      ▲      ▲                └── any error, or left out of the push ─────────┴─► idle
       └──────┴─ sync_weights is gone
 
-What a rank of the trainer and a generator do differently is in the subclasses.
+The subclasses are a rank of the trainer and a generator.
 """
 
 import atexit
@@ -51,7 +51,7 @@ class Member(ABC):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Call it once, when all attributes are there."""
+        """Call it once, when all attributes are set."""
         self._thread.start()
         # A thread that comes back from torch while the interpreter ends would abort the process.
         atexit.register(self.stop)
@@ -70,11 +70,11 @@ class Member(ABC):
 
     @abstractmethod
     def idle(self, client: RendezvousClient) -> None:
-        """Called again and again while there is no push."""
+        """Called repeatedly between pushes."""
 
     @abstractmethod
     def take_part(self, client: RendezvousClient, push: Push) -> None:
-        """Takes part in a push for which this member is asked."""
+        """Takes part in a push for which this member is invited."""
 
     def exchange(
         self, client: RendezvousClient, push: Push, is_able: bool, transfer: Callable[[Group, float], int]
@@ -131,9 +131,9 @@ class Member(ABC):
                 if push is None:
                     self.idle(client)
                     self._closed.wait(_POLL_SECONDS)
-                elif self.name in push.asked:
+                elif self.name in push.invited:
                     self.take_part(client, push)
         except dist.DistError:
-            pass  # sync_weights is gone; what it last led stays good.
+            pass  # sync_weights is gone; versions that arrived stay valid.
         finally:
             self._group = None

@@ -4,7 +4,7 @@
     publish ─► who requests it? ─► push to those ─► poll: who requests it since? ─► push to those
 
 A generator that dies or stands still delays the others once, by a quarter of the deadline, and is not waited for again
-until it is back. After that the caller decides what becomes of a generator without the version.
+until it requests a version. The caller decides how a generator without the version is served.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ class DirectRelay(HandoverReceiver, WeightsSender):
         # The trainer's, at its last offer.
         self._layout = ShardLayout((), data=0)
         self._weights: Weights | None = None
-        # What is wrong with the version that a generator received last.
+        # The damage of the version that a generator received last.
         self._damage = ""
         self._next_look = 0.0
 
@@ -119,8 +119,7 @@ class DirectRelay(HandoverReceiver, WeightsSender):
         return Weights(manifest=dataclasses.replace(manifest, fingerprint=fingerprint), tensors=tensors)
 
     def _serve(self, weights: Weights) -> None:
-        missing = self.missing
-        if requesting := sorted(g for g in missing if self._rendezvous.request(g) is not None):
+        if requesting := sorted(g for g in self.missing if self._rendezvous.request(g) is not None):
             self._push(weights, requesting)
         self._next_look = time.monotonic() + _LOOK_SECONDS
 

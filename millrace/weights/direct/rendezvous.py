@@ -2,16 +2,16 @@
 
     member: trainer rank r, generator g     the store, in sync_weights                       sync_weights
         ├── rank: offer: version, hashes ─────►│── by all trainer ranks? ────────────────────────►│
-        ├── generator: request: what it holds ►│── an older version? ────────────────────────────►│
-        │                                      │◄── push number n: version, who is asked ─────────┤
+        ├── generator: request: held version ─►│── an older version? ────────────────────────────►│
+        │                                      │◄── push number n: version, who is invited ───────┤
         ├── n/ready ──────────────────────────►│── all ready, or out of time ────────────────────►│
         │                                      │◄── n/go: who takes part, in what order ──────────┤
         │◄══════════ shards, from member to member (exchange.py) ════════════════════════►        │
         ├── n/done: what went wrong ──────────►│── all done, or out of time ─────────────────────►│
-        │                                      │◄── n/go: nobody any more ────────────────────────┤
+        │                                      │◄── n/go: no member, it is over ──────────────────┤
 
-There is no standing membership. A push uses up the requests of the generators that it asks; one that does not answer is
-not asked again until it has made another request, which it does after every push, and when it connects.
+A push consumes the requests of the generators that it invites. One that does not answer is not invited again until it
+makes another request, as it does after every push and when it connects.
 """
 
 import json
@@ -42,14 +42,14 @@ def generator_name(generator: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Push:
-    """Which version is to travel, and which members should take part."""
+    """A version to transfer, and the members that should take part."""
 
     number: int
     """Counts the pushes of this sync_weights process, from 1."""
     manifest: Manifest
     layout: ShardLayout
     """The trainer's."""
-    asked: tuple[str, ...]
+    invited: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +73,7 @@ class Rendezvous:
 
     def __init__(self, host: str) -> None:
         try:
-            # TCPStore by itself would listen at every address of the machine.
+            # Otherwise TCPStore would listen at every address of the machine.
             listening = socket.create_server((host, 0))
         except OSError as error:
             raise InputError(
@@ -91,7 +91,7 @@ class Rendezvous:
 
     def close(self) -> None:
         """Stops listening, once nothing else holds the store."""
-        # A TCPStore ends with its last reference; it has no close of its own.
+        # A TCPStore ends with its last reference; it has no close.
         if hasattr(self, "store"):
             del self.store
 
@@ -118,11 +118,11 @@ class Rendezvous:
         """Forgets the request of a generator."""
         self.store.delete_key(f"request/{generator_name(generator)}")
 
-    def announce(self, manifest: Manifest, layout: ShardLayout, asked: Iterable[str]) -> Push:
-        """Tells all members of a new push."""
+    def announce(self, manifest: Manifest, layout: ShardLayout, invited: Iterable[str]) -> Push:
+        """Announces a new push to all members."""
         self._number += 1
-        push = Push(number=self._number, manifest=manifest, layout=layout, asked=tuple(asked))
-        for member in push.asked:
+        push = Push(number=self._number, manifest=manifest, layout=layout, invited=tuple(invited))
+        for member in push.invited:
             self.store.delete_key(f"request/{member}")
         self.store.set("push", _PUSH.dump_json(push).decode())
         self.store.add("pushes", 1)
@@ -135,7 +135,7 @@ class Rendezvous:
         return {m: json.loads(self.store.get(key)) for m, key in keys.items() if self.store.check([key])}
 
     def go(self, push: Push, members: list[str]) -> None:
-        """Tells who takes part, in the order of their ranks, and so the others that they do not."""
+        """Names the members that take part, in the order of their ranks."""
         self.store.set(f"{push.number}/go", json.dumps(members))
 
     def finish(self, push: Push) -> None:
@@ -158,8 +158,8 @@ class RendezvousClient:
 
     def __init__(self, address: str, member: str, seconds: float) -> None:
         host, _, port = address.rpartition(":")
-        # Here a refusal comes at once, where TCPStore would try again and again; and it tells by which of this
-        # machine's addresses the other is reached.
+        # TCPStore would retry a refused connection. This also shows by which of this machine's addresses the other
+        # is reached.
         with socket.create_connection((host, int(port)), timeout=seconds) as probe:
             self.host: str = probe.getsockname()[0]
         self.store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=seconds))
@@ -182,7 +182,7 @@ class RendezvousClient:
         self.store.set(f"request/{self._member}", json.dumps({"held": None if held is None else asdict(held)}))
 
     def next_push(self) -> Push | None:
-        """The newest push, once, if this member is asked or not. Takes some 50 µs when there is none."""
+        """The newest push, once, if this member is invited or not. Takes some 50 µs when there is none."""
         if self.store.add("pushes", 0) == self.seen:
             return None
         push = _PUSH.validate_json(self.store.get("push"))
@@ -200,7 +200,7 @@ class RendezvousClient:
         return members
 
     def done(self, push: Push, error: str = "", *, damage: str = "") -> None:
-        """Answers that its part is done, or what went wrong; `damage`: what it received does not match."""
+        """Answers that its part is done, or what went wrong; `damage`: the received tensors that don't match."""
         self.store.set(f"{push.number}/done/{self._member}", json.dumps({"error": error, "damage": damage}))
 
 

@@ -1,4 +1,4 @@
-"""A trainer rank's end of `direct`: a snapshot of its own shards, sent on while it trains.
+"""A trainer rank's end of `direct`: a snapshot of its shards, sent while it trains.
 
     trainer: publish ─copy─► snapshot ◄── thread: hash ─► offer ─► push: send ─► done
                                 ▲                └────────── held ──────────┘

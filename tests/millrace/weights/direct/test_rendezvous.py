@@ -1,4 +1,4 @@
-"""Members that are asked to take part in a push; the test plays the members."""
+"""Members that are invited to take part in a push; the test plays the members."""
 
 import os
 import socket
@@ -56,7 +56,7 @@ def test_a_silent_generator_is_asked_again_only_after_another_request(relay: Dir
     publish(relay, rank, 1)
     push = silent.next_push()
     assert push is not None
-    assert push.asked == ("trainer/0", "generator/1")
+    assert push.invited == ("trainer/0", "generator/1")
     assert rank.next_push() == push
     for version in (2, 3):
         publish(relay, rank, version)
@@ -76,10 +76,10 @@ def test_a_push_of_a_version_that_the_trainer_no_longer_holds_is_called_off(rela
     member.request(None)
     publishing = threading.Thread(target=publish, args=(relay, rank, 1))
     publishing.start()
-    while (push := rank.next_push()) is None or (asked := member.next_push()) is None:
+    while (push := rank.next_push()) is None or (invited := member.next_push()) is None:
         time.sleep(0.005)
     answers: list[list[str]] = []
-    answering = threading.Thread(target=lambda: answers.append(member.ready(asked, True, LONG)))
+    answering = threading.Thread(target=lambda: answers.append(member.ready(invited, True, LONG)))
     answering.start()
     assert rank.ready(push, False, LONG) == []
     answering.join()
@@ -103,8 +103,8 @@ def test_a_member_sees_each_push_once_and_a_late_one_the_newest_alone(rendezvous
 def test_a_member_that_answers_after_the_end_of_a_push_stays_out(rendezvous: Rendezvous) -> None:
     client = generator(rendezvous.address, 0)
     push = announced(rendezvous, 1, 0)
-    assert rendezvous.answers("ready", push, push.asked, 0.01) == {}
-    rendezvous.go(push, list(push.asked))
+    assert rendezvous.answers("ready", push, push.invited, 0.01) == {}
+    rendezvous.go(push, list(push.invited))
     rendezvous.finish(push)
     assert client.ready(push, True, LONG) == []
 
@@ -114,7 +114,7 @@ def test_what_members_say_is_read_back(rendezvous: Rendezvous) -> None:
     push = announced(rendezvous, 1, 0, 1)
     clients[0].done(push)
     clients[1].done(push, "embed differs", damage="embed differs")
-    assert rendezvous.answers("done", push, push.asked, LONG) == {
+    assert rendezvous.answers("done", push, push.invited, LONG) == {
         "generator/0": {"error": "", "damage": ""},
         "generator/1": {"error": "embed differs", "damage": "embed differs"},
     }
