@@ -72,10 +72,9 @@ def _compact(arguments: argparse.Namespace) -> int:
     out = None if arguments.out is None else _open(arguments.out)
     written = compact(store, out)
     echo(*(plain(f"left out: {problem}", "bold red") for problem in written.problems))
-    echo(*(f"{file.path}: {file.rows:,} rows, {decimal(file.bytes)}" for file in written.files))
+    echo(*(f"{path}: {rows:,} rows" for path, rows in written.files.items()))
     missing = f"; {written.missing_rows:,} more are removed or damaged" if written.missing_rows else ""
-    unscored = f", {written.unscored_rows:,} of them without a score" if written.unscored_rows else ""
-    echo(f"{written.rows:,} trajectories{unscored}{missing}, at {(out or store).url}")
+    echo(f"{written.rows:,} trajectories{missing}, at {(out or store).url}")
     return 0
 
 
@@ -134,20 +133,17 @@ def _summary(summary: "RunSummary") -> Iterator[RenderableType]:
         counts = (f"{number:,}" for number in (stream.parts, stream.rows, stream.tokens))
         first, last = stream.min_policy_version, stream.max_policy_version
         streams.append([stream.name, *counts, decimal(stream.bytes), "–" if first is None else f"{first} to {last}"])
-        times = ("–" if t is None else local_time(t) for t in (stream.t_first, stream.t_last))
+        last_commit = "–" if stream.t_last is None else local_time(stream.t_last)
         state = "damaged" if stream.problem is not None else "ended" if stream.ended else "open"
         removed = f"{stream.removed_parts:,} parts" if stream.removed_parts else "–"
-        writers.append([stream.name, *times, state, removed, str(stream.epochs)])
+        writers.append([stream.name, last_commit, state, removed, str(stream.epochs)])
     columns = ("parts", "rows", "tokens", "size", "versions")
     yield new_table("streams", left=("stream",), right=columns, rows=streams)
-    left, right = ("stream", "first commit", "last commit", "state"), ("removed", "epochs")
+    left, right = ("stream", "last commit", "state"), ("removed", "epochs")
     yield new_table("writers", left=left, right=right, rows=writers)
     yield from _files("checkpoints", summary.checkpoints)
     yield from _files("weights in the store", summary.weights)
     yield from _files("promoted", summary.promoted)
-    if summary.staleness:
-        histogram = "  ".join(f"{staleness}: {number:,}" for staleness, number in summary.staleness.items())
-        yield f"trained trajectories by staleness, at the latest checkpoint:  {histogram}"
     for problem in (*summary.problems, *(stream.problem for stream in summary.streams)):
         if problem is not None:
             yield plain(f"damaged: {problem}", "bold red")

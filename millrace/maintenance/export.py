@@ -40,7 +40,7 @@ def export_checkpoint(store: Store, folder: Path, version: int | None = None, *,
         raise InputError("no checkpoint", file=store.url, expected="a run with a checkpoint to export")
     step = max(stored) if version is None else version
     if best:
-        result = best_stored(store, stored.values(), base_model=True)
+        result = best_stored(store, stored.values())
         if result is None:
             raise InputError("no evaluated checkpoint", file=store.url, expected="an evaluation to find the best by")
         step = int(result["policy_version"])

@@ -1,7 +1,4 @@
-"""A summary of a run's contents, from its commit records. Rows are read only for `first_rows`.
-
-Times are the modification times of the commit records' files.
-"""
+"""A summary of a run's contents, from its commit records. Rows are read only for `first_rows`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +7,10 @@ from millrace.errors import InputError
 from millrace.maintenance.contents import Contents, Kind, StoredStream
 from millrace.runs.record import read_run
 from storage import layout
-from storage.checkpoints import Checkpoint
 from storage.errors import PartCorrupt, StreamCorrupt
 from storage.stores.base import Store
 from storage.streams.record import NO_VERSION
-from storage.streams.stream import read_part, read_removed
+from storage.streams.stream import Part, StreamReader, read_removed
 
 _FLOW: tuple[Kind, ...] = ("trajectories", "unfinished", "scores", "consumed", "trainer_logprobs", "metrics")
 """Every kind of stream, in the order in which rows flow."""
@@ -38,9 +34,8 @@ class StreamSummary:
     min_policy_version: int | None
     max_policy_version: int | None
     """Oldest and newest policy version behind the rows; None if none is known."""
-    t_first: float | None
     t_last: float | None
-    """When the first and the last part were committed, unix seconds; None before the first part."""
+    """When the last part was committed by its record's file, unix seconds; None before the first part."""
     ended: bool
     problem: str | None
     """Why later records could not be read."""
@@ -70,8 +65,6 @@ class RunSummary:
     weights: list[FilesSummary]
     promoted: list[FilesSummary]
     """The last one is the current promoted model."""
-    staleness: dict[int, int]
-    """Trained trajectories by staleness (policy versions), from the latest checkpoint."""
     problems: list[str]
     """Why the logs of checkpoints, weights or promoted models could not be read to their end."""
 
@@ -93,23 +86,15 @@ def inspect(store: Store) -> RunSummary:
     """
     contents = Contents(store)
     problems: list[str] = []
-    stored: dict[str, list[Checkpoint]] = {log: [] for log in layout.FILE_LOGS}
-    for log in layout.FILE_LOGS:
-        try:
-            stored[log] = contents.checkpoints(log)
-        except StreamCorrupt as error:
-            problems.append(str(error))
-    latest = stored[layout.CHECKPOINTS][-1:]
-    staleness = latest[0].state["account"]["staleness"] if latest else {}
+    files = {log: _summarize_files(contents, log, problems) for log in layout.FILE_LOGS}
     return RunSummary(
         run_id=read_run(store)["run_id"],
         run_url=store.url,
         bytes=sum(entry.bytes for entry in contents.entries.values()),
         streams=[_summarize(contents, stream) for kind in _FLOW for stream in contents.of_kind(kind)],
-        checkpoints=_summarize_files(contents, stored[layout.CHECKPOINTS]),
-        weights=_summarize_files(contents, stored[layout.WEIGHTS]),
-        promoted=_summarize_files(contents, stored[layout.PROMOTED]),
-        staleness={int(versions): count for versions, count in staleness.items()},
+        checkpoints=files[layout.CHECKPOINTS],
+        weights=files[layout.WEIGHTS],
+        promoted=files[layout.PROMOTED],
         problems=problems,
     )
 
@@ -119,21 +104,18 @@ def first_rows(store: Store, name: str, num_rows: int) -> FirstRows:
 
     Raises InputError if there is no such stream, StreamCorrupt for a damaged record.
     """
-    contents = Contents(store)
-    streams = {stream.name: stream for stream in contents.streams}
+    streams = {stream.name: stream for stream in Contents(store).streams}
     stream = streams.get(name.removeprefix("streams/").strip("/"))
     if stream is None:
         raise InputError(f"no stream {name!r}", file=store.url, expected=f"one of {', '.join(sorted(streams))}")
     result = FirstRows(stream=stream.name, rows=[], problems=[])
-    for record in contents.read_sound_log(stream.path).parts[read_removed(store, stream.path) :]:
+    for part in StreamReader(store, stream.path, stream.schema).each():
+        if isinstance(part, Part):
+            result.rows.extend(part.table.slice(0, num_rows - len(result.rows)).to_pylist())
+        elif isinstance(part.error, PartCorrupt):
+            result.problems.append(str(part.error))
         if len(result.rows) == num_rows:
             break
-        try:
-            table = read_part(store, stream.path, stream.schema, record)
-        except PartCorrupt as error:
-            result.problems.append(str(error))
-        else:
-            result.rows.extend(table.slice(0, num_rows - len(result.rows)).to_pylist())
     return result
 
 
@@ -141,7 +123,6 @@ def _summarize(contents: Contents, stream: StoredStream) -> StreamSummary:
     log = contents.read_log(stream.path)
     head = log.head
     listed = [contents.entries.get(f"{stream.path}/{layout.record(record.seq)}") for record in log.parts]
-    times = [entry.t_modified for entry in listed if entry is not None]
     return StreamSummary(
         name=stream.name,
         epochs=head.epoch + 1,
@@ -152,14 +133,18 @@ def _summarize(contents: Contents, stream: StoredStream) -> StreamSummary:
         bytes=sum(record.bytes for record in log.parts),
         min_policy_version=None if head.min_policy_version == NO_VERSION else head.min_policy_version,
         max_policy_version=None if head.max_policy_version == NO_VERSION else head.max_policy_version,
-        t_first=times[0] if times else None,
-        t_last=times[-1] if times else None,
+        t_last=max((entry.t_modified for entry in listed if entry is not None), default=None),
         ended=head.ended,
         problem=None if log.damage is None else str(log.damage),
     )
 
 
-def _summarize_files(contents: Contents, stored: list[Checkpoint]) -> list[FilesSummary]:
+def _summarize_files(contents: Contents, log: str, problems: list[str]) -> list[FilesSummary]:
+    try:
+        checkpoints = contents.checkpoints(log)
+    except StreamCorrupt as error:
+        problems.append(str(error))
+        return []
     return [
         FilesSummary(
             step=checkpoint.step,
@@ -168,5 +153,5 @@ def _summarize_files(contents: Contents, stored: list[Checkpoint]) -> list[Files
             bytes=sum(ref.bytes for ref in checkpoint.files.values()),
             present=contents.has_files(checkpoint),
         )
-        for checkpoint in stored
+        for checkpoint in checkpoints
     ]
