@@ -69,7 +69,7 @@ def _step(shown: "ShownStep") -> Iterator[RenderableType]:
         right=("gen", "versions", "stale", "reward", "advantages", "tokens", "π/μ", "max"),
         rows=map(_group, shown.groups[:_GROUPS_SHOWN]),
     )
-    numbers = {f"importance_ratio_{name}": value for name, value in asdict(shown.ratios).items()}
+    numbers = {f"importance_ratio_{name}": value for name, value in shown.ratios.items()}
     numbers |= {name: value for name, value in shown.measured.items() if name not in numbers}
     rows = [(name, f"{value:.6g}") for name, value in numbers.items()]
     yield new_table("numbers", left=("what",), right=("value",), rows=rows)
@@ -100,8 +100,8 @@ def _group(group: "ShownGroup") -> Sequence[Any]:
         f"{sum(rewards) / len(rewards):.2f}",
         f"{min(advantages):+.2f} {max(advantages):+.2f}",
         f"{sum(group.lengths) / len(group.lengths):.1f}",
-        f"{group.ratios.mean:.2f}",
-        f"{group.ratios.max:.2f}",
+        f"{group.ratios['mean']:.2f}",
+        f"{group.ratios['max']:.2f}",
     )
 
 

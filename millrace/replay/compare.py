@@ -9,8 +9,8 @@ run ─► whole batch of step k ─► original: the run's own trainer repeats 
 Every copy starts each step from the original's weights.
 """
 
+import math
 from collections.abc import Callable, Sequence
-from itertools import combinations_with_replacement
 
 import numpy as np
 import numpy.typing as npt
@@ -101,11 +101,8 @@ def _logprob_error(run: SourceRun, step: int, logprobs: Sequence[npt.NDArray[np.
         return None
     stored = run.trainer_logprobs(step)
     if [len(values) for values in stored] != [len(values) for values in logprobs]:
-        raise ReplayError(
-            f"step {step} trains {len(logprobs)} trajectories, but the run trained {len(stored)}",
-            file=run.url,
-            expected="the scores that the run trained with",
-        )
+        expected = "the scores that the run trained with"
+        raise ReplayError(f"step {step} trains other trajectories than the run did", file=run.url, expected=expected)
     return float(max(np.abs(a - b).max() for a, b in zip(stored, logprobs, strict=True)))
 
 
@@ -115,7 +112,7 @@ def compare_losses(original: Trainer, copies: Sequence[Trainer], samples: Sequen
     for copy in copies:
         copy.copy_state_from(original)
         report = copy.step(samples)
-        row = {column.name: getattr(report, column.name) for column in REPORTED}
+        row = {name: getattr(report, name) for name in REPORTED}
         rows.append(row | {"loss": copy.loss.name, "surrogate": report.loss})
     implied_kls = mean_token_kl(original, copies, samples)
     names = [f"{COSINE}{copy.loss.name}" for copy in copies]
@@ -126,10 +123,7 @@ def compare_losses(original: Trainer, copies: Sequence[Trainer], samples: Sequen
 
 @torch.no_grad()
 def mean_token_kl(policy: Trainer, copies: Sequence[Trainer], samples: Sequence[Sample]) -> list[float]:
-    """For each of the copies: mean of KL(policy ‖ copy) over the trainable tokens, nats.
-
-    The KL is over the whole vocabulary, at the trajectories' temperature.
-    """
+    """[copies] mean of KL(policy ‖ copy) over the trainable tokens and the whole vocabulary, nats."""
     sums, tokens = np.zeros(len(copies)), 0
     for batch in policy.microbatches(samples):
         logprobs_NV = _logprobs(policy, batch)
@@ -147,16 +141,10 @@ def _logprobs(trainer: Trainer, batch: Microbatch) -> torch.Tensor:
 
 def gradient_cosines(trainers: Sequence[Trainer]) -> list[list[float | None]]:
     """[trainers, trainers] cosine between their last gradients, in [-1, 1]; None where one of them is 0."""
-    gradients = [[parameter.grad for parameter in trainer.model.parameters()] for trainer in trainers]
-    size = len(trainers)
-    dots = np.zeros((size, size))
-    for i, j in combinations_with_replacement(range(size), 2):
-        pairs = zip(gradients[i], gradients[j], strict=True)
-        dots[i, j] = dots[j, i] = sum(
-            (a.double() * b.double()).sum().item() for a, b in pairs if a is not None and b is not None
-        )
-    norms = np.sqrt(np.diag(dots))
-    return [
-        [float(dots[i, j] / (norms[i] * norms[j])) if norms[i] and norms[j] else None for j in range(size)]
-        for i in range(size)
-    ]
+    gradients = []
+    for trainer in trainers:
+        parts = [p.new_zeros(p.shape) if p.grad is None else p.grad for p in trainer.model.parameters()]
+        gradients.append(torch.cat([part.double().flatten() for part in parts]))
+    unit_vectors = torch.nn.functional.normalize(torch.stack(gradients), eps=0.0)
+    # A gradient of 0 has no direction: 0 / 0 is not a number.
+    return [[None if math.isnan(c) else c for c in row] for row in (unit_vectors @ unit_vectors.T).tolist()]

@@ -10,22 +10,19 @@
 Both runs are read once, step by step, until both kinds of difference are found.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
-from millrace.replay.source_run import TrainedStep, open_run_or_replay
+from millrace.replay.source_run import SourceRun, TrainedStep, open_run_or_replay
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.runs.provenance import differences, read_start_hashes
 from millrace.runs.record import attempt_of_step, latest_attempt
 from millrace.training.checkpoints.names import weights_checksum
-from storage import layout
-from storage.schema import SCORE
 from storage.stores.base import Store
-from storage.streams.log import backwards
-from storage.streams.stream import read_part, stream_head
 
 _CONSEQUENCES = {
     "trainer_logprobs": "the same batch, but the weights before the step differ",
@@ -106,11 +103,10 @@ def diff(store_a: Store, store_b: Store) -> Diff:
     """
     run_a, run_b = open_run_or_replay(store_a), open_run_or_replay(store_b)
     steps = sorted(set(run_a.steps) & set(run_b.steps))
-    batch: FirstDifference | None = None
-    numbers: FirstDifference | None = None
+    batch = numbers = None
     for step, a, b in zip(steps, run_a.read_trained(steps), run_b.read_trained(steps), strict=True):
-        batch = batch or _first(step, _compare_batches(a, b))
-        numbers = numbers or _first(step, _compare_numbers(a, b))
+        batch = batch or _first_difference(step, _batch_values(a), _batch_values(b))
+        numbers = numbers or _first_difference(step, _number_values(a, b), _number_values(b, a))
         if batch and numbers:
             break
     # In the same step, the batch comes before the numbers.
@@ -118,7 +114,7 @@ def diff(store_a: Store, store_b: Store) -> Diff:
     stores = (store_a, store_b)
     attempts = [latest_attempt(s) if first is None else attempt_of_step(s, first.step) for s in stores]
     made_by = differences(attempts[0].provenance, attempts[1].provenance)
-    rewards = [_verifier_version(s, attempt.config) for s, attempt in zip(stores, attempts, strict=True)]
+    rewards = [_verifier_version(run) for run in (run_a, run_b)]
     if None not in rewards and rewards[0] != rewards[1]:
         made_by["reward version"] = (rewards[0], rewards[1])
     start_a, start_b = read_start_hashes(store_a), read_start_hashes(store_b)
@@ -166,71 +162,57 @@ def _unlike(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
     return [Difference(name=n, a=a.get(n), b=b.get(n)) for n in names if a.get(n) != b.get(n)]
 
 
-def _verifier_version(store: Store, config: Mapping[str, Any]) -> str | None:
-    """Version of the reward that gave the newest scores; None if there are none."""
-    scoring = config["scoring"]
-    path = layout.scores(scoring["reward"], 0, 0, scoring["replicas"])
-    for record in backwards(store, path, stream_head(store, path)):
-        if record.kind == "data":
-            versions = read_part(store, path, SCORE, record, columns=["verifier_version"])["verifier_version"]
-            version: str = versions[-1].as_py()
-            return version
-    return None
+def _verifier_version(run: SourceRun) -> str | None:
+    """Version of the reward that scored the first generator's last part; None if it has no scores."""
+    records = run.parts.records[0]
+    scores = run.parts.scores(0, len(records) - 1, ["verifier_version"]) if records else None
+    return None if scores is None else scores.table["verifier_version"][-1].as_py()
 
 
-_Where = tuple[str, str, Any, Any]
-"""`what`, `where`, `a` and `b` of a FirstDifference."""
+_Value = tuple[str, str, Any]
+"""What, where, and a plain value or an array."""
 
 
-def _first(step: int, difference: _Where | None) -> FirstDifference | None:
-    if difference is None:
-        return None
-    what, where, a, b = difference
-    return FirstDifference(step=step, what=what, where=where, a=a, b=b)
-
-
-def _compare_batches(a: TrainedStep, b: TrainedStep) -> _Where | None:
-    ids_a, ids_b = ([group.group_id for group in step.groups] for step in (a, b))
-    if set(ids_a) != set(ids_b):
-        return "groups", "trained in one run alone", sorted(set(ids_a) - set(ids_b)), sorted(set(ids_b) - set(ids_a))
-    if ids_a != ids_b:
-        return "groups", "their order in the batch", ids_a, ids_b
+def _batch_values(step: TrainedStep) -> Iterator[_Value]:
+    """The data of a step, each value before those that depend on it."""
+    yield "groups", "the batch in order", [group.group_id for group in step.groups]
     for what, values_of in _IN_A_GROUP.items():
-        for group_a, group_b in zip(a.groups, b.groups, strict=True):
-            members = [(group_a.group_id, member) for member in range(len(group_a.rewards))]
-            if difference := _compare_members(what, values_of(group_a), values_of(group_b), members):
-                return difference
-    return _compare_members("advantages", [*a.advantages.values()], [*b.advantages.values()], [*a.advantages])
+        for group in step.groups:
+            for member, value in enumerate(values_of(group)):
+                yield what, _name((group.group_id, member)), value
+    yield from (("advantages", _name(member), advantage) for member, advantage in step.advantages.items())
 
 
-def _compare_numbers(a: TrainedStep, b: TrainedStep) -> _Where | None:
-    logprobs_a, logprobs_b = a.trainer_logprobs, b.trainer_logprobs
-    values = [*logprobs_a.values()], [*logprobs_b.values()]
-    if difference := _compare_members("trainer_logprobs", *values, [*logprobs_a]):
-        return difference
-    for name in ("loss", "grad_norm"):
-        # Metrics lost to damage are not a difference.
-        if name in a.numbers and name in b.numbers and a.numbers[name] != b.numbers[name]:
-            return name, "the whole batch", a.numbers[name], b.numbers[name]
+def _number_values(step: TrainedStep, other: TrainedStep) -> Iterator[_Value]:
+    yield from (("trainer_logprobs", _name(member), values) for member, values in step.trainer_logprobs.items())
+    # Metrics lost to damage are not a difference.
+    shared = step.numbers.keys() & other.numbers.keys()
+    yield from ((name, "the whole batch", step.numbers[name]) for name in ("loss", "grad_norm") if name in shared)
+
+
+def _name(member: tuple[int, int]) -> str:
+    return f"group {member[0]}, member {member[1]}"
+
+
+def _first_difference(step: int, values_a: Iterator[_Value], values_b: Iterator[_Value]) -> FirstDifference | None:
+    end = ("members", "the end of the batch", None)
+    for (what, where, a), (what_b, where_b, b) in zip_longest(values_a, values_b, fillvalue=end):
+        if (what, where) != (what_b, where_b):
+            return FirstDifference(step=step, what=what, where="trained members", a=where, b=where_b)
+        if (difference := _unequal(a, b)) is not None:
+            place, value_a, value_b = difference
+            return FirstDifference(step=step, what=what, where=where + place, a=value_a, b=value_b)
     return None
 
 
-def _compare_members(
-    what: str, values_a: Sequence[Any], values_b: Sequence[Any], members: Sequence[tuple[int, int]]
-) -> _Where | None:
-    """The first difference between an array or a number per member; `members` are (group_id, member) in run A."""
-    if len(values_a) != len(values_b):
-        return what, f"trajectories of group {members[0][0]}", len(values_a), len(values_b)
-    for (group_id, member), a, b in zip(members, values_a, values_b, strict=False):
-        where = f"group {group_id}, member {member}"
-        if not isinstance(a, np.ndarray):
-            if a != b:
-                return what, where, a, b
-        elif not np.array_equal(a, b):
-            shorter = min(len(a), len(b))
-            unequal = np.flatnonzero(a[:shorter] != b[:shorter])
-            if len(unequal) == 0:
-                return what, where, f"{len(a)} tokens", f"{len(b)} tokens"
-            first = int(unequal[0])
-            return what, f"{where}, token {first}", a[first].item(), b[first].item()
-    return None
+def _unequal(a: Any, b: Any) -> tuple[str, Any, Any] | None:
+    """The place of the first difference between two arrays, and the values there; of plain values the whole."""
+    if not isinstance(a, np.ndarray):
+        return None if a == b else ("", a, b)
+    if np.array_equal(a, b):
+        return None
+    shorter = min(len(a), len(b))
+    unequal = np.flatnonzero(a[:shorter] != b[:shorter]).tolist()
+    if not unequal:
+        return "", f"{len(a)} tokens", f"{len(b)} tokens"
+    return f", token {unequal[0]}", a[unequal[0]].item(), b[unequal[0]].item()

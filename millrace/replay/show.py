@@ -9,12 +9,11 @@ Step N makes policy version N, so the policy that saw the batch is version N −
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
+import pyarrow.compute as pc
 
 from millrace.errors import ReplayError
 from millrace.evaluation.results import read_result
@@ -24,17 +23,8 @@ from millrace.rollouts.consumed import TRAINED
 from millrace.runs.record import attempt_of_step
 from storage.stores.base import Store
 
-
-@dataclass(frozen=True, kw_only=True)
-class RatioSummary:
-    """π/μ over the trainable tokens, before clipping."""
-
-    mean: float
-    p05: float
-    """Quantiles 0.05, 0.5 and 0.95."""
-    p50: float
-    p95: float
-    max: float
+Ratios = dict[str, float]
+"""`mean`, `p05`, `p50`, `p95` and `max` of π/μ over the trainable tokens, before clipping."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +49,7 @@ class ShownGroup:
     """None where a member was not trained on."""
     lengths: list[int]
     """Response tokens."""
-    ratios: RatioSummary
+    ratios: Ratios
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +70,7 @@ class ShownStep:
     """The groups in the order of the batch."""
     dropped: dict[str, int]
     """Trajectories dropped before this step, by reason."""
-    ratios: RatioSummary
+    ratios: Ratios
     measured: dict[str, float]
     """The trainer's metrics by name: loss, grad_norm, …; empty if they are damaged."""
     evaluation: dict[str, Any] | None
@@ -103,17 +93,12 @@ def show(store: Store, step: int, *, dashboard_url: str | None = None) -> ShownS
     run = open_run_or_replay(store)
     if step not in run.steps:
         raise ReplayError(f"no step {step}", file=run.url, expected=f"one of {run.steps[0]} to {run.steps[-1]}")
-    facts = run.groups.take(np.flatnonzero(run.groups["step"].to_numpy() == step)).to_pylist()
+    rows = run.groups.filter(pc.equal(run.groups["step"], step)).to_pylist()
     dropped: Counter[str] = Counter()
-    for fact in facts:
-        if fact["outcome"] != TRAINED:
-            dropped[fact["outcome"]] += fact["rollouts"]
+    for row in rows:
+        if row["outcome"] != TRAINED:
+            dropped[row["outcome"]] += row["rollouts"]
     (trained,) = run.read_trained([step])
-
-    @cache
-    def prompt_ids(generator: int, part: int) -> pa.Table:
-        return run.parts.trajectories(generator, part, ["prompt_id"]).table["prompt_id"]
-
     groups, ratios = [], []
     for row, group in zip(run.batch(step).tolist(), trained.groups, strict=True):
         keys = [(group.group_id, member) for member in range(len(group.rewards))]
@@ -122,32 +107,31 @@ def show(store: Store, step: int, *, dashboard_url: str | None = None) -> ShownS
         ratios.append(
             np.concatenate([np.exp(logprobs[key] - old)[mask > 0] for key, old, mask in members if key in logprobs])
         )
-        part = int(run.parts.parts_of(group.generator, np.array([group.first_row_id]))[0])
-        in_part = group.first_row_id - run.parts.records[group.generator][part].first_row_id
-        prompt = prompt_of(prompt_ids(group.generator, part)[in_part].as_py(), group.meta)
-        shown = ShownGroup(
-            group_id=group.group_id,
-            generator=group.generator,
-            first_row_id=group.first_row_id,
-            prompt_id=prompt.prompt_id,
-            prompt=prompt.text,
-            answer=prompt.answer,
-            min_policy_version=group.min_policy_version,
-            max_policy_version=group.max_policy_version,
-            staleness=run.groups["staleness"][row].as_py(),
-            rewards=group.rewards,
-            advantages=[trained.advantages.get(key) for key in keys],
-            lengths=[len(tokens) for tokens in group.response_tokens],
-            ratios=_summarize(ratios[-1]),
+        prompt = prompt_of(run.parts.prompt_id(group), group.meta)
+        groups.append(
+            ShownGroup(
+                group_id=group.group_id,
+                generator=group.generator,
+                first_row_id=group.first_row_id,
+                prompt_id=prompt.prompt_id,
+                prompt=prompt.text,
+                answer=prompt.answer,
+                min_policy_version=group.min_policy_version,
+                max_policy_version=group.max_policy_version,
+                staleness=run.groups["staleness"][row].as_py(),
+                rewards=group.rewards,
+                advantages=[trained.advantages.get(key) for key in keys],
+                lengths=[len(tokens) for tokens in group.response_tokens],
+                ratios=_summarize(ratios[-1]),
+            )
         )
-        groups.append(shown)
     attempt = attempt_of_step(store, step)
     return ShownStep(
         run_id=run.run_id,
         run_url=run.url,
         step=step,
-        incarnation=facts[0]["incarnation"],
-        t=facts[0]["t"],
+        incarnation=rows[0]["incarnation"],
+        t=rows[0]["t"],
         attempt=attempt.number,
         config=attempt.config,
         groups=groups,
@@ -159,6 +143,6 @@ def show(store: Store, step: int, *, dashboard_url: str | None = None) -> ShownS
     )
 
 
-def _summarize(ratios: npt.NDArray[np.float32]) -> RatioSummary:
+def _summarize(ratios: npt.NDArray[np.float32]) -> Ratios:
     p05, p50, p95 = np.quantile(ratios, (0.05, 0.5, 0.95)).tolist()
-    return RatioSummary(mean=float(ratios.mean()), p05=p05, p50=p50, p95=p95, max=float(ratios.max()))
+    return {"mean": float(ratios.mean()), "p05": p05, "p50": p50, "p95": p95, "max": float(ratios.max())}

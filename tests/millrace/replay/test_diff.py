@@ -45,8 +45,8 @@ def test_equal_runs_do_not_differ() -> None:
         ("rollout_logprobs", "rollout_logprobs", "group 7, member 1, token 0", -0.5, 0.5),
         ("rewards", "rewards", "group 7, member 1", 1.0, 0.5),
         ("advantages", "advantages", "group 7, member 1", 0.5, 1.5),
-        ("groups", "groups", "trained in one run alone", [8], [1000]),
-        ("order", "groups", "their order in the batch", [6, 7, 8], [7, 8, 6]),
+        ("groups", "groups", "the batch in order", [6, 7, 8], [6, 7, 1000]),
+        ("order", "groups", "the batch in order", [6, 7, 8], [7, 8, 6]),
     ],
 )
 def test_the_first_difference_in_a_batch_is_named(change: str, what: str, where: str, a: object, b: object) -> None:
