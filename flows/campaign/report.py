@@ -99,8 +99,12 @@ def _plots(store: Store) -> list[str]:
     """The plots that have data."""
     steps = read_steps(store)
     by_set = accuracies(ResultsReader(store).read(), _MAX_POINTS)
-    accuracy = {name: [(point.version, point.value) for point in points] for name, points in by_set.items()}
-    band = [(point.version, *point.interval) for point in by_set.get(HELD_OUT, ()) if point.interval is not None]
+    accuracy = {
+        name: [(version, measures["accuracy"]) for version, measures in points] for name, points in by_set.items()
+    }
+    intervals = {version: measures.get("accuracy_interval") for version, measures in by_set.get(HELD_OUT, ())}
+    # Rewards of a single prompt have an interval without ends.
+    band = [(version, *interval) for version, interval in intervals.items() if interval and None not in interval]
     staleness: dict[str, Sequence[Point]] = {
         "mean": series(steps, "staleness_mean", _MAX_POINTS),
         "largest": series(steps, "staleness_max", _MAX_POINTS, max),

@@ -26,7 +26,7 @@ from millrace.maintenance.orphans import find_orphans
 from millrace.models.start_folder import parse_manifest
 from millrace.prompts.curriculum import parse_block
 from millrace.runs.decisions import parse_decision
-from millrace.runs.record import check_run_id, parse_attempt, parse_end
+from millrace.runs.record import AttemptEnd, check_run_id, parse_attempt
 from storage import layout
 from storage.checkpoints import Checkpoint, checkpoint_of
 from storage.errors import NotInStore, PartCorrupt, PartRemoved, StreamCorrupt
@@ -64,8 +64,6 @@ class Report:
     """Parts whose rows gc removed. Their records were verified."""
     checkpoints: int = 0
     """Checkpoint records whose files were verified, including weights in the store and promoted models."""
-    bytes: int = 0
-    """Size of all files verified."""
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -109,7 +107,7 @@ def _check_run_record(data: bytes, path: str) -> None:
     if path.endswith(".json"):
         parse_attempt(values, path)
     elif path.endswith(".ended"):
-        parse_end(data, path)
+        parse_as(AttemptEnd, data, path)
 
 
 _Parse = Callable[[bytes, str], object]
@@ -180,19 +178,15 @@ class _Check:
             return
         with self._finding(movable=movable):
             parse(data, path)
-            self.report.bytes += len(data)
 
     def _file(self, ref: FileRef, record: int | None = None, *, movable: bool = False) -> None:
         with self._finding(movable=movable):
             get_file(self.store, ref, record=record)
-            self.report.bytes += ref.bytes
 
     def _log(self, path: str) -> tuple[StoredLog, int]:
         """Verifies a log; returns it with the number of parts whose rows gc removed."""
         log = self.contents.read_log(path)
         self.report.records += len(log.records)
-        files = [f"{path}/{layout.record(record.seq)}" for record in log.records]
-        self.report.bytes += sum(self.contents.entries[file].bytes for file in files if file in self.contents.entries)
         if log.damage is not None:
             after = sum(entry.path > log.damage.file for entry in self.contents.below(f"{path}/log"))
             reason = f"{log.damage.reason}, then check again: the {after} records after it could not be verified"
@@ -243,7 +237,6 @@ class _Check:
             pass
         else:
             self.report.parts += 1
-            self.report.bytes += record.bytes
             for reason in contradictions(record, table):
                 self._find("damaged", f"{stream.path}/{record.file}", reason, record.seq, movable=True)
 

@@ -248,7 +248,12 @@ def _plan_rows(
 ) -> None:
     if retention.keep_age is not None or retention.keep_versions is not None:
         for stream in streams:
-            while stream.end < stream.needed and not _is_kept(stream, stream.end, retention, newest, now):
+            while stream.end < stream.needed:
+                is_young = retention.keep_age is not None and now - stream.t(stream.end) < retention.keep_age
+                newest_of_part = stream.parts[stream.end].max_policy_version
+                versions = retention.keep_versions
+                if is_young or (versions is not None and newest_of_part > newest - versions):
+                    break
                 stream.end += 1
     if retention.max_bytes is not None:
         left = sum(stream.bytes(part) for stream in streams for part in range(stream.end, len(stream.parts)))
@@ -264,10 +269,3 @@ def _plan_rows(
         for part in range(stream.end):
             for entry in stream.files[part]:
                 made.remove("rows", entry, f"part {part}, versions up to {stream.parts[part].max_policy_version}")
-
-
-def _is_kept(stream: _PrunableStream, part: int, retention: Retention, newest: int, now: float) -> bool:
-    """Whether the user wants to keep a part for its age or its policy version."""
-    young = retention.keep_age is not None and now - stream.t(part) < retention.keep_age
-    versions = retention.keep_versions
-    return young or (versions is not None and stream.parts[part].max_policy_version > newest - versions)

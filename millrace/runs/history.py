@@ -90,35 +90,17 @@ def throughput(steps: Sequence[Step], max_points: int) -> list[Point]:
     return points
 
 
-@dataclass(frozen=True, kw_only=True)
-class AccuracyPoint:
-    """The accuracy on an evaluation set; means if the point combines several versions."""
+def accuracies(results: Sequence[Result], max_points: int) -> dict[str, list[tuple[int, Result]]]:
+    """The version and measures of each scored evaluation by set, the held-out prompts first.
 
-    version: float
-    value: float
-    interval: tuple[float, float] | None
-    """Its 95 % confidence interval; None if none is known."""
-
-
-def accuracies(results: Sequence[Result], max_points: int) -> dict[str, list[AccuracyPoint]]:
-    """The accuracy on each evaluation set, the held-out prompts first."""
+    With more than `max_points` evaluations, only some of them.
+    """
     by_set: dict[str, list[tuple[int, Result]]] = {}
     for result in results:
         for name, measures in measures_by_set(result).items():
             if measures["accuracy"] is not None:
                 by_set.setdefault(name, []).append((result["policy_version"], measures))
-    return {name: [_accuracy_point(part) for part in _bins(points, max_points)] for name, points in by_set.items()}
-
-
-def _accuracy_point(part: Sequence[tuple[int, Result]]) -> AccuracyPoint:
-    intervals: list[Sequence[float]] = [measures.get("accuracy_interval") or () for _, measures in part]
-    # Rewards of a single prompt have an interval without ends.
-    is_known = all(len(interval) == 2 and None not in interval for interval in intervals)
-    return AccuracyPoint(
-        version=fmean(version for version, _ in part),
-        value=fmean(measures["accuracy"] for _, measures in part),
-        interval=(fmean(low for low, _ in intervals), fmean(high for _, high in intervals)) if is_known else None,
-    )
+    return {name: [part[-1] for part in _bins(points, max_points)] for name, points in by_set.items()}
 
 
 def _bins(items: Sequence[_T], max_points: int) -> list[Sequence[_T]]:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from support.stores.dict_store import DictStore
 from support.weights.versions import trained
 
-from millrace.evaluation.promotion import latest_promoted
 from millrace.evaluation.results import write_result
 from millrace.maintenance.contents import Contents
 from millrace.maintenance.fsck import fsck
@@ -406,4 +405,4 @@ def test_the_newest_promoted_models_stay(keep: int, small_run: Any, dict_store: 
     assert with_files(dict_store, layout.PROMOTED) == [number >= 3 - keep for number in range(3)]
     assert paths(made, "orphans") == []
     assert fsck(dict_store).findings == []
-    assert latest_promoted(dict_store) is not None
+    assert read_latest(dict_store, layout.PROMOTED) is not None

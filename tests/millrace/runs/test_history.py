@@ -96,8 +96,8 @@ def test_every_evaluation_is_a_point_of_its_set() -> None:
         write_result(store, {"policy_version": version, **measured, "t": 50.0, **further})
     results = ResultsReader(store).read()
     by_set = accuracies(results, 100)
-    points = [(point.version, point.value, point.interval) for point in by_set["held_out"]]
-    assert points == [(0, 0.25, (0.125, 1.0)), (5, 0.375, (0.25, 1.0)), (20, 0.5, (0.375, 1.0))]
-    assert [(point.version, point.value, point.interval) for point in by_set["hard"]] == [(20, 0.125, None)]
-    assert [(point.version, point.value) for point in accuracies(results, 2)["held_out"]] == [(2.5, 0.3125), (20, 0.5)]
+    points = [(version, measures["accuracy_interval"]) for version, measures in by_set["held_out"]]
+    assert points == [(0, [0.125, 1.0]), (5, [0.25, 1.0]), (20, [0.375, 1.0])]
+    assert by_set["hard"] == [(20, hard)]
+    assert [version for version, _ in accuracies(results, 2)["held_out"]] == [5, 20]
     assert accuracies([], 100) == {}
