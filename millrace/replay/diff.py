@@ -1,7 +1,7 @@
 """The place where two stored runs first differ, from config to data to loss: `millrace diff RUN_A RUN_B`.
 
     start_hashes.json ─► start model, tokenizer ─┐
-    attempts/ of that step ─► config, provenance ├─► Diff: every kind of difference, and the first step of each
+    attempts/ of that step ─► config, provenance ├─► every kind of difference, and the first step of each
     ║ checkpoints ║ ─► checksums of the weights ─┘
     batch of step k    groups ─► prompts ─► versions ─► tokens ─► log-probs ─► rewards ─► advantages
                        each depends on those before it: the first one that differs is named
@@ -11,8 +11,8 @@ Both runs are read once, step by step, until both kinds of difference are found.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -43,60 +43,17 @@ _IN_A_GROUP: Mapping[str, Callable[[ScoredGroup], Sequence[Any]]] = {
 """Values of the members of a group, an array or a number each, in the order in which one depends on another."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FirstDifference:
-    """The first difference of its kind."""
-
-    step: int
-    """The policy version that the two runs made differently."""
-    what: str
-    """Name of the value."""
-    where: str
-    """The group, its member, the index of the value."""
-    a: Any
-    b: Any
-    """The values, plain JSON."""
+Json = dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """One value that differs between two runs."""
+def diff(store_a: Store, store_b: Store) -> Json:
+    """Compares the runs in two stores; returns plain JSON.
 
-    name: str
-    a: Any
-    b: Any
-    """The values, plain JSON; None if a run has none."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Diff:
-    """The differences between two runs."""
-
-    run_a: str
-    run_b: str
-    """URLs of the runs."""
-    config: list[Difference]
-    """Dotted keys of the attempts at the first difference, or of the newest ones if there is none."""
-    provenance: list[Difference]
-    """Code, libraries, machine and version of the reward in the same attempts."""
-    start: list[Difference]
-    """SHA-256 of the start model's and the tokenizer's files, by file name; empty if a run did not store them."""
-    steps: list[int]
-    """First and last step that both have; empty if there is none."""
-    batch: FirstDifference | None
-    """First difference in the data they trained on."""
-    numbers: FirstDifference | None
-    """First difference in the resulting numbers."""
-    checkpoints: list[int]
-    """Versions for which both have a checkpoint with its files."""
-    checkpoints_differing: list[int]
-    """Versions among them whose weights differ, by CRC-32C."""
-    sentence: str
-    """The verdict, for people."""
-
-
-def diff(store_a: Store, store_b: Store) -> Diff:
-    """Compares the runs in two stores.
+    `config`, `provenance` and `start` (SHA-256 of the start model's files) list the values that differ, each with its
+    `name` and both values, `a` and `b`. The configs are those of the attempts at the first difference, or else the
+    newest. `steps`: the first and the last step that both have. `batch` and `numbers`: the first difference in the data
+    and in the results, with its `step`, `what`, `where`, `a` and `b`, or None. `checkpoints`: the versions that both
+    have, `checkpoints_differing` those with other weights. `sentence`: the verdict, for people.
 
     Raises RunMissing, ReplayError if one stored too little, and StreamCorrupt or PartRemoved if rows or records can no
     longer be read.
@@ -110,9 +67,9 @@ def diff(store_a: Store, store_b: Store) -> Diff:
         if batch and numbers:
             break
     # In the same step, the batch comes before the numbers.
-    first = min((difference for difference in (batch, numbers) if difference), key=lambda d: d.step, default=None)
+    first = min((difference for difference in (batch, numbers) if difference), key=itemgetter("step"), default=None)
     stores = (store_a, store_b)
-    attempts = [latest_attempt(s) if first is None else attempt_of_step(s, first.step) for s in stores]
+    attempts = [latest_attempt(s) if first is None else attempt_of_step(s, first["step"]) for s in stores]
     made_by = differences(attempts[0].provenance, attempts[1].provenance)
     rewards = [_verifier_version(run) for run in (run_a, run_b)]
     if None not in rewards and rewards[0] != rewards[1]:
@@ -122,30 +79,30 @@ def diff(store_a: Store, store_b: Store) -> Diff:
     differing = [
         step for step in both if weights_checksum(run_a.checkpoints[step]) != weights_checksum(run_b.checkpoints[step])
     ]
-    return Diff(
-        run_a=run_a.url,
-        run_b=run_b.url,
-        config=_unlike(_flat(attempts[0].config), _flat(attempts[1].config)),
-        provenance=[Difference(name=name, a=a, b=b) for name, (a, b) in made_by.items()],
-        start=[] if start_a is None or start_b is None else _unlike(start_a, start_b),
-        steps=[steps[0], steps[-1]] if steps else [],
-        batch=batch,
-        numbers=numbers,
-        checkpoints=both,
-        checkpoints_differing=differing,
-        sentence=_sentence(steps, first, f"{len(both) - len(differing)} of {len(both)} checkpoints"),
-    )
+    return {
+        "run_a": run_a.url,
+        "run_b": run_b.url,
+        "config": _unlike(_flat(attempts[0].config), _flat(attempts[1].config)),
+        "provenance": [{"name": name, "a": a, "b": b} for name, (a, b) in made_by.items()],
+        "start": [] if start_a is None or start_b is None else _unlike(start_a, start_b),
+        "steps": [steps[0], steps[-1]] if steps else [],
+        "batch": batch,
+        "numbers": numbers,
+        "checkpoints": both,
+        "checkpoints_differing": differing,
+        "sentence": _sentence(steps, first, f"{len(both) - len(differing)} of {len(both)} checkpoints"),
+    }
 
 
-def _sentence(steps: list[int], difference: FirstDifference | None, same_weights: str) -> str:
+def _sentence(steps: list[int], difference: Json | None, same_weights: str) -> str:
     if not steps:
         return "they have no step in common"
     if difference is None:
         return f"steps {steps[0]} to {steps[-1]} are the same, bit for bit: batches and numbers; so are {same_weights}"
-    same = f"they are the same before step {difference.step} and " if difference.step > steps[0] else "they "
-    consequence = _CONSEQUENCES.get(difference.what)
-    value = f"{difference.what}: {consequence}" if consequence else f"the batch: {difference.what}"
-    return f"{same}differ at step {difference.step} in {value} ({difference.where})"
+    step, what = difference["step"], difference["what"]
+    same = f"they are the same before step {step} and " if step > steps[0] else "they "
+    value = f"{what}: {_CONSEQUENCES[what]}" if what in _CONSEQUENCES else f"the batch: {what}"
+    return f"{same}differ at step {step} in {value} ({difference['where']})"
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -157,9 +114,9 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _unlike(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
+def _unlike(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Json]:
     names = sorted(a.keys() | b.keys())
-    return [Difference(name=n, a=a.get(n), b=b.get(n)) for n in names if a.get(n) != b.get(n)]
+    return [{"name": name, "a": a.get(name), "b": b.get(name)} for name in names if a.get(name) != b.get(name)]
 
 
 def _verifier_version(run: SourceRun) -> str | None:
@@ -194,14 +151,14 @@ def _name(member: tuple[int, int]) -> str:
     return f"group {member[0]}, member {member[1]}"
 
 
-def _first_difference(step: int, values_a: Iterator[_Value], values_b: Iterator[_Value]) -> FirstDifference | None:
+def _first_difference(step: int, values_a: Iterator[_Value], values_b: Iterator[_Value]) -> Json | None:
     end = ("members", "the end of the batch", None)
     for (what, where, a), (what_b, where_b, b) in zip_longest(values_a, values_b, fillvalue=end):
         if (what, where) != (what_b, where_b):
-            return FirstDifference(step=step, what=what, where="trained members", a=where, b=where_b)
+            return {"step": step, "what": what, "where": "trained members", "a": where, "b": where_b}
         if (difference := _unequal(a, b)) is not None:
             place, value_a, value_b = difference
-            return FirstDifference(step=step, what=what, where=where + place, a=value_a, b=value_b)
+            return {"step": step, "what": what, "where": where + place, "a": value_a, "b": value_b}
     return None
 
 

@@ -171,12 +171,6 @@ def test_a_part_written_after_the_listing_stays(start_run: StartRun) -> None:
     assert made.marks[layout.TRAINER_LOGPROBS] == 6
 
 
-def test_the_newest_checkpoints_and_weights_keep_their_files(small_run: Any, dict_store: DictStore) -> None:
-    gc(dict_store, Retention(keep_checkpoints=3))
-    assert with_files(dict_store) == [False] * 3 + [True] * 3
-    assert with_files(dict_store, layout.WEIGHTS) == [False] * 4 + [True] * 2
-
-
 def test_the_checkpoint_with_the_best_evaluation_stays(small_run: Any, dict_store: DictStore) -> None:
     checkpoints = Contents(dict_store).checkpoints()
 
