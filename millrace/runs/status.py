@@ -46,10 +46,10 @@ class StatusReader:
         generators, scorers, reward = _layout_of(self._attempt)
         # A replay scores and trains another run's trajectories, which are not in its ledger.
         self._is_replay = store.exists(layout.REPLAY)
-        own = range(0 if self._is_replay else generators)
-        scores = [layout.scores(reward, g, s, scorers) for g in own for s in range(scorers)]
+        counted_generators = range(0 if self._is_replay else generators)
+        scores = [layout.scores(reward, g, s, scorers) for g in counted_generators for s in range(scorers)]
         self._scores = [log_at_head(store, path) for path in scores]
-        self._trajectories = [log_at_head(store, layout.trajectories(g)) for g in own]
+        self._trajectories = [log_at_head(store, layout.trajectories(g)) for g in counted_generators]
         self._results = ResultsReader(store)
         self._incidents = FolderReader(store, layout.INCIDENTS, partial(parse_as, Incident))
         self._decisions = FolderReader(store, layout.DECISIONS, parse_decision)

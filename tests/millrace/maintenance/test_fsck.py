@@ -21,7 +21,7 @@ from millrace.types import Request, Response, Trajectory
 from storage import layout
 from storage.checkpoints import CheckpointWriter, read_latest
 from storage.schema import CONSUMED, SCORE
-from storage.streams.record import Record, encode
+from storage.streams.record import encode
 from storage.streams.stream import StreamReader, StreamWriter
 
 TRAJECTORIES = layout.trajectories(0)
@@ -179,10 +179,10 @@ def test_a_checkpoint_that_contradicts_the_streams_is_damage(
 def test_consumed_rows_that_contradict_the_account_are_damage(
     small_run: Any, dict_store: DictStore, change: dict[str, Any] | None
 ) -> None:
-    first, *others = rows_of_consumed(dict_store)
-    rewrite_consumed(dict_store, [first, *others])
+    first, *other_rows = rows_of_consumed(dict_store)
+    rewrite_consumed(dict_store, [first, *other_rows])
     assert fsck(dict_store).findings == []
-    rewrite_consumed(dict_store, others if change is None else [first | change, *others])
+    rewrite_consumed(dict_store, other_rows if change is None else [first | change, *other_rows])
     assert damaged_files(dict_store) == [newest_checkpoint(dict_store)]
 
 
@@ -286,43 +286,14 @@ def test_unfinished_responses_are_sound(small_run: Any, dict_store: DictStore) -
     assert (report.findings, report.parts) == ([], parts + 1)
 
 
-STREAMS = [TRAJECTORIES, SCORES, layout.CONSUMED, layout.CHECKPOINTS]
-ODD: dict[type, list[Any]] = {
-    int: [-1, -(2**40), 2**40, 10**30],
-    str: ["", "../../run.json", "\x00\x1b[31m"],
-    list: [[-1], [5, 5]],
-    dict: [{}, {"account": 5}, {"intake": None, "account": {}}, {"intake": [{}], "files": 3}],
-}
-COMPARED = {
-    *("rows", "bytes", "checksum", "file", "part", "prev", "first_row_id", "tokens", "group_ids", "min_policy_version")
-}
-"""Fields of a trajectory record that its rows, its file or earlier records confirm."""
-
-
-def odd_records(record: Record) -> list[tuple[str, Record]]:
-    """(field, record) with one odd value each."""
-    odd = []
-    for field in dataclasses.fields(record):
-        value = getattr(record, field.name)
-        if field.name not in ("kind", "seq", "schema_version"):
-            odd += [
-                (field.name, dataclasses.replace(record, **{field.name: other}))
-                for other in ODD[type(value)]
-                if other != value
-            ]
-    return odd
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stream", STREAMS)
-def test_fsck_survives_odd_values_and_finds_contradictions(small_run: Any, dict_store: DictStore, stream: str) -> None:
-    record = Contents(dict_store).read_log(stream).records[-1]
-    path = f"{stream}/{layout.record(record.seq)}"
-    sound = dict_store.objects[path]
-    overlooked = set()
-    for name, odd in odd_records(record):
-        dict_store.objects[path] = encode(odd)
-        if dict_store.objects[path] != sound and not fsck(dict_store).findings:
-            overlooked.add(name)
-    if stream == TRAJECTORIES:
-        assert not overlooked & COMPARED
+@pytest.mark.parametrize(
+    "change",
+    [{"rows": 3}, {"first_row_id": 5}, {"tokens": 99}, {"group_ids": [5]}, {"min_policy_version": 2}, {"file": "../x"}],
+)
+def test_a_record_that_contradicts_its_rows_is_damage(
+    small_run: Any, dict_store: DictStore, change: dict[str, Any]
+) -> None:
+    record = Contents(dict_store).read_log(TRAJECTORIES).records[-1]
+    odd_record = dataclasses.replace(record, **change)
+    dict_store.objects[f"{TRAJECTORIES}/{layout.record(record.seq)}"] = encode(odd_record)
+    assert f"{TRAJECTORIES}/{odd_record.file}" in damaged_files(dict_store)
