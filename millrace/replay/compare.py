@@ -9,8 +9,8 @@ run ─► whole batch of step k ─► original: the run's own trainer repeats 
 Every copy starts each step from the original's weights.
 """
 
-import math
 from collections.abc import Callable, Sequence
+from itertools import combinations_with_replacement
 
 import numpy as np
 import numpy.typing as npt
@@ -141,10 +141,16 @@ def _logprobs(trainer: Trainer, batch: Microbatch) -> torch.Tensor:
 
 def gradient_cosines(trainers: Sequence[Trainer]) -> list[list[float | None]]:
     """[trainers, trainers] cosine between their last gradients, in [-1, 1]; None where one of them is 0."""
-    gradients = []
-    for trainer in trainers:
-        parts = [p.new_zeros(p.shape) if p.grad is None else p.grad for p in trainer.model.parameters()]
-        gradients.append(torch.cat([part.double().flatten() for part in parts]))
-    unit_vectors = torch.nn.functional.normalize(torch.stack(gradients), eps=0.0)
-    # A gradient of 0 has no direction: 0 / 0 is not a number.
-    return [[None if math.isnan(c) else c for c in row] for row in (unit_vectors @ unit_vectors.T).tolist()]
+    gradients = [[parameter.grad for parameter in trainer.model.parameters()] for trainer in trainers]
+    size = len(trainers)
+    dots = np.zeros((size, size))
+    for i, j in combinations_with_replacement(range(size), 2):
+        pairs = zip(gradients[i], gradients[j], strict=True)
+        dots[i, j] = dots[j, i] = sum(
+            (a.double() * b.double()).sum().item() for a, b in pairs if a is not None and b is not None
+        )
+    norms = np.sqrt(np.diag(dots))
+    return [
+        [float(dots[i, j] / (norms[i] * norms[j])) if norms[i] and norms[j] else None for j in range(size)]
+        for i in range(size)
+    ]
