@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from configs.requests import ReplayRequest
-from millrace.runs.history import Point
 from storage import layout
 from storage.errors import NotInStore
 from storage.stores.base import Store
@@ -203,10 +202,3 @@ class LossComparison:
         names = [name for name in self.table.column_names if name not in ("step", "loss")]
         means = self.table.group_by("loss", use_threads=False).aggregate([(name, "mean") for name in names])
         return means.rename_columns(["loss", *names]).to_pylist()  # type: ignore[no-any-return]
-
-    def series(self, name: str) -> dict[str, list[Point]]:
-        """Loss → (step, value) of the column `name` where it is known: the lines of a plot."""
-        lines: dict[str, list[Point]] = {loss: [] for loss in self.losses}
-        for row in self.table.select(["step", "loss", name]).drop_null().to_pylist():
-            lines[row["loss"]].append((row["step"], row[name]))
-        return lines
