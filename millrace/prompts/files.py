@@ -26,7 +26,6 @@ from millrace.prompts.messages import (
     checked_text,
     checked_text_or_number,
     checked_tools,
-    last_text,
     parse_unique,
     parsed_messages,
     shown,
@@ -62,7 +61,7 @@ def read_prompts(source: str, config: PromptsConfig) -> list[Prompt]:
         messages = checked_messages(conversation, where) if isinstance(conversation, list) else ()
         prompt = Prompt(
             prompt_id=checked_text_or_number(record, "id", where) if "id" in record else f"{name}:{number}",
-            text=last_text(messages) if messages else checked_text(record, config.prompt_field, where),
+            text=str(messages[-1]["content"]) if messages else checked_text(record, config.prompt_field, where),
             answer=_answer(record, config, where),
             source=name,
             messages=messages,
@@ -154,7 +153,7 @@ def _parquet_table(source: str, choose: _Choose) -> pa.Table:
 
 
 def _saved_table(source: str, choose: _Choose) -> pa.Table:
-    """The rows of a folder that the library `datasets` saved: a stream of Arrow per part, and state.json, their list."""
+    """The rows of a folder that the library `datasets` saved: Arrow streams, and state.json, their list."""
     folder = source.rstrip("/")
     try:
         with fsspec.open(f"{folder}/state.json", "rb") as file:

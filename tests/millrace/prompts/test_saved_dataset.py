@@ -115,7 +115,14 @@ def test_a_missing_part_and_a_damaged_one_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["{", "[]", '{"_data_files": 3}', '{"_data_files": ["a.arrow"]}', '{"_data_files": [{"name": "a"}]}', "[" * 100_000],
+    [
+        "{",
+        "[]",
+        '{"_data_files": 3}',
+        '{"_data_files": ["a.arrow"]}',
+        '{"_data_files": [{"name": "a"}]}',
+        "[" * 100_000,
+    ],
     ids=lambda text: text[:30],
 )
 def test_a_list_of_parts_of_another_shape_is_refused(tmp_path: Path, content: str) -> None:
