@@ -112,8 +112,6 @@ class Curriculum:
         others         epoch 0     1     2     3     4     5
         easy or hard   epoch 0                       4
 
-    A prompt whose rewards change is asked by its new gap at once, and does not catch up on missed epochs.
-
     Opening it reads the decided blocks. Raises StreamCorrupt for a damaged or missing block, and PromptsError if there
     are more or fewer `prompts` than when it was decided.
     """

@@ -17,7 +17,6 @@ from millrace.errors import InputError, one_line
 from millrace.forking.process_settings import working_folder_first
 from millrace.types import Message, Prompt
 
-_KEY = "environment.name"
 _BUILT_IN = {
     "calculator": "millrace.generation.environments.calculator:Calculator",
     "calculator_tool": "millrace.generation.environments.calculator:CalculatorTool",
@@ -100,15 +99,13 @@ def environment_class(name: str | None) -> type[AnyEnvironment] | None:
         return None
     expected = f"{', '.join(sorted(_BUILT_IN))} or package.module:Class"
     module_name, _, class_name = _BUILT_IN.get(name, name).partition(":")
-    if not (module_name and class_name):
-        raise InputError(f'"{name}"', key=_KEY, expected=expected)
     try:
         with working_folder_first():
             loaded = getattr(importlib.import_module(module_name), class_name)
     except Exception as error:  # whatever a user's module raises while it is imported
         read = f'"{name}" ({type(error).__name__}: {one_line(error)})'
-        raise InputError(read, key=_KEY, expected=expected) from error
+        raise InputError(read, key="environment.name", expected=expected) from error
     if not (isinstance(loaded, type) and issubclass(loaded, AnyEnvironment)):
         expected = f"a subclass of Environment or ChatEnvironment of {__name__}"
-        raise InputError(f'"{name}"', key=_KEY, expected=expected)
+        raise InputError(f'"{name}"', key="environment.name", expected=expected)
     return loaded
