@@ -20,10 +20,10 @@ from transformers import (
 from transformers.utils import logging
 
 from millrace.errors import ModelFolderError
+from millrace.weights.fingerprint import names_of
 
 # A progress bar over tensors is noise in the logs of stages.
 logging.disable_progress_bar()
-_MOST_NAMED = 3
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 _LONGEST_REASON = 400
 NOT_TIED = (
@@ -107,22 +107,17 @@ def is_finite(tensor: torch.Tensor) -> bool:
 def refuse_differences(folder: Path, loaded: Mapping[str, Any]) -> None:
     """Raises ModelFolderError unless the weight files have exactly the model's tensors, by transformers' report."""
     if missing := sorted(loaded["missing_keys"]):
-        raise ModelFolderError(f"its weight files miss {_named(missing)}", file=folder)
+        raise ModelFolderError(f"its weight files miss {names_of(missing, 3)}", file=folder)
     if differing := sorted(loaded["mismatched_keys"]):
         name, stored, expected = differing[0]
         read = f"a tensor of the shape {list(stored)} in the weight files"
         raise ModelFolderError(read, file=folder, key=name, expected=f"{list(expected)}, as config.json describes it")
     if unexpected := sorted(loaded["unexpected_keys"]):
         raise ModelFolderError(
-            f"its weight files hold {_named(unexpected)}",
+            f"its weight files hold {names_of(unexpected, 3)}",
             file=folder,
             expected="the tensors that config.json describes",
         )
-
-
-def _named(names: list[str]) -> str:
-    more = "" if len(names) <= _MOST_NAMED else f" and {len(names) - _MOST_NAMED} more"
-    return f"{', '.join(names[:_MOST_NAMED])}{more}"
 
 
 def empty_model(folder: Path) -> PreTrainedModel:

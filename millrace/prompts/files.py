@@ -59,10 +59,15 @@ def read_prompts(source: str, config: PromptsConfig) -> list[Prompt]:
             raise PromptsError("no object", file=where, expected=expected)
         conversation = parsed_messages(record.get(config.prompt_field, record.get(_MESSAGES)), where)
         messages = checked_messages(conversation, where) if isinstance(conversation, list) else ()
+        written = checked_text_or_number(record, config.answer_field, where)
+        answer = reference_answer(written, config.answer_format)
+        if answer is None:
+            expected = EXPECTED[config.answer_format]
+            raise PromptsError(shown(written), file=where, key=config.answer_field, expected=expected)
         prompt = Prompt(
             prompt_id=checked_text_or_number(record, "id", where) if "id" in record else f"{name}:{number}",
             text=str(messages[-1]["content"]) if messages else checked_text(record, config.prompt_field, where),
-            answer=_answer(record, config, where),
+            answer=answer,
             source=name,
             messages=messages,
             tools=checked_tools(record[_TOOLS], where) if record.get(_TOOLS) else (),
@@ -73,14 +78,6 @@ def read_prompts(source: str, config: PromptsConfig) -> list[Prompt]:
     if not prompts:
         raise PromptsError("no prompts", file=source, expected="at least one")
     return list(prompts.values())
-
-
-def _answer(record: dict[str, object], config: PromptsConfig, where: str) -> str:
-    text = checked_text_or_number(record, config.answer_field, where)
-    answer = reference_answer(text, config.answer_format)
-    if answer is None:
-        raise PromptsError(shown(text), file=where, key=config.answer_field, expected=EXPECTED[config.answer_format])
-    return answer
 
 
 def _records(source: str, config: PromptsConfig) -> _Records:

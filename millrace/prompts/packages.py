@@ -62,7 +62,6 @@ class PromptSource:
         return cls(package=package, name=name, arguments=json.loads(arguments))
 
 
-
 def prompt_sources(source: str, prompts: PromptsConfig) -> list[PromptSource]:
     """Parses `source`, "package:name": an environment, or tasks. Empty if it names no package.
 
@@ -188,6 +187,7 @@ def prompt_text(messages: str | list[dict[str, Any]]) -> str:
 
 def _prompts(source: PromptSource) -> Iterator[Prompt]:
     """The prompts of a source, which the package lists. The answer is empty where the package has none."""
+    listed: Iterator[dict[str, Any]]
     if source.package == "reasoning_gym":
         dataset = open_dataset(source.name, source.arguments)
         problems = (entry(dataset, index) for index in range(len(dataset)))

@@ -38,12 +38,10 @@ Text = tuple[int, ...]
 class KvRows:
     """A causal language model's cache of B rows of tokens, 0 at first. Append, decode and remove in inference mode."""
 
-    def __init__(self, model: PreTrainedModel, pad: int, recorder: ExpertRecorder | None = None) -> None:
-        """`pad` is any token id."""
+    def __init__(self, model: PreTrainedModel, recorder: ExpertRecorder | None = None) -> None:
         self.experts: list[torch.Tensor] = []
         """Experts of the last append or decode, by row: [tokens, layers, k]. Empty without `recorder`."""
         self._model = model
-        self._pad = pad
         self._recorder = recorder
         self._layers = [_Layer(self) for _ in DynamicCache(config=model.config).layers]
         self._cache = Cache(layers=list(self._layers))
@@ -77,7 +75,11 @@ class KvRows:
                 self._make_room(self._num_rows + len(texts), max(self.width, *map(len, texts)), layers)
                 logits_NV = logits_UV.new_empty(len(texts), logits_UV.shape[1])
             logits_NV[rows] = logits_UV[sources]
-            self._put([self._num_rows + n for n in rows], layers, sources)
+            rows_N = torch.tensor(rows, device=logits_NV.device) + self._num_rows
+            columns = slice(self.end - len(chunk[-1]), self.end)
+            for layer, pair in zip(self._layers, layers, strict=True):
+                for buffer, new in zip(layer.buffers, pair, strict=True):
+                    buffer[:, :, columns].index_copy_(0, rows_N, new[sources])
             if self._recorder is not None:
                 experts_UPLK = self._recorder.take().unflatten(0, (len(chunk), -1))
                 for n, u in zip(rows, sources, strict=True):
@@ -124,7 +126,7 @@ class KvRows:
     def _prefill(self, texts: Sequence[Text]) -> tuple[torch.Tensor, list[tuple[torch.Tensor, ...]]]:
         """([N, V] logits after the texts, their keys and values by layer, padded on the left)."""
         longest = max(len(text) for text in texts)
-        input_ids_NP = torch.tensor([[self._pad] * (longest - len(text)) + list(text) for text in texts])
+        input_ids_NP = torch.tensor([[0] * (longest - len(text)) + list(text) for text in texts])
         starts_N1 = torch.tensor([[longest - len(text)] for text in texts])
         columns_P = torch.arange(longest)
         positions_NP = (columns_P - starts_N1).clamp(min=0)
@@ -173,14 +175,6 @@ class KvRows:
                     buffer[: self._num_rows, :, width - self.width : width] = rows
             self.end = width
         self.width = width
-
-    def _put(self, rows: Sequence[int], layers: Sequence[tuple[torch.Tensor, ...]], sources: Sequence[int]) -> None:
-        """Copies the rows `sources` of these layers into rows that have room, right before `end`."""
-        begin = self.end - layers[0][0].shape[2]
-        rows_N, sources_N = (torch.tensor(each, device=layers[0][0].device) for each in (rows, sources))
-        for layer, pair in zip(self._layers, layers, strict=True):
-            for buffer, new in zip(layer.buffers, pair, strict=True):
-                buffer[:, :, begin : self.end].index_copy_(0, rows_N, new[sources_N])
 
 
 def _chunks(texts: Sequence[Text]) -> Iterator[list[Text]]:

@@ -114,11 +114,10 @@ class TransformersEngine(Engine):
         self._device: torch.device = model.device
         self.vocab_size: int = model.config.vocab_size
         self._criteria = StopCriteria(tokenizer, stop, stop_token_ids or [tokenizer.eos_token_id])
-        self._pad: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         self._sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=1)
         self._recorder = ExpertRecorder(model) if records_experts else None
         # Row i of the cache is that of `_rows[i]`, and holds all its tokens but the newest.
-        self._cache = KvRows(model, self._pad, self._recorder)
+        self._cache = KvRows(model, self._recorder)
         self._rows: list[_Row] = []
         self._waiting: list[_Row] = []
 
@@ -175,7 +174,7 @@ class TransformersEngine(Engine):
     @torch.inference_mode()
     def next_logprobs(self, tokens: Sequence[int], most: int) -> dict[int, float]:
         self.model.eval()
-        cache = KvRows(self.model, self._pad, self._recorder)
+        cache = KvRows(self.model, self._recorder)
         *earlier, newest = tokens
         logits_1V = cache.append([tuple(earlier or tokens)])
         if earlier:

@@ -21,7 +21,7 @@ from configs.schema import ModelConfig
 from millrace.chat.base import Rendered
 from millrace.chat.encoder import PromptEncoder, is_chat, load_encoder
 from millrace.generation.engines.base import Engine, unstarted
-from millrace.generation.environments.base import AnyEnvironment, ChatEnvironment
+from millrace.generation.environments.base import AnyEnvironment, ChatEnvironment, Environment
 from millrace.prompts.dataset import PromptSet
 from millrace.rollouts.groups_in_flight import derived_seed
 from millrace.types import NO_RESPONSE, FinishReason, Prompt, Request, Response, Sampling, Trajectory
@@ -211,6 +211,7 @@ class Episodes(Engine):
             context = text[: len(text) - len(turn)]
             observation = environment.step(renderer.parse(turn, context, tools))
             return None if observation.done else renderer.next_turn(context, turn, observation.messages, tools)
+        assert isinstance(environment, Environment)
         tokenizer = self._encoder.tokenizer
         sampled = turn[:-1] if turn[-1] in self._encoder.stop_token_ids else turn
         observation = environment.step(str(tokenizer.decode(list(sampled), clean_up_tokenization_spaces=False)))

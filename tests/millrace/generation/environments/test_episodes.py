@@ -181,7 +181,7 @@ def test_every_turn_has_its_own_seed_and_the_first_the_trajectorys(
     episodes = episodes_of(engine)
     episodes.submit([request(0, 0), request(0, 1)], ROOMY)
     all_of(episodes)
-    seeds = [asked.seed for asked in engine.asked]
+    seeds = [request.seed for request in engine.asked]
     assert seeds[:2] == [41, 42]
     assert sorted(seeds[2:]) == sorted(derived_seed(seed, turn) for seed in (41, 42) for turn in (1, 2))
     assert len(set(seeds)) == 6

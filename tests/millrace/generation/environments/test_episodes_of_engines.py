@@ -173,7 +173,7 @@ def test_given_response_tokens_are_read_and_count_towards_the_limit(
     engine: Engine, models: dict[int, PreTrainedModel], num_there: int
 ) -> None:
     there = tuple(3 + i % 10 for i in range(num_there))
-    going_on = [replace(asked, response_tokens=there[: 1 + i % num_there]) for i, asked in enumerate(requests())]
+    going_on = [replace(request, response_tokens=there[: 1 + i % num_there]) for i, request in enumerate(requests())]
     engine.submit(going_on, SAMPLING)
     done = all_of(engine)
     for trajectory in done:
