@@ -50,9 +50,9 @@ class Engine(ABC):
     def tokens_in_flight(self) -> int:
         """Response tokens sampled so far for the requests in flight, without those they were submitted with."""
 
-    @abstractmethod
     def abort(self) -> None:
         """Drops every request in flight."""
+        self.interrupt()
 
     @abstractmethod
     def interrupt(self) -> list[Trajectory]:

@@ -45,17 +45,11 @@ class KvRows:
         self._recorder = recorder
         self._layers = [_Layer(self) for _ in DynamicCache(config=model.config).layers]
         self._cache = Cache(layers=list(self._layers))
-        self.free()
-
-    def free(self) -> None:
-        """Removes all rows and frees their memory."""
         self._num_rows = self._max_rows = self._max_columns = 0
         self._lengths_B = torch.zeros(0, dtype=torch.long)
         self.width = 0
         """Tokens of the longest row."""
         self.end = 0
-        for layer in self._layers:
-            layer.buffers = ()
 
     @torch.inference_mode()
     def clear(self) -> None:
@@ -191,7 +185,7 @@ def _chunks(texts: Sequence[Text]) -> Iterator[list[Text]]:
 class _Layer(CacheLayerMixin):
     """One layer's buffers, as `transformers` calls them while it computes a token of each row."""
 
-    buffers: tuple[torch.Tensor, ...]
+    buffers: tuple[torch.Tensor, ...] = ()
     """Keys and values, each [rows, heads, columns, features]; empty until the first rows enter."""
 
     def __init__(self, rows: KvRows) -> None:

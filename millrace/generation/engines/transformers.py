@@ -150,13 +150,10 @@ class TransformersEngine(Engine):
                 break
         return finished
 
-    def abort(self) -> None:
-        self._rows, self._waiting = [], []
-        self._cache.clear()
-
     def interrupt(self) -> list[Trajectory]:
         trajectories = [row.trajectory("unfinished") for row in self._rows + self._waiting]
-        self.abort()
+        self._rows, self._waiting = [], []
+        self._cache.clear()
         return trajectories
 
     def update_weights(self, weights: Weights) -> float:
@@ -183,7 +180,7 @@ class TransformersEngine(Engine):
         return dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
 
     def sleep(self) -> None:
-        self._cache.free()
+        self._cache = KvRows(self.model, self._recorder)
         move(self.model, torch.device("cpu"))
 
     def wake(self) -> None:

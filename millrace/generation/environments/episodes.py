@@ -141,14 +141,11 @@ class Episodes(Engine):
     def tokens_in_flight(self) -> int:
         return self._engine.tokens_in_flight + sum(len(episode.response.tokens) for episode in self._episodes.values())
 
-    def abort(self) -> None:
-        self._engine.abort()
-        self._episodes.clear()
-
     def interrupt(self) -> list[Trajectory]:
         # The state of an environment can't be stored, so its trajectories begin again.
         requests = [episode.request for episode in self._episodes.values()]
-        self.abort()
+        self._episodes.clear()
+        self._engine.abort()
         return [unstarted(request) for request in requests]
 
     def update_weights(self, weights: Weights) -> float:

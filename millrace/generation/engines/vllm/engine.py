@@ -122,12 +122,6 @@ class VllmEngine(Engine):
             ended = list(self._finished.queue)
         return sampled + sum(len(done.response.tokens) for done in ended if isinstance(done, Trajectory))
 
-    def abort(self) -> None:
-        self._run(self._cancel())
-        while not self._finished.empty():
-            self._finished.get_nowait()
-        self._in_flight = 0
-
     def interrupt(self) -> list[Trajectory]:
         self._run(self._abort_all())
         ended = [self._next(0.0) for _ in range(self._in_flight)]
@@ -226,12 +220,6 @@ class VllmEngine(Engine):
         await self._llm.finish_weight_update(version)
         await self._llm.resume_generation()
         return time.monotonic() - started
-
-    async def _cancel(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _abort_all(self) -> None:
         # More than once: vLLM can't abort a request that is still on its way to it.
