@@ -20,7 +20,6 @@ from transformers import (
 from transformers.utils import logging
 
 from millrace.errors import ModelFolderError
-from millrace.weights.fingerprint import names_of
 
 # A progress bar over tensors is noise in the logs of stages.
 logging.disable_progress_bar()
@@ -107,17 +106,22 @@ def is_finite(tensor: torch.Tensor) -> bool:
 def refuse_differences(folder: Path, loaded: Mapping[str, Any]) -> None:
     """Raises ModelFolderError unless the weight files have exactly the model's tensors, by transformers' report."""
     if missing := sorted(loaded["missing_keys"]):
-        raise ModelFolderError(f"its weight files miss {names_of(missing, 3)}", file=folder)
+        raise ModelFolderError(f"its weight files miss {_named(missing)}", file=folder)
     if differing := sorted(loaded["mismatched_keys"]):
         name, stored, expected = differing[0]
         read = f"a tensor of the shape {list(stored)} in the weight files"
         raise ModelFolderError(read, file=folder, key=name, expected=f"{list(expected)}, as config.json describes it")
     if unexpected := sorted(loaded["unexpected_keys"]):
         raise ModelFolderError(
-            f"its weight files hold {names_of(unexpected, 3)}",
+            f"its weight files hold {_named(unexpected)}",
             file=folder,
             expected="the tensors that config.json describes",
         )
+
+
+def _named(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more}"
 
 
 def empty_model(folder: Path) -> PreTrainedModel:
