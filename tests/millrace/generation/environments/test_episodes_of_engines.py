@@ -2,7 +2,6 @@
 
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -165,21 +164,3 @@ def test_new_weights_between_and_within_turns_give_each_token_its_version(
     # The counter-proof: under the first version alone, the rest would not fit.
     first = dict.fromkeys(models, models[0])
     assert max(largest_mismatch(first, s.request.prompt_tokens, s.response) for s in several) > 100 * TOLERANCE
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_there", [1, 5, 29])
-def test_given_response_tokens_are_read_and_count_towards_the_limit(
-    engine: Engine, models: dict[int, PreTrainedModel], num_there: int
-) -> None:
-    there = tuple(3 + i % 10 for i in range(num_there))
-    going_on = [replace(request, response_tokens=there[: 1 + i % num_there]) for i, request in enumerate(requests())]
-    engine.submit(going_on, SAMPLING)
-    done = all_of(engine)
-    for trajectory in done:
-        loaded = (*trajectory.request.prompt_tokens, *trajectory.request.response_tokens)
-        total = len(trajectory.request.response_tokens) + len(trajectory.response.tokens)
-        assert total <= SAMPLING.max_new_tokens
-        assert (trajectory.response.finish_reason == "length") <= (total == SAMPLING.max_new_tokens)
-        assert largest_mismatch(models, loaded, trajectory.response) < TOLERANCE
-    assert {trajectory.response.finish_reason for trajectory in done} == {"stop", "length"}
