@@ -160,8 +160,7 @@ class TrainingConfig(Section):
     checkpoint_every: Count = 10
     """Number of optimizer steps between two checkpoints."""
     checkpoint_minutes: Positive | None = 10.0
-    """Maximum time between two checkpoints, minutes; the first of a run is due after a tenth of it. null: only
-    `checkpoint_every` applies."""
+    """Maximum time between two checkpoints, minutes; null: only `checkpoint_every` applies."""
     checkpoint_keep: Annotated[int, Field(ge=2)] | None = None
     """Number of newest checkpoints whose files stay; those of the best version evaluated stay as well. null: all."""
     threads: Count = 1

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from millrace.errors import LedgerMismatch
 from millrace.maintenance.contents import StoredLog, StoredStream
 from millrace.rollouts.consumed import TRAINED, read_consumed
-from millrace.rollouts.ledger import Account, Amount, balance
+from millrace.rollouts.ledger import Account, Amount
 from millrace.rollouts.loader import consumed_by
 from storage import layout
 from storage.checkpoints import Checkpoint
@@ -86,11 +86,8 @@ def check_ledger(
         amounts[path.split("/")[1]] += Amount(rollouts=log.head.rows, tokens=log.head.tokens)
     state = checkpoint.state
     account = Account.from_json(state["account"])
-    balance(
-        generated=amounts["trajectories"],
-        scored=amounts["scores"],
-        consumed=consumed_by(state["intake"]),
-        account=account,
+    account.balance(
+        generated=amounts["trajectories"], scored=amounts["scores"], consumed=consumed_by(state["intake"])
     )
     if layout.CONSUMED in logs:
         _check_consumed(store, checkpoint.step, account)

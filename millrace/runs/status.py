@@ -13,7 +13,7 @@ from typing import Any
 
 from millrace.evaluation.results import Result, ResultsReader, best_result, measures_by_set
 from millrace.evaluation.schedule import read_early_stop
-from millrace.rollouts.ledger import Account, Amount, Ledger, amount_committed, balance, check_scored, log_at_head
+from millrace.rollouts.ledger import Account, Amount, amount_committed, check_scored, log_at_head
 from millrace.rollouts.loader import consumed_by
 from millrace.runs.decisions import parse_decision, summarize_decisions
 from millrace.runs.figures import staleness_trained
@@ -69,7 +69,7 @@ class StatusReader:
         # The controller's heartbeats are a sign of life and nothing else.
         for some in (records, of_this_attempt):
             some.pop(f"{CONTROLLER}-0", None)
-        trainer, account, ledger = self._balanced(records.get("train-0", {}))
+        trainer, account = self._balanced(records.get("train-0", {}))
         step, step_seconds = trainer.get("policy_version", 0), trainer.get("step_seconds")
         newest = max((record["t"] for record in records.values()), default=attempt.t_started)
         wall_seconds = max(0.0, newest - attempt.t_started)
@@ -106,24 +106,24 @@ class StatusReader:
             "trained_to_taken": {"length": trainer.get("length_ratio"), "reward": trainer.get("reward_ratio")},
             "zero_advantage_share": trainer.get("zero_advantage_share"),
             "curriculum": _curriculum(records),
-            "ledger": {**ledger.to_json(), "generated_twice": _generated_twice(ledger, records)},
+            "ledger": {**account.ledger(), "generated_twice": _generated_twice(account, records)},
             "seconds": _seconds(records),
             "scores": {name: _total(records, "score", name) for name in ("rollouts", "errors")},
-            "tokens": self._tokens(ledger, records),
+            "tokens": self._tokens(account, records),
             "weight_sync": self._weight_sync(),
         }
 
-    def _balanced(self, trainer: Mapping[str, Any]) -> tuple[Mapping[str, Any], Account, Ledger]:
-        """The trainer's status record, its account, and the ledger; by the checkpoint if the record can't be used."""
+    def _balanced(self, trainer: Mapping[str, Any]) -> tuple[Mapping[str, Any], Account]:
+        """The trainer's status record and its balanced account; by the checkpoint if the record can't be used."""
         if "account" not in trainer:
             trainer = {**self._as_of_checkpoint(), **trainer}
         try:
-            return trainer, *self._ledger(trainer)
+            return trainer, self._account(trainer)
         except StreamCorrupt:
             raise
         except (KeyError, TypeError, ValueError):
             trainer = {**trainer, **self._as_of_checkpoint()}
-            return trainer, *self._ledger(trainer)
+            return trainer, self._account(trainer)
 
     def _as_of_checkpoint(self) -> dict[str, Any]:
         """The trainer's status record if it had ended at the latest checkpoint."""
@@ -137,8 +137,8 @@ class StatusReader:
             "consumed": [amount.to_json() for amount in consumed_by(checkpoint.state["intake"])],
         }
 
-    def _ledger(self, trainer: Mapping[str, Any]) -> tuple[Account, Ledger]:
-        """The account in the trainer's record, and the ledger of everything committed now, which is at least as new."""
+    def _account(self, trainer: Mapping[str, Any]) -> Account:
+        """The account in the trainer's record, balanced with everything committed now, which is at least as new."""
         account = Account.from_json(trainer["account"])
         consumed = [Amount.from_json(amount) for amount in trainer["consumed"]]
         # Scores first, because their trajectories are already committed.
@@ -154,17 +154,18 @@ class StatusReader:
                 check_no_hole(self._store, layout.trajectories(generator), reader.cursor)
             self._looked = True
         check_scored(generated, scored)
-        return account, balance(generated=generated, scored=scored, consumed=consumed, account=account)
+        account.balance(generated=generated, scored=scored, consumed=consumed)
+        return account
 
-    def _tokens(self, ledger: Ledger, records: Records) -> dict[str, int]:
+    def _tokens(self, account: Account, records: Records) -> dict[str, int]:
         """Response tokens that each stage has committed so far."""
         if self._is_replay:
-            # It scores and trains another run's trajectories, which this ledger does not count.
+            # It scores and trains another run's trajectories, which this account does not count.
             return {stage: _total(records, stage, "tokens") for stage in ("generate", "score", "train")}
         return {
-            "generate": ledger.generated.tokens,
-            "score": ledger.generated.tokens - ledger.in_flight.tokens,
-            "train": ledger.trained.tokens,
+            "generate": account.generated.tokens,
+            "score": account.generated.tokens - account.in_flight.tokens,
+            "train": account.trained.tokens,
         }
 
     def _weight_sync(self) -> dict[str, Any]:
@@ -253,8 +254,8 @@ def _curriculum(records: Records) -> dict[str, float] | None:
     return {"easy": newest["easy_prompt_share"], "hard": newest["hard_prompt_share"]}
 
 
-def _generated_twice(ledger: Ledger, records: Records) -> dict[str, int]:
+def _generated_twice(account: Account, records: Records) -> dict[str, int]:
     """Response tokens that had to be sampled again: of rolled-back trajectories, and of responses that were lost in
     flight with their generator, as far as its last status record knew of them."""
     lost = _total(records, "generate", "tokens_discarded")
-    return {"tokens": ledger.dropped.get("rolled_back", Amount()).tokens + lost}
+    return {"tokens": account.dropped.get("rolled_back", Amount()).tokens + lost}

@@ -10,26 +10,23 @@ was rolled back makes other weights under the same version.
 """
 
 import time
-from collections.abc import Callable, Mapping
-from functools import cached_property
-from pathlib import Path
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 
-from millrace.chat.encoder import PromptEncoder
 from millrace.errors import InputError
-from millrace.evaluation.examiner import EvaluationSet, Examiner, Rules, Stopped, evaluation_sets, with_evaluation_sets
+from millrace.evaluation.examiner import Examiner, Rules, Stopped, evaluation_sets, with_evaluation_sets
 from millrace.evaluation.results import Result, measures_by_set, read_result, write_result
 from millrace.evaluation.schedule import due, stop_if_no_better
 from millrace.forking.process_settings import take_idle_time
-from millrace.generation.engines.base import Engine
 from millrace.generation.engines.transformers import TransformersEngine
-from millrace.generation.environments.base import AnyEnvironment, environment_class
+from millrace.generation.environments.base import environment_class
 from millrace.generation.environments.episodes import in_environment, prompt_encoder
 from millrace.models.loading import load_model
 from millrace.models.start_folder import start_folder
-from millrace.prompts.dataset import PromptSet, load_prompts
+from millrace.prompts.dataset import load_prompts
 from millrace.rewards.scorer import make_scorer
 from millrace.runs.record import read_attempt
 from millrace.runtime.arguments import EVALUATE_AT_END
@@ -57,7 +54,9 @@ def main(stage: Stage) -> None:
     at_end = stage.replica == EVALUATE_AT_END
     if not at_end:
         take_idle_time()
-    evaluation = Evaluation(stage, Policy(stage).measures)
+    # Made when the first version is measured.
+    policy = cache(lambda: Policy(stage))
+    evaluation = Evaluation(stage, lambda checkpoint: policy().measures(checkpoint))
     try:
         # A replay is compared at its end alone.
         if not stage.store.exists(layout.REPLAY):
@@ -174,11 +173,35 @@ class Evaluation:
 
 
 class Policy:
-    """The run's policy. Its engine is made when the first version is measured."""
+    """The run's policy, in an engine that starts with the base model."""
 
     def __init__(self, stage: Stage) -> None:
-        self._stage = stage
-        self._store = stage.store
+        self._stage, self._config = stage, stage.config
+        config = stage.config
+        torch.set_num_threads(config.training.threads)
+        with stage.loading():
+            self._folder = start_folder(stage.store, config.model.path, stage.arguments.handover)
+            prompts = load_prompts(config.prompts)
+            self._sets = evaluation_sets(config.evaluation, config.prompts, prompts)
+            environment = environment_class(config.environment.name)
+            encoder = self._encoder = prompt_encoder(
+                self._folder, config.model, config.prompts, with_evaluation_sets(prompts, self._sets), environment
+            )
+            model = load_model(self._folder, config.model.dtype)
+            self._engine = in_environment(
+                lambda stop: TransformersEngine(
+                    model,
+                    encoder.tokenizer,
+                    stop=stop,
+                    stop_token_ids=encoder.stop_token_ids,
+                    on_progress=stage.advance,
+                ),
+                environment,
+                encoder,
+                max_turns=config.environment.max_turns,
+            )
+        names = ", ".join(f"{len(held_out.prompts)} prompts of {name}" for name, held_out in self._sets.items())
+        stage.mark_ready(f"evaluation ready, on {names}")
 
     def measures(self, checkpoint: Checkpoint | None) -> Measures:
         """Measures the version of `checkpoint`, or the base model for None, which must come first."""
@@ -186,12 +209,17 @@ class Policy:
         if checkpoint is not None and checkpoint.step > 0:
             self._load(checkpoint)
         assert self._engine.policy_version == (0 if checkpoint is None else checkpoint.step)
-        config = self._stage.config
+        config = self._config
+        rules = Rules(
+            sampling=Sampling.configured(config.generation),
+            seed=config.seed,
+            batch_size=_BATCH_SIZE,
+            answer_pattern=config.scoring.answer_pattern,
+        )
         further = [held_out.source for held_out in config.evaluation.sets.values()]
         with make_scorer(config.scoring, config.prompts, further) as scorer:
             scorer.on_first_failure = self._stage.log
-            examiner = Examiner(self._engine, self._encoder, scorer, self._rules, self._continues)
-            return examiner.measure(self._sets)
+            return Examiner(self._engine, self._encoder, scorer, rules, self._continues).measure(self._sets)
 
     def _continues(self) -> bool:
         self._stage.beat()
@@ -203,79 +231,16 @@ class Policy:
             incarnation=checkpoint.incarnation, policy_version=checkpoint.step, t_offered=time.time()
         )
         # Adapters and frozen layers need the start model, and the engine's may have changed since.
-        training = self._stage.config.training
+        training = self._config.training
         partly = training.lora.rank is not None or training.frozen_layers > 0
-        start = load_model(self._folder, self._stage.config.model.dtype).named_parameters() if partly else ()
-        tensors = load_weights(self._store, checkpoint, dict(start))
+        start = load_model(self._folder, self._config.model.dtype).named_parameters() if partly else ()
+        tensors = load_weights(self._stage.store, checkpoint, dict(start))
         self._engine.update_weights(Weights(manifest=Manifest(id=weights_id), tensors=tensors))
-
-    @cached_property
-    def _folder(self) -> Path:
-        return start_folder(self._store, self._stage.config.model.path, self._stage.arguments.handover)
-
-    @cached_property
-    def _environment(self) -> type[AnyEnvironment] | None:
-        return environment_class(self._stage.config.environment.name)
-
-    @cached_property
-    def _encoder(self) -> PromptEncoder:
-        config = self._stage.config
-        prompts = with_evaluation_sets(self._prompts, self._sets)
-        return prompt_encoder(self._folder, config.model, config.prompts, prompts, self._environment)
-
-    @cached_property
-    def _engine(self) -> Engine:
-        stage, config = self._stage, self._stage.config
-        torch.set_num_threads(config.training.threads)
-        with stage.loading():
-            encoder, model = self._encoder, load_model(self._folder, config.model.dtype)
-            engine = in_environment(
-                lambda stop: TransformersEngine(
-                    model,
-                    encoder.tokenizer,
-                    stop=stop,
-                    stop_token_ids=encoder.stop_token_ids,
-                    on_progress=stage.advance,
-                ),
-                self._environment,
-                encoder,
-                max_turns=config.environment.max_turns,
-            )
-        stage.mark_ready(f"evaluation ready, on {_in_words(self._sets)}")
-        return engine
-
-    @cached_property
-    def _sets(self) -> dict[str, EvaluationSet]:
-        return evaluation_sets(self._stage.config.evaluation, self._stage.config.prompts, self._prompts)
-
-    @cached_property
-    def _prompts(self) -> PromptSet:
-        return load_prompts(self._stage.config.prompts)
-
-    @property
-    def _rules(self) -> Rules:
-        config, generation = self._stage.config, self._stage.config.generation
-        sampling = Sampling(
-            temperature=generation.temperature,
-            top_p=generation.top_p,
-            top_k=generation.top_k,
-            max_new_tokens=generation.max_new_tokens,
-        )
-        return Rules(
-            sampling=sampling,
-            seed=config.seed,
-            batch_size=_BATCH_SIZE,
-            answer_pattern=config.scoring.answer_pattern,
-        )
 
 
 def _checksum(checkpoint: Checkpoint | None) -> str | None:
     """Checksum of a checkpoint's weights; None for the base model, even if a checkpoint holds it."""
     return None if checkpoint is None or checkpoint.step == 0 else weights_checksum(checkpoint)
-
-
-def _in_words(sets: Mapping[str, EvaluationSet]) -> str:
-    return ", ".join(f"{len(held_out.prompts)} prompts of {name}" for name, held_out in sets.items())
 
 
 def _line(result: Result) -> str:

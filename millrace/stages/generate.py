@@ -50,16 +50,10 @@ def main(stage: Stage) -> None:
         engine = _engine(stage, folder, encoder, environment)
         order = prompt_order(stage, prompts.train)
     reader = generator_end(config.weights, stage.store, stage.arguments.handover, stage.replica)
-    sampling = Sampling(
-        temperature=generation.temperature,
-        top_p=generation.top_p,
-        top_k=generation.top_k,
-        max_new_tokens=generation.max_new_tokens,
-    )
     writer = TrajectoryWriter(
         stage.store,
         stage.replica,
-        sampling,
+        Sampling.configured(generation),
         config.storage,
         vocab_size=engine.vocab_size,
         group_size=generation.group_size,
@@ -79,12 +73,7 @@ def main(stage: Stage) -> None:
     stage.log(f"generator {stage.replica} drained after {writer.rows} trajectories{stored}")
 
 
-def _engine(
-    stage: Stage,
-    folder: Path,
-    encoder: PromptEncoder,
-    environment: type[AnyEnvironment] | None,
-) -> Engine:
+def _engine(stage: Stage, folder: Path, encoder: PromptEncoder, environment: type[AnyEnvironment] | None) -> Engine:
     """The run's engine, playing its environment if it has one."""
     config = stage.config
 
@@ -106,13 +95,8 @@ def _engine(
         stage.awaits_engine = False
         stage.update_status()
 
-    return in_environment(
-        engine,
-        environment,
-        encoder,
-        max_turns=config.environment.max_turns,
-        each_turn=each_turn,
-    )
+    max_turns = config.environment.max_turns
+    return in_environment(engine, environment, encoder, max_turns=max_turns, each_turn=each_turn)
 
 
 if __name__ == "__main__":

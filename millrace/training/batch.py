@@ -101,7 +101,7 @@ class Microbatch:
     routed_experts_SX: torch.Tensor | None
     """[S, layers · experts per token] int64, the generator's experts, `NOT_RECORDED` where there are none; None if no
     sample has any."""
-    places: tuple[int, ...]
+    indices: tuple[int, ...]
     """[Q] indices of the samples in the batch; empty in a spare rank's dummy batch."""
 
     def to(self, device: torch.device) -> Self:

@@ -58,15 +58,15 @@ class Objective:
         self._training = training
         self._max_new_tokens = max_new_tokens
 
-    def scale(self, samples: Sequence[Sample], places: Sequence[int]) -> torch.Tensor:
-        """[samples] float64 factor of each token's loss in an update on those at `places`, and 0 for the others.
+    def scale(self, samples: Sequence[Sample], indices: Sequence[int]) -> torch.Tensor:
+        """[samples] float64 factor of each token's loss in an update on those at `indices`, and 0 for the others.
 
         Raises InputError if no token of the update is trainable.
         """
-        lengths_U = torch.tensor([int(samples[place].loss_mask.sum()) for place in places])
+        lengths_U = torch.tensor([int(samples[index].loss_mask.sum()) for index in indices])
         scale_Q = torch.zeros(len(samples), dtype=torch.float64)
-        groups_U = torch.tensor([samples[place].group for place in places])
-        scale_Q[list(places)] = token_scale(self._training.aggregation, lengths_U, self._max_new_tokens, groups_U)
+        groups_U = torch.tensor([samples[index].group for index in indices])
+        scale_Q[list(indices)] = token_scale(self._training.aggregation, lengths_U, self._max_new_tokens, groups_U)
         return scale_Q
 
     def has_gradient(self, sample: Sample) -> bool:
@@ -180,7 +180,7 @@ def _loss_inputs(
         rollout_logprobs_N=batch.rollout_logprobs_N[carries],
         advantages_N=batch.advantages_N[carries],
         response_N=batch.response_N[carries],
-        num_responses=len(batch.places),
+        num_responses=len(batch.indices),
         staleness_N=batch.staleness_N[carries],
         before_logprobs_N=None if before_N is None else before_N[at_L].to(logprobs_N),
         reference_logprobs_N=None if reference_N is None else reference_N[at_L].to(logprobs_N),

@@ -25,7 +25,6 @@ from transformers import PreTrainedModel
 from configs.training import ScheduleConfig, TrainingConfig
 from millrace.errors import TrainingDiverged
 from millrace.training.batch import Sample
-from millrace.training.step_report import Values, ratio_effective_sample_size
 
 
 def plan_updates(
@@ -46,7 +45,7 @@ def plan_updates(
         order = np.random.default_rng([seed, policy_version, epoch]).permutation(carrying)
         for part in np.array_split(order, min(minibatches, len(carrying))):
             groups = set(part.tolist())
-            plan.append([place for place, sample in enumerate(samples) if sample.group in groups])
+            plan.append([index for index, sample in enumerate(samples) if sample.group in groups])
     return plan
 
 
@@ -65,14 +64,6 @@ def share_of_rate(schedule: ScheduleConfig, step: int) -> float:
     progress = min(1.0, (step - 1 - warmup) / (schedule.steps - warmup))
     left = 1 - progress if schedule.decay == "linear" else (1 + math.cos(math.pi * progress)) / 2
     return schedule.final_share + (1 - schedule.final_share) * left
-
-
-def ess_factor(log_ratio_N: Values) -> float:
-    """√ESS of the ratios π/μ of N ≥ 1 tokens, given their logarithms; in [0, 1], and 1 if π is μ.
-
-    VCPO, arXiv 2602.17616. There the ratios are those of whole responses; here of tokens, as most losses weigh tokens.
-    """
-    return math.sqrt(ratio_effective_sample_size(log_ratio_N))
 
 
 def make_adamw(parameters: Iterable[nn.Parameter], training: TrainingConfig) -> torch.optim.AdamW:

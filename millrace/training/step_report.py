@@ -21,7 +21,6 @@ from millrace.rollouts.scored_group import ScoredGroup
 from millrace.training.batch import Microbatch, Sample
 from millrace.training.losses.base import LossOutputs
 from millrace.training.parallel.ranks import Ranks
-from millrace.training.policy import TokenLogprobs
 
 Values = npt.NDArray[np.float64]
 
@@ -126,7 +125,14 @@ class TokenTable:
         # The tokens of other ranks are 0 until the ranks are summed.
         self._values_KN = torch.zeros(len(_COLUMNS), num_tokens, dtype=torch.float64, device=device)
 
-    def add(self, batch: Microbatch, logprobs: TokenLogprobs, outputs: LossOutputs, scale_L: torch.Tensor) -> None:
+    def add(
+        self,
+        batch: Microbatch,
+        logprobs_N: torch.Tensor,
+        entropy_N: torch.Tensor,
+        outputs: LossOutputs,
+        scale_L: torch.Tensor,
+    ) -> None:
         """Adds a microbatch's values; `scale_L` is [L], the factor of the loss of each trainable token."""
         at_L = batch.in_batch_N[batch.trainable_L]
         columns = [scale_L * outputs.loss, outputs.importance_ratio, outputs.weight, outputs.clipped, outputs.kl]
@@ -135,17 +141,15 @@ class TokenTable:
         for row, values_L in enumerate(columns):
             assert values_L is not None
             self._values_KN[row, at_L] = values_L.detach().double()
-        self._values_KN[-2, batch.in_batch_N] = logprobs.entropy_N.detach().double()
-        self._values_KN[-1, batch.in_batch_N] = logprobs.logprobs_N.detach().double()
+        self._values_KN[-2, batch.in_batch_N] = entropy_N.detach().double()
+        self._values_KN[-1, batch.in_batch_N] = logprobs_N.detach().double()
 
-    def finish(self, ranks: Ranks, places: Sequence[int]) -> None:
-        """Sums over the ranks, and sets `tokens` and `logprobs_N` of an update on the samples at `places`."""
+    def finish(self, ranks: Ranks, indices: Sequence[int]) -> None:
+        """Sums over the ranks, and sets `tokens` and `logprobs_N` of an update on the samples at `indices`."""
         ranks.sum(self._values_KN)
-        chosen = set(places)
-        trainable_N = np.concatenate(
-            [sample.loss_mask * (place in chosen) for place, sample in enumerate(self._samples)]
-        )
-        trainable_N = trainable_N.astype(bool)
+        chosen = set(indices)
+        masks = [sample.loss_mask * (index in chosen) for index, sample in enumerate(self._samples)]
+        trainable_N = np.concatenate(masks).astype(bool)
         tokens = dict(zip(_COLUMNS, self._values_KN.cpu().numpy()[:, trainable_N], strict=True))
         rollout_N = np.concatenate([sample.rollout_logprobs for sample in self._samples])[trainable_N]
         tokens["log_ratio"] = tokens["trainer_logprobs"] - rollout_N.astype(np.float64)

@@ -10,8 +10,9 @@ for stragglers: groups that would be too old after the next step.
 
 import math
 import time
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 
 import numpy as np
 
@@ -29,40 +30,8 @@ from storage.progress import read_status
 
 _STALE_SECONDS = 60.0
 """Minimum time between two events about rollouts dropped as stale."""
-
-
-@dataclass(kw_only=True)
-class _Generator:
-    first: int
-    """The lowest group taken so far."""
-    last: int
-    """The highest."""
-    missing: set[int] = field(default_factory=set)
-    """Its numbers between these that were not taken."""
-
-
-class Reordering:
-    """Counts groups that overtook another on their way from each of `num_generators` generators to the trainer.
-
-    taken, in this order    0   2   8   6   4           generator 0 of 2
-    overtaken by            –   –   –   1   2           8 had been taken before 6; 6 and 8 before 4
-    """
-
-    def __init__(self, num_generators: int) -> None:
-        self._num_generators = num_generators
-        self._generators: dict[int, _Generator] = {}
-
-    def take(self, group_id: int) -> int:
-        """Counts a group. Returns how many groups of its generator with a higher number were taken before it.
-
-        A group that is taken twice, because it was generated again after a rollback, counts once.
-        """
-        apart = self._num_generators
-        seen = self._generators.setdefault(group_id % apart, _Generator(first=group_id, last=group_id))
-        seen.missing |= {*range(seen.last + apart, group_id, apart), *range(group_id + apart, seen.first, apart)}
-        seen.missing.discard(group_id)
-        seen.first, seen.last = min(seen.first, group_id), max(seen.last, group_id)
-        return (seen.last - group_id) // apart - sum(number > group_id for number in seen.missing)
+_RECENT_GROUPS = 4096
+"""Groups of a generator that are remembered to count by how many of them a straggler was overtaken."""
 
 
 class BatchCollector:
@@ -81,13 +50,14 @@ class BatchCollector:
         training = stage.config.training
         self._selection, self._groups_per_step = training.selection, training.groups_per_step
         self._length_bias = LengthBias()
-        self._reordering = Reordering(stage.config.generation.replicas)
+        # The last groups taken from each generator, and how many of them overtook each group of the next step.
+        self._recent = defaultdict[int, deque[int]](lambda: deque(maxlen=_RECENT_GROUPS))
+        self._overtaken: list[int] = []
         # Rollouts dropped as stale since the last event about them, and the time of that event.
         self._stale_rollouts, self._t_stale_event = 0, -math.inf
         self.spread = SpreadFilter(training.selection, training.groups_per_step)
         self.groups: list[ScoredGroup] = []
         """Groups of the next step, in the order in which they were taken."""
-        self._overtaken: list[int] = []
 
     def collect(self, trainer_version: int, max_staleness: int) -> bool:
         """Collects groups for a step from `trainer_version`, under this bound. Returns whether they are enough.
@@ -146,7 +116,9 @@ class BatchCollector:
             # Its generator generates it again under weights that exist, so it makes no room for another.
             self._drop(group, "rolled_back", version)
             return
-        overtaken = self._reordering.take(group.group_id)
+        recent = self._recent[group.generator]
+        overtaken = sum(other > group.group_id for other in recent)
+        recent.append(group.group_id)
         group = mask_truncated(group, self._selection)
         if self._stage.config.staleness.too_old == "mask":
             group = mask_too_old(group, version, max_staleness)

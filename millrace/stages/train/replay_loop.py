@@ -1,8 +1,8 @@
 """The train loop of a replay: the batches of stored runs in, policy versions out. It waits for no other stage.
 
-    ║ consumed ║ of each source ─► plan: batches ─► next batch, read ahead ─► trainer ─► version + 1
-                                                                                 ├─► ║ consumed ║ + ║ trainer_logprobs ║
-                                                                                 └─► every few steps: checkpoint
+    ║ consumed ║ of each source ─► plan: batches ─► next batch ─► trainer ─► version + 1
+                                                                     ├─► ║ consumed ║ + ║ trainer_logprobs ║
+                                                                     └─► every few steps: checkpoint
 
 Reads stored trajectories and scores in the order of the plan. Writes policy versions, checkpoints, and the same records
 as a campaign's trainer. Batch i makes version `start_step + i + 1`, so a checkpoint's version says where to continue.
@@ -10,7 +10,6 @@ as a campaign's trainer. Batch i makes version `start_step + i + 1`, so a checkp
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from configs.requests import ReplayRequest
@@ -46,7 +45,7 @@ class ReplayLoop:
         self.spread = SpreadFilter(training.selection, training.groups_per_step)
         batches = plan(runs, spec, groups_per_step=training.groups_per_step, seed=self.stage.config.seed)
         self.stop_at_step = min(training.max_steps, first + len(batches))
-        self.batches = _read_ahead(runs, batches[self.trainer.policy_version - first : self.stop_at_step - first])
+        self.batches = _read(runs, batches[self.trainer.policy_version - first : self.stop_at_step - first])
         self.stage.mark_ready(
             f"trainer ready at version {self.trainer.policy_version} of {self.stop_at_step}, on stored trajectories"
         )
@@ -119,21 +118,10 @@ def open_sources(stage: Stage, spec: ReplayRequest) -> list[SourceRun]:
     return [SourceRun(open_store(source), scores=rescored if spec.rescore else None) for source in spec.sources]
 
 
-def _read_ahead(runs: Sequence[SourceRun], batches: Sequence[Batch]) -> Iterator[StoredBatch]:
-    """Yields the batches; each is read while the previous one is being trained."""
-    # One pass over each source, so that each part is opened once.
+def _read(runs: Sequence[SourceRun], batches: Sequence[Batch]) -> Iterator[StoredBatch]:
+    """Yields the batches, in one pass over each source: each part is opened once."""
     flat = [group for batch in batches for group in batch]
     groups = [run.read([row for source, row in flat if source == number]) for number, run in enumerate(runs)]
     steps = [run.groups["step"].to_numpy() for run in runs]
-
-    def read(batch: Batch) -> StoredBatch:
-        return [(next(groups[number]), int(steps[number][row]) - 1) for number, row in batch]
-
-    with ThreadPoolExecutor(1, "read ahead") as thread:
-        following = thread.submit(read, batches[0]) if batches else None
-        for number in range(len(batches)):
-            assert following is not None
-            batch = following.result()
-            if number + 1 < len(batches):
-                following = thread.submit(read, batches[number + 1])
-            yield batch
+    for batch in batches:
+        yield [(next(groups[number]), int(steps[number][row]) - 1) for number, row in batch]

@@ -20,7 +20,7 @@ from typing import Any
 
 from millrace.control.staleness import StalenessController
 from millrace.evaluation.schedule import read_early_stop, stop_if_no_better
-from millrace.rollouts.ledger import Account, Amount, CommittedAmounts, balance
+from millrace.rollouts.ledger import Account, Amount, CommittedAmounts
 from millrace.rollouts.loader import RolloutLoader
 from millrace.runtime.device_sharing import DeviceTurns
 from millrace.stages.train.batch_collector import BatchCollector, stragglers_are_in
@@ -185,8 +185,8 @@ class TrainLoop:
             **of_collector,
             train_seconds=self.stage.seconds("train") - trained_before,
             max_staleness=bound,
-            buffered_rollouts=self.ledger.buffered.rollouts,
-            in_flight_rollouts=self.ledger.in_flight.rollouts,
+            buffered_rollouts=self.account.buffered.rollouts,
+            in_flight_rollouts=self.account.in_flight.rollouts,
         )
         reward = measures["reward_mean"]
         collapse = self.guard.watch(report, reward, lags)
@@ -209,7 +209,7 @@ class TrainLoop:
             self.trainer.policy_version,
             effective_sample_size=report.ratio_effective_sample_size,
             length_ratio=length_ratio,
-            steps_ready=self.ledger.buffered.rollouts / per_step,
+            steps_ready=self.account.buffered.rollouts / per_step,
             waited=self.stage.seconds("idle"),
         )
         if decision is None:
@@ -249,9 +249,7 @@ class TrainLoop:
     def _check_ledger(self) -> None:
         generated, scored = self.committed.look()
         consumed = self.loader.consumed()
-        self.ledger = balance(
-            generated=generated, scored=scored, consumed=consumed, account=self.account, balanced=self.balanced
-        )
+        self.account.balance(generated=generated, scored=scored, consumed=consumed, balanced=self.balanced)
         self.balanced = consumed
 
     def _publish(self, report: StepReport | None) -> None:

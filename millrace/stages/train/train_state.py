@@ -17,7 +17,7 @@ from millrace.rollouts.scored_group import ScoredGroup
 from millrace.runs.decisions import Decisions, rolled_back
 from millrace.runtime.metrics import Pace
 from millrace.runtime.stage import Stage
-from millrace.training.checkpoints.saving import AsyncCheckpoints, CheckpointSchedule
+from millrace.training.checkpoints.saving import AsyncCheckpoints
 from millrace.training.parallel.leader import checkpoints_of, restore
 from millrace.training.step_report import StepReport
 from millrace.training.trainer import Trainer
@@ -53,13 +53,7 @@ class TrainState:
         self._pace = Pace()
         # Version of the last checkpoint begun; it may not be committed yet.
         self._saved: int | None = None
-        training = stage.config.training
-        self._schedule = CheckpointSchedule(
-            training.checkpoint_every,
-            training.checkpoint_minutes,
-            has_one=restored_from is not None,
-            now=time.monotonic(),
-        )
+        self._t_saved = time.monotonic()
 
     def adopt(self, state: dict[str, Any]) -> None:
         """Commits the checkpoint that this trainer was restored from again, as of this incarnation, with `state`."""
@@ -68,9 +62,11 @@ class TrainState:
 
     def save_if_due(self, state: dict[str, Any], *, evaluate_every: int | None = None) -> None:
         """Begins a checkpoint, which holds `state`, if one is due by `training` or the version will be evaluated."""
-        version = self.trainer.policy_version
+        version, training = self.trainer.policy_version, self.stage.config.training
         evaluated = evaluate_every is not None and version % evaluate_every == 0
-        if evaluated or self._schedule.is_due(version, time.monotonic()):
+        minutes = (time.monotonic() - self._t_saved) / 60
+        late = training.checkpoint_minutes is not None and minutes >= training.checkpoint_minutes
+        if evaluated or late or version % training.checkpoint_every == 0:
             self._save(state)
 
     def finish(self, state: dict[str, Any]) -> None:
@@ -108,7 +104,7 @@ class TrainState:
             self.consumed.flush()
             self.checkpoints.begin(self.trainer.policy_version, self.trainer.tensors(), state)
         self._saved = self.trainer.policy_version
-        self._schedule.saved(time.monotonic())
+        self._t_saved = time.monotonic()
 
 
 @contextmanager

@@ -11,9 +11,8 @@ the offsets of the blocks, so torch's own reader reads them too, from a folder.
                                                ▲        ▲
     blocks, where the trainer computes ──copied┴────────┘             at every checkpoint
 
-So a checkpoint stops training for one copy, and takes no more memory than its files, or than one of them where a large
-policy on a CPU is copied file by file (`saving.py`). Nothing has to be serialized afterwards: that would hold Python's
-lock, and stop training too.
+So a checkpoint stops training for one copy, and takes no more memory than its files. Nothing has to be serialized
+afterwards: that would hold Python's lock, and stop training too.
 """
 
 import json
@@ -26,6 +25,7 @@ from torch.distributed.checkpoint.default_planner import create_default_local_sa
 from torch.distributed.tensor import DTensor
 
 from millrace.training.checkpoints.names import MODEL, file_name
+from millrace.training.parallel.ranks import local
 
 _OFFSETS, _VERSION = "DCP_SHARDING_INFO", {"DCP_VERSION": "1.0"}
 """Header keys, as torch writes them: JSON {name: {"saved_offsets": [int]}}, and its version."""
@@ -78,12 +78,7 @@ def blocks_to_write(tensors: Mapping[str, torch.Tensor], rank: int) -> Iterator[
         chunk = item.tensor_data.chunk
         # A rank may hold no part of a small tensor.
         if _is_ours(tensor, rank) and not (isinstance(tensor, DTensor) and chunk.sizes.numel() == 0):
-            yield item.index.fqn, Block(local(tensor), tuple(chunk.offsets))
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of `tensor`: a view without gradient."""
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+            yield item.index.fqn, Block(local(tensor.detach()), tuple(chunk.offsets))
 
 
 def _is_ours(tensor: torch.Tensor, rank: int) -> bool:

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 import torch
 
 from millrace.errors import InputError
-from millrace.training.checkpoints.files import local
 from millrace.training.checkpoints.names import MODEL, OPTIMIZER, RNG
 from millrace.training.checkpoints.reading import StoredFiles, StoredTensors
 from millrace.training.lora import merged
+from millrace.training.parallel.ranks import local
 from storage.checkpoints import Checkpoint
 from storage.stores.base import Store
 
@@ -75,7 +75,7 @@ def restore_policy_state(
     steps = stored.read({f"{_STEP}.{name}": torch.empty(()) for name in stepped})
     rng = StoredTensors(files, RNG).read_whole()[_CPU]
     for name, parameter in parameters.items():
-        local(parameter).copy_(weights[name])
+        local(parameter.detach()).copy_(weights[name])
     optimizer.state.clear()
     for name, parameter in stepped.items():
         slots = {slot: torch.empty_like(parameter.detach()) for slot in _MOMENTS}

@@ -24,8 +24,9 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import ReadItem
 
 from millrace.errors import WeightsMismatch
-from millrace.training.checkpoints.files import Extent, extents, header_length, local
+from millrace.training.checkpoints.files import Extent, extents, header_length
 from millrace.training.checkpoints.names import kind_of
+from millrace.training.parallel.ranks import local
 from storage.checkpoints import Checkpoint, load_file
 from storage.errors import NotInStore, StreamCorrupt
 from storage.stores.base import Store

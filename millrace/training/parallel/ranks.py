@@ -16,6 +16,7 @@ from typing import Literal, Self
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 
 DATA, TENSOR = "data", "tensor"
 """Names of the mesh's two dimensions."""
@@ -89,6 +90,11 @@ class Ranks:
         """Leaves the process group, once; every rank has to call this."""
         if self.mesh is not None:
             dist.destroy_process_group()
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a DTensor; any other tensor as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def mesh_of_one(device: torch.device) -> DeviceMesh:

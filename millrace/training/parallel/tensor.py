@@ -93,11 +93,6 @@ def replicate(modules: list[nn.Module], row: DeviceMesh) -> None:
             module.register_parameter(name, made.setdefault(parameter, module.get_parameter(name)))
 
 
-def whole(parameter: Tensor) -> Tensor:
-    """The plain tensor of a replicated parameter, for code without DTensors; any other parameter as it is."""
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
-
-
 def _plan() -> dict[str, ParallelStyle]:
     """The style of each module of a layer, by its path. An input is distributed once for all modules that share it."""
     plan: dict[str, ParallelStyle] = {
