@@ -71,7 +71,6 @@ class Objective:
 
     def has_gradient(self, sample: Sample) -> bool:
         """Whether `sample` adds to the gradient."""
-        # The loss may have been replaced since.
         always = self._training.pulls_without_advantage or not self.loss.needs_advantage
         return bool(sample.loss_mask.any()) and (sample.advantage != 0 or always)
 
@@ -88,14 +87,25 @@ class Objective:
         log π before the first update, None if the batch takes only one, and `reference_N` that of the reference policy.
         Raises TrainingDiverged where a log-probability or an advantage is not finite, unless such tokens are masked.
         """
-        inputs = _loss_inputs(batch, logprobs_N, before_N, reference_N)
+        at_L = batch.in_batch_N[batch.trainable_L]
+        inputs = LossInputs(
+            trainer_logprobs_N=logprobs_N[batch.trainable_L],
+            rollout_logprobs_N=batch.rollout_logprobs_N[batch.trainable_L],
+            advantages_N=batch.advantages_N[batch.trainable_L],
+            response_N=batch.response_N[batch.trainable_L],
+            num_responses=len(batch.indices),
+            staleness_N=batch.staleness_N[batch.trainable_L],
+            before_logprobs_N=None if before_N is None else before_N[at_L].to(logprobs_N),
+            reference_logprobs_N=None if reference_N is None else reference_N[at_L].to(logprobs_N),
+        )
+        kl = self._training.kl
         dropped_L = masked_responses(self._training.masks, inputs)
         if self._training.non_finite == "refuse":
             check_finite(inputs)
-            return compute_without(self.loss, inputs, dropped_L)._replace(kl=self._kl(inputs))
+            return compute_without(self.loss, inputs, dropped_L)._replace(kl=kl_penalty(kl, inputs))
         with torch.no_grad():
-            bad_L = not_finite(compute_without(self.loss, inputs, dropped_L), self._kl(inputs), inputs)
-        kl_L = self._kl(replace_dropped(inputs, bad_L))
+            bad_L = not_finite(compute_without(self.loss, inputs, dropped_L), kl_penalty(kl, inputs), inputs)
+        kl_L = kl_penalty(kl, replace_dropped(inputs, bad_L))
         dropped_L = bad_L if dropped_L is None else bad_L | dropped_L
         return compute_without(self.loss, inputs, dropped_L)._replace(kl=kl_L, non_finite=bad_L)
 
@@ -108,11 +118,6 @@ class Objective:
         if outputs.non_finite is not None:
             entropy_L = entropy_L.masked_fill(outputs.non_finite, 0)
         return value_L - self._training.entropy_coefficient * entropy_L
-
-    def _kl(self, inputs: LossInputs) -> torch.Tensor:
-        if inputs.reference_logprobs_N is None:
-            return torch.zeros_like(inputs.rollout_logprobs_N)
-        return kl_penalty(self._training.kl, inputs)
 
 
 def token_scale(aggregation: str, lengths_Q: torch.Tensor, max_new_tokens: int, groups_Q: torch.Tensor) -> torch.Tensor:
@@ -157,31 +162,14 @@ def kl_to_reference(
 
 
 def kl_penalty(kl: KlConfig, inputs: LossInputs) -> torch.Tensor:
-    """[N] the penalty of each token at a coefficient of 1, nats, with its gradient.
+    """[N] the penalty of each token at a coefficient of 1, nats, with its gradient; 0 without a reference.
 
     It is infinite where an estimate or a ratio overflows.
     """
-    assert inputs.reference_logprobs_N is not None
-    reference_N = inputs.reference_logprobs_N.detach()
-    kl_N = kl_to_reference(kl.estimator, inputs.trainer_logprobs_N, reference_N)
+    if inputs.reference_logprobs_N is None:
+        return torch.zeros_like(inputs.rollout_logprobs_N)
+    kl_N = kl_to_reference(kl.estimator, inputs.trainer_logprobs_N, inputs.reference_logprobs_N)
     if kl.importance_weighted:
         ratio_N = (inputs.trainer_logprobs_N - inputs.rollout_logprobs_N.detach()).exp()
         kl_N = ratio_N * kl_N
     return kl_N
-
-
-def _loss_inputs(
-    batch: Microbatch, logprobs_N: torch.Tensor, before_N: torch.Tensor | None, reference_N: torch.Tensor | None
-) -> LossInputs:
-    carries = batch.trainable_L
-    at_L = batch.in_batch_N[carries]
-    return LossInputs(
-        trainer_logprobs_N=logprobs_N[carries],
-        rollout_logprobs_N=batch.rollout_logprobs_N[carries],
-        advantages_N=batch.advantages_N[carries],
-        response_N=batch.response_N[carries],
-        num_responses=len(batch.indices),
-        staleness_N=batch.staleness_N[carries],
-        before_logprobs_N=None if before_N is None else before_N[at_L].to(logprobs_N),
-        reference_logprobs_N=None if reference_N is None else reference_N[at_L].to(logprobs_N),
-    )

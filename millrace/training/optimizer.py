@@ -22,7 +22,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from configs.training import ScheduleConfig, TrainingConfig
+from configs.training import TrainingConfig
 from millrace.errors import TrainingDiverged
 from millrace.training.batch import Sample
 
@@ -32,10 +32,9 @@ def plan_updates(
 ) -> list[list[int]]:
     """The indices of the samples of each update on a batch, ascending; at least one update.
 
-    Each epoch shuffles the groups and cuts them into minibatches, which differ by at most one group. A group stays
-    whole, because its advantages belong together. The order follows from the run's seed and the policy version that the
-    batch makes. So a trainer that repeats the batch, and a replay, make the same updates. Groups without a trainable
-    token are in no minibatch, unless it is the batch.
+    Each epoch shuffles the groups and cuts them into minibatches, which differ by at most one group. The order follows
+    from the run's seed and the policy version that the batch makes, so a trainer that repeats the batch, and a replay,
+    make the same updates. Groups without a trainable token are in no minibatch, unless it is the batch.
     """
     carrying = sorted({sample.group for sample in samples if sample.loss_mask.any()})
     if minibatches == 1 or not carrying:
@@ -51,19 +50,15 @@ def plan_updates(
 
 def planned_rate(training: TrainingConfig, step: int) -> float:
     """Learning rate of the step that makes policy version `step`, before √ESS and without rollbacks."""
-    return training.learning_rate * share_of_rate(training.schedule, step)
-
-
-def share_of_rate(schedule: ScheduleConfig, step: int) -> float:
-    """Share of the full rate in the step that makes policy version `step`, in [0, 1]."""
-    warmup = schedule.warmup_steps
+    schedule, warmup = training.schedule, training.schedule.warmup_steps
+    share = 1.0
     if step <= warmup:
-        return step / (warmup + 1)
-    if schedule.decay == "constant" or schedule.steps is None:
-        return 1.0
-    progress = min(1.0, (step - 1 - warmup) / (schedule.steps - warmup))
-    left = 1 - progress if schedule.decay == "linear" else (1 + math.cos(math.pi * progress)) / 2
-    return schedule.final_share + (1 - schedule.final_share) * left
+        share = step / (warmup + 1)
+    elif schedule.decay != "constant" and schedule.steps is not None:
+        progress = min(1.0, (step - 1 - warmup) / (schedule.steps - warmup))
+        left = 1 - progress if schedule.decay == "linear" else (1 + math.cos(math.pi * progress)) / 2
+        share = schedule.final_share + (1 - schedule.final_share) * left
+    return training.learning_rate * share
 
 
 def make_adamw(parameters: Iterable[nn.Parameter], training: TrainingConfig) -> torch.optim.AdamW:

@@ -180,8 +180,12 @@ def _pack(
     sizes = np.array([len(sample.response_tokens) for sample in samples], dtype=np.int64)
     lengths = [len(sequence) for sequence in sequences]
     experts = _routed_experts(samples)
+    if experts is not None:
+        # Tokens that different experts compute are different.
+        experts_of = np.split(experts, np.cumsum(lengths)[:-1])
+        distinct = [np.column_stack([sequence, part]) for sequence, part in zip(sequences, experts_of, strict=True)]
     # A rank without samples gets one dummy token: the ranks wait for each other in every layer.
-    layout = lay_out(_with_experts(sequences, experts) or [np.zeros(1, np.int32)], share=share)
+    layout = lay_out((sequences if experts is None else distinct) or [np.zeros(1, np.int32)], share=share)
     index_N = counts(sizes)
     # Of each response token, the one before it, among the tokens of all samples.
     before_N = np.repeat(np.cumsum(lengths, dtype=np.int64) - sizes - 1, sizes) + index_N
@@ -251,14 +255,3 @@ def _routed_experts(samples: Sequence[Sample]) -> npt.NDArray[np.int32] | None:
             experts[start : start + sample.num_tokens - 1] = sample.routed_experts.reshape(-1, width)
         start += sample.num_tokens
     return experts
-
-
-def _with_experts(
-    sequences: Sequence[npt.NDArray[np.int32]], experts: npt.NDArray[np.int32] | None
-) -> Sequence[npt.NDArray[np.int32]]:
-    """Tokens that different experts compute are different."""
-    if experts is None:
-        return sequences
-    ends = np.cumsum([len(sequence) for sequence in sequences])
-    parts = np.split(experts, ends[:-1])
-    return [np.column_stack([sequence, part]) for sequence, part in zip(sequences, parts, strict=True)]

@@ -96,28 +96,17 @@ class StepReport:
         }
 
 
-_COLUMNS = (
-    "loss",
-    "importance_ratio",
-    "weight",
-    "clipped",
-    "kl_to_reference",
-    "non_finite",
-    "entropy",
-    "trainer_logprobs",
-)
+_OF_LOSS = ("loss", "importance_ratio", "weight", "clipped", "kl_to_reference", "non_finite")
+_COLUMNS = (*_OF_LOSS, "entropy", "trainer_logprobs")
 
 
 class TokenTable:
     """The measures of an optimizer update: one value per column and response token of a batch, in order of `samples`.
 
-    The trainer fills it microbatch by microbatch, and sets `grad_norm` and `learning_rate`.
+    The trainer fills it microbatch by microbatch, and sets `grad_norm` and `learning_rate`, as in `StepReport`.
     """
 
-    grad_norm = 0.0
-    """Global L2 norm before clipping."""
-    learning_rate = 0.0
-    """In force."""
+    grad_norm = learning_rate = 0.0
 
     def __init__(self, samples: Sequence[Sample], device: torch.device) -> None:
         self._samples = samples

@@ -8,8 +8,8 @@
                                                                  └─ samples without advantage: measured, without a
                                                                     backward pass
 
-Every rank gets the same samples. So each rank knows the lengths of the whole batch, and no counts have to be sent. The
-trainer knows nothing of streams, where checkpoints are stored or how ranks are started: `stages/train/` does that.
+Every rank gets the same samples, so each knows the lengths of the whole batch. The trainer knows nothing of streams,
+stored checkpoints or how ranks are started: `stages/train/` does that.
 """
 
 import math
@@ -70,13 +70,12 @@ class Trainer:
     ) -> None:
         if (reference is None) != (training.kl.coefficient == 0):
             raise ValueError("pass `reference` if and only if training.kl.coefficient > 0")
-        if (rank := training.lora.rank) is not None:
-            lora, frozen_layers = training.lora, training.frozen_layers
-            add_adapters(
-                model, rank=rank, alpha=lora.alpha, target_modules=lora.target_modules, frozen_layers=frozen_layers
-            )
-        elif training.frozen_layers:
-            freeze_prefix(model, training.frozen_layers)
+        lora, frozen_layers = training.lora, training.frozen_layers
+        if lora.rank is not None:
+            targets = lora.target_modules
+            add_adapters(model, rank=lora.rank, alpha=lora.alpha, target_modules=targets, frozen_layers=frozen_layers)
+        elif frozen_layers:
+            freeze_prefix(model, frozen_layers)
         self._published_dtype = published_dtype or model.dtype
         dtype = training.compute_dtype
         self._compute_dtype: torch.dtype = model.dtype if dtype is None else getattr(torch, dtype)

@@ -93,11 +93,8 @@ def _is_ours(tensor: torch.Tensor, rank: int) -> bool:
 
 
 def file_header(kind: str, blocks: Mapping[str, Block], size: int) -> bytes:
-    """The header of the safetensors file of one of `size` ranks, byte for byte as the library writes it.
-
-    Format: https://github.com/huggingface/safetensors#format. The library makes a header only together with copies of
-    all values.
-    """
+    """The header of the safetensors file of one of `size` ranks, byte for byte as the library writes it, which makes a
+    header only together with copies of all values. Format: https://github.com/huggingface/safetensors#format."""
     ranks = {name: rank for rank, name in enumerate(_DTYPES)}
     names = {dtype: name for name, dtype in _DTYPES.items()}
     described: dict[str, Any] = {}

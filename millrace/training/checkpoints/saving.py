@@ -54,8 +54,11 @@ class AsyncCheckpoints:
         self._ranks = ranks
         self._writer = writer
         self._most_bytes = most_bytes
-        # The thread needs its own group: the main threads use the default one at the same time.
-        self._group = None if ranks.size == 1 else _make_group(ranks)
+        self._group: dist.ProcessGroup | None = None
+        if ranks.mesh is not None:
+            # The thread needs its own group: the main threads use the default one at the same time. These ranks may be
+            # some of the process group's.
+            self._group = dist.new_group(ranks.mesh.mesh.flatten().tolist(), backend="gloo")
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._in_flight: Future[None] | None = None
         self.on_progress: Callable[[], None] = lambda: None
@@ -156,11 +159,3 @@ class AsyncCheckpoints:
         files = {name: FileRef(**ref) for report in outcomes for name, ref in report["files"].items()}
         self._writer.commit_stored(step, files, state)
         self.after_commit()
-
-
-def _make_group(ranks: Ranks) -> dist.ProcessGroup:
-    # These ranks may be some of the process group's.
-    assert ranks.mesh is not None
-    group = dist.new_group(ranks.mesh.mesh.flatten().tolist(), backend="gloo")
-    assert isinstance(group, dist.ProcessGroup)
-    return group

@@ -6,6 +6,12 @@
 advantage of the token's response. Losses differ only in the weight. A loss is a function of `LossInputs` and the config
 section `training`, and returns `LossOutputs`; it keeps no state.
 
+Example: a loss of your own, `training: {loss: "my_losses:gentle"}`, with the root of the ratio as its weight:
+
+    def gentle(inputs: LossInputs, training: TrainingConfig) -> LossOutputs:
+        ratio_N = importance_ratio(inputs)
+        return weighted(inputs, ratio_N.clamp(max=4).sqrt(), ratio_N > 4)
+
 Shapes: N trainable tokens, response after response, each response whole, without padding. The ratio of a response is
 over its trainable tokens.
 """
