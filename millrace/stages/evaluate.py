@@ -18,7 +18,7 @@ import torch
 
 from millrace.errors import InputError
 from millrace.evaluation.examiner import Examiner, Rules, Stopped, evaluation_sets, with_evaluation_sets
-from millrace.evaluation.results import Result, measures_by_set, read_result, write_result
+from millrace.evaluation.results import measures_by_set, read_result, write_result
 from millrace.evaluation.schedule import due, stop_if_no_better
 from millrace.forking.process_settings import take_idle_time
 from millrace.generation.engines.transformers import TransformersEngine
@@ -81,9 +81,8 @@ class Evaluation:
         self._stage = stage
         self._store = stage.store
         self._measures = measures
-        # Versions that this process can't measure, and versions that it skipped.
+        # Versions that this process can't measure.
         self._given_up: set[int] = set()
-        self._skipped: set[int] = set()
 
     def follow(self, every: int, last: int) -> None:
         """Measures the checkpoints before version `last` that fall due, until asked to drain.
@@ -102,7 +101,13 @@ class Evaluation:
             newer = due(checkpoints_backwards(self._store), every, self._is_done)
             checkpoints = [checkpoint for checkpoint in newer if checkpoint.step < last]
             if checkpoints:
-                self._measure_newest(checkpoints)
+                self._report_skipped(checkpoints)
+                try:
+                    self.measure(checkpoints[0])
+                except StreamCorrupt as error:
+                    # If the trainer ever starts from this checkpoint, it reports the damage too.
+                    self._given_up.add(checkpoints[0].step)
+                    self._stage.log(f"version {checkpoints[0].step} can't be evaluated: {error}")
             elif not self._stage.wait(is_committed, why="waiting for the next version to evaluate"):
                 return
 
@@ -112,7 +117,7 @@ class Evaluation:
         if checkpoint is None:
             raise InputError("no checkpoint to evaluate yet", file=self._store.url)
         if every is not None:
-            self._report_skipped(checkpoint, due(checkpoints_backwards(self._store), every, self._is_done))
+            self._report_skipped([checkpoint, *due(checkpoints_backwards(self._store), every, self._is_done)])
         self.measure(checkpoint)
 
     def measure(self, checkpoint: Checkpoint | None) -> None:
@@ -138,26 +143,18 @@ class Evaluation:
         if result["accuracy"] is None:
             # Another process tries again: the reward may have been corrected.
             self._given_up.add(version)
-        self._stage.log(_line(result))
+        accuracies = {name: measures["accuracy"] for name, measures in measures_by_set(result).items()}
+        words = [f"{name} {'not scored' if value is None else f'{value:.3f}'}" for name, value in accuracies.items()]
+        self._stage.log(f"version {version}: accuracy {', '.join(words)} in {result['seconds']:.1f} s")
         if (stop_after := self._stage.config.evaluation.stop_after) is not None:
             stop_if_no_better(self._store, self._stage.arguments.attempt, stop_after)
 
-    def _measure_newest(self, checkpoints: list[Checkpoint]) -> None:
-        newest = checkpoints[0]
-        self._report_skipped(newest, checkpoints)
-        try:
-            self.measure(newest)
-        except StreamCorrupt as error:
-            # If the trainer ever starts from this checkpoint, it reports the damage too.
-            self._given_up.add(newest.step)
-            self._stage.log(f"version {newest.step} can't be evaluated: {error}")
-
-    def _report_skipped(self, chosen: Checkpoint, checkpoints: list[Checkpoint]) -> None:
-        skipped = sorted({checkpoint.step for checkpoint in checkpoints} - self._skipped - {chosen.step})
-        if skipped:
-            self._skipped |= set(skipped)
+    def _report_skipped(self, checkpoints: list[Checkpoint]) -> None:
+        """Reports that of these due checkpoints only the first will be evaluated."""
+        chosen, *others = (checkpoint.step for checkpoint in checkpoints)
+        if skipped := sorted({*others} - {chosen}):
             names = ", ".join(map(str, skipped))
-            self._stage.log(f"evaluation is behind: version {chosen.step} comes next, skipped: {names}")
+            self._stage.log(f"evaluation is behind: version {chosen} comes next, skipped: {names}")
 
     def _is_done(self, checkpoint: Checkpoint | None) -> bool:
         version = 0 if checkpoint is None else checkpoint.step
@@ -241,12 +238,6 @@ class Policy:
 def _checksum(checkpoint: Checkpoint | None) -> str | None:
     """Checksum of a checkpoint's weights; None for the base model, even if a checkpoint holds it."""
     return None if checkpoint is None or checkpoint.step == 0 else weights_checksum(checkpoint)
-
-
-def _line(result: Result) -> str:
-    accuracies = {name: measures["accuracy"] for name, measures in measures_by_set(result).items()}
-    words = [f"{name} {'not scored' if value is None else f'{value:.3f}'}" for name, value in accuracies.items()]
-    return f"version {result['policy_version']}: accuracy {', '.join(words)} in {result['seconds']:.1f} s"
 
 
 if __name__ == "__main__":

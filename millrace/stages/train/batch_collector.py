@@ -94,7 +94,8 @@ class BatchCollector:
 
     def end_step(self, trainer_version: int) -> tuple[Ratios, Mapping[str, float]]:
         """Ends the step from `trainer_version` that trained the groups. Returns its length bias and its metrics."""
-        by_staleness = tokens_by_staleness(self.groups, trainer_version)
+        of_tokens = [group.token_versions(i)[group.loss_mask[i] > 0] for group in self.groups for i in group.trained]
+        lags, counts = np.unique(trainer_version - np.concatenate(of_tokens), return_counts=True)
         for group in self.in_order():
             self._length_bias.take(group, group.trained)
         ratios = self._length_bias.step()
@@ -105,7 +106,7 @@ class BatchCollector:
         self.groups, self._overtaken = [], []
         return ratios, {
             **ratios.metrics(),
-            **{f"{TOKENS_OF_STALENESS}{value}": count for value, count in by_staleness.items()},
+            **{f"{TOKENS_OF_STALENESS}{lag}": int(count) for lag, count in zip(lags, counts, strict=True)},
             "zero_advantage_share": self.spread.step(),
             "overtaken_groups_max": max(overtaken),
             "overtaken_groups_mean": sum(overtaken) / len(overtaken),
@@ -131,13 +132,15 @@ class BatchCollector:
         self._drop(group, reason, version)
         self._account.groups_dropped += 1
         if reason == "stale":
-            self._publish_stale(len(group.rewards))
+            self._stale_rollouts += len(group.rewards)
+            if time.monotonic() - self._t_stale_event >= _STALE_SECONDS:
+                self._stage.emit_event("staleness.bound-hit", rollouts_dropped=self._stale_rollouts)
+                self._stale_rollouts, self._t_stale_event = 0, time.monotonic()
         elif reason == ZERO_ADVANTAGE and (sentence := self.spread.starving()) is not None:
             self._stage.emit_event("selection.starving", zero_advantage_share=self.spread.share, sentence=sentence)
             self._stage.log(sentence)
 
     def _set_aside(self, part: LostPart, version: int) -> None:
-        """Drops the rollouts of a damaged part; the parts after it are not affected."""
         self._stage.log(f"set aside {part.left.rollouts} rollouts: {part.reason}")
         exists = self._lineage.holds(part.record.incarnation, part.record.max_policy_version)
         self._drop(part, "corrupt" if exists else "rolled_back", version)
@@ -152,12 +155,6 @@ class BatchCollector:
             self._length_bias.take(group)
         self._account.drop(reason, group.amount(), generator=group.generator, reward_sum=reward_sum)
 
-    def _publish_stale(self, rollouts: int) -> None:
-        self._stale_rollouts += rollouts
-        if time.monotonic() - self._t_stale_event >= _STALE_SECONDS:
-            self._stage.emit_event("staleness.bound-hit", rollouts_dropped=self._stale_rollouts)
-            self._stale_rollouts, self._t_stale_event = 0, time.monotonic()
-
 
 def stragglers_are_in(stage: Stage, loader: RolloutLoader, trainer_version: int, max_staleness: int) -> bool:
     """Whether a step from `trainer_version` leaves no group too old under the bound in force after it.
@@ -167,13 +164,10 @@ def stragglers_are_in(stage: Stage, loader: RolloutLoader, trainer_version: int,
     in flight    status records of the generators ─┐
     unscored     commit records ahead of the scores ┴─► the oldest v ─► wait?
 
-    The trainer collects nothing while it waits, then the oldest groups first. Admission allows at most a step's worth
-    of such groups, so all of them fit into the next step. A group can still become too old, and is dropped, if younger
-    groups overtook it in earlier steps or a status record was late.
-
-    A killed generator keeps its last record until its successor writes one. A generator that has been silent for
-    `supervision.hang_seconds` counts as idle, so that a generator that never returns can't block the trainer. Raises
-    as `RolloutLoader.take`.
+    Admission allows at most a step's worth of such groups, so all of them fit into the next step. A group can still
+    become too old, and is dropped, if younger groups overtook it in earlier steps or a status record was late. A
+    generator that has been silent for `supervision.hang_seconds` counts as idle, so that a generator that never returns
+    can't block the trainer. Raises as `RolloutLoader.take`.
     """
     # Generators first: a group that is no longer in flight has been committed.
     records = [read_status(stage.store, "generate", g) for g in range(stage.config.generation.replicas)]
@@ -186,13 +180,6 @@ def stragglers_are_in(stage: Stage, loader: RolloutLoader, trainer_version: int,
     return not any(
         version is not None and step_leaves_too_old(version, trainer_version, max_staleness) for version in versions
     )
-
-
-def tokens_by_staleness(groups: Sequence[ScoredGroup], trainer_version: int) -> dict[int, int]:
-    """Counts the trainable tokens of the trained members by their staleness at `trainer_version`."""
-    versions = [group.token_versions(i)[group.loss_mask[i] > 0] for group in groups for i in group.trained]
-    values, counts = np.unique(trainer_version - np.concatenate(versions), return_counts=True)
-    return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
 
 def _reward_sum(group: ScoredGroup, members: Sequence[int]) -> float:

@@ -4,8 +4,8 @@
                                                                      ├─► ║ consumed ║ + ║ trainer_logprobs ║
                                                                      └─► every few steps: checkpoint
 
-Reads stored trajectories and scores in the order of the plan. Writes policy versions, checkpoints, and the same records
-as a campaign's trainer. Batch i makes version `start_step + i + 1`, so a checkpoint's version says where to continue.
+Writes the same records as a campaign's trainer. Batch i makes version `start_step + i + 1`, so a checkpoint's version
+says where to continue.
 """
 
 from collections import Counter
@@ -20,7 +20,6 @@ from millrace.replay.source_run import SourceRun
 from millrace.rollouts.masking import mask_truncated
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.rollouts.shaping import SpreadFilter
-from millrace.runtime.stage import Stage
 from millrace.stages.train.train_state import TrainState
 from millrace.training.parallel.leader import restore
 from millrace.training.samples import samples_of
@@ -36,7 +35,10 @@ class ReplayLoop:
 
     def __init__(self, state: TrainState, spec: ReplayRequest) -> None:
         self.state, self.stage, self.trainer = state, state.stage, state.trainer
-        runs = open_sources(self.stage, spec)
+        scoring = self.stage.config.scoring
+        rescored = Scores(store=self.stage.store, reward=scoring.reward, num_scorers=scoring.replicas)
+        scores = rescored if spec.rescore else None
+        runs = [SourceRun(open_store(source), scores=scores) for source in spec.sources]
         first = spec.start_step or 0
         if state.restored_from is None and spec.start_step is not None:
             restore(self.trainer, runs[0].store, runs[0].checkpoint(spec.start_step))
@@ -109,13 +111,6 @@ class ReplayLoop:
 
     def _checkpoint_state(self) -> dict[str, Any]:
         return {"lineage": self.state.lineage.to_json(), "rollouts": self.rollouts, "tokens": self.tokens}
-
-
-def open_sources(stage: Stage, spec: ReplayRequest) -> list[SourceRun]:
-    """Opens the stored runs, with the replay's scores if it rescored them."""
-    scoring = stage.config.scoring
-    rescored = Scores(store=stage.store, reward=scoring.reward, num_scorers=scoring.replicas)
-    return [SourceRun(open_store(source), scores=rescored if spec.rescore else None) for source in spec.sources]
 
 
 def _read(runs: Sequence[SourceRun], batches: Sequence[Batch]) -> Iterator[StoredBatch]:

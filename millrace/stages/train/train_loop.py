@@ -8,9 +8,8 @@
     └──────── ledger balanced ◄──────────────────────┴─► every few steps: checkpoint (weights, optimizer, RNG,
                                                           stream cursors, account) in one commit, in the background
 
-Reads trajectories joined with their scores, and waits for a step's worth of groups. Writes policy versions, checkpoints
-and the record of consumed groups. Groups taken between two steps count only once the step is done: a trainer that dies
-before has consumed nothing. A trainer that starts from a checkpoint commits it again as its own, so that generators see
+Groups taken between two steps count only once the step is done: a trainer that dies before has consumed nothing. A
+trainer that starts from a checkpoint commits it again as its own, so that generators see
 in the log which of their groups it will refuse. If it shares its device with them, it sleeps from the hand-over of a
 version until a step's worth of groups is scored (`millrace/runtime/device_sharing.py`).
 """
@@ -58,7 +57,16 @@ class TrainLoop:
         self.account = Account.from_json(stored["account"]) if stored else Account()
         # Position of the cursors when the ledger last balanced.
         self.balanced: list[Amount] = []
-        self._open_streams(stored.get("intake"))
+        streams: dict[str, Any] = {
+            "reward": self.config.scoring.reward,
+            "num_generators": self.config.generation.replicas,
+            "num_scorers": self.config.scoring.replicas,
+        }
+        vocab_size, position = self.trainer.vocab_size, stored.get("intake")
+        self.loader = RolloutLoader(
+            self.stage.store, vocab_size=vocab_size, lineage=self.lineage, state=position, **streams
+        )
+        self.committed = CommittedAmounts(self.stage.store, **streams)
         self.collector = BatchCollector(self.stage, self.loader, self.lineage, self.consumed, self.account)
         self.controller = StalenessController(
             self.stage.store,
@@ -74,22 +82,6 @@ class TrainLoop:
         # State after the last finished step, for the next checkpoint.
         self.settled = self._settle()
         state.adopt(self.settled)
-
-    def _open_streams(self, position: list[dict[str, Any]] | None) -> None:
-        """Opens the scored groups after `position`, and the commit logs that the ledger counts."""
-        streams: dict[str, Any] = {
-            "reward": self.config.scoring.reward,
-            "num_generators": self.config.generation.replicas,
-            "num_scorers": self.config.scoring.replicas,
-        }
-        self.loader = RolloutLoader(
-            self.stage.store,
-            vocab_size=self.trainer.vocab_size,
-            lineage=self.lineage,
-            state=position,
-            **streams,
-        )
-        self.committed = CommittedAmounts(self.stage.store, **streams)
 
     def run(self) -> None:
         """Runs until the last step, until evaluations stop improving, or until asked to drain."""
@@ -155,8 +147,7 @@ class TrainLoop:
         """One optimizer step on the groups taken; on return they count as consumed."""
         groups, taken_at = self.collector.in_order(), self.trainer.policy_version
         samples = samples_of(groups, self.config.training.advantage, taken_at, self.config.training.selection)
-        self.handover.retry_pending()
-        self.handover.discard_pending()
+        self.handover.retry_pending(last=True)
         trained_before = self.stage.seconds("train")
         with self.stage.busy("train"):
             report = self.guard.train(samples)
@@ -219,22 +210,15 @@ class TrainLoop:
             f"{decision.reason}"
         )
         self.stage.update_status(control=sentence)
-        self.stage.emit_event(
-            "staleness.control",
-            action=decision.action,
-            max_staleness=decision.max_staleness,
-            sentence=sentence,
-        )
+        changed = {"action": decision.action, "max_staleness": decision.max_staleness}
+        self.stage.emit_event("staleness.control", **changed, sentence=sentence)
         self.stage.log(sentence)
 
     def _hand_over(self) -> None:
-        weights_id = WeightsId(
-            incarnation=self.state.incarnation,
-            policy_version=self.trainer.policy_version,
-            t_offered=time.time(),
-        )
+        version = self.trainer.policy_version
+        weights_id = WeightsId(incarnation=self.state.incarnation, policy_version=version, t_offered=time.time())
         probe = Probe(tokens=self.probed, logprobs=self.trainer.next_logprobs(self.probed, NUM_LOGPROBS))
-        bound = self.controller.bound_of(self.trainer.policy_version)
+        bound = self.controller.bound_of(version)
         self.handover.publish(Manifest(id=weights_id, probe=probe, max_staleness=bound))
 
     def _settle(self) -> dict[str, Any]:

@@ -6,12 +6,6 @@
 advantage of the token's response. Losses differ only in the weight. A loss is a function of `LossInputs` and the config
 section `training`, and returns `LossOutputs`; it keeps no state.
 
-Example: a loss of your own, `training: {loss: "my_losses:gentle"}`, with the root of the ratio as its weight:
-
-    def gentle(inputs: LossInputs, training: TrainingConfig) -> LossOutputs:
-        ratio_N = importance_ratio(inputs)
-        return weighted(inputs, ratio_N.clamp(max=4).sqrt(), ratio_N > 4)
-
 Shapes: N trainable tokens, response after response, each response whole, without padding. The ratio of a response is
 over its trainable tokens.
 """
@@ -24,7 +18,21 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class LossInputs:
-    """The trainable tokens of a microbatch."""
+    """The trainable tokens of a microbatch: what a loss gets, built in or your own.
+
+    Examples:
+        >>> def gentle(inputs, training):  # training: {loss: "my_losses:gentle"}
+        ...     ratio_N = importance_ratio(inputs)
+        ...     return weighted(inputs, ratio_N.clamp(max=4).sqrt(), ratio_N > 4)
+        >>> log_pi, log_mu, one = (torch.tensor([value]) for value in (-1.0, -2.0, 1.0))
+        >>> index = torch.tensor([0])
+        >>> tokens = LossInputs(
+        ...     trainer_logprobs_N=log_pi, rollout_logprobs_N=log_mu, advantages_N=one,
+        ...     response_N=index, num_responses=1, staleness_N=index,
+        ... )
+        >>> round(gentle(tokens, None).weight.item(), 2)
+        1.65
+    """
 
     trainer_logprobs_N: torch.Tensor
     """[N] log π, nats, with gradient."""

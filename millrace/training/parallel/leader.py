@@ -118,7 +118,7 @@ def restore(trainer: Trainer, store: Store, checkpoint: Checkpoint) -> None:
 def hand_over_all_shards(trainer: Trainer, sender: WeightsSender, manifest: Manifest) -> None:
     """Hands over the shards of every rank; `sender` is rank 0's."""
     with _on_all_ranks(trainer, "hand_over", manifest=manifest.to_json()):
-        _hand_over(trainer, sender, manifest)
+        hand_over(trainer, sender, manifest)
 
 
 def _on_all_ranks(trainer: Trainer, command: str, **arguments: Any) -> AbstractContextManager[None]:
@@ -154,7 +154,7 @@ def follow(trainer: Trainer, checkpoints: AsyncCheckpoints, sender: WeightsSende
                 trainer.wake()
             case "hand_over":
                 assert sender is not None
-                _hand_over(trainer, sender, Manifest.from_json(arguments["manifest"]))
+                hand_over(trainer, sender, Manifest.from_json(arguments["manifest"]))
             case "restore":
                 described = arguments["checkpoint"]
                 files = {name: FileRef(**ref) for name, ref in described["files"].items()}
@@ -163,7 +163,8 @@ def follow(trainer: Trainer, checkpoints: AsyncCheckpoints, sender: WeightsSende
                 raise ValueError(f"rank 0 sent an unknown command: {command}")
 
 
-def _hand_over(trainer: Trainer, sender: WeightsSender, manifest: Manifest) -> None:
+def hand_over(trainer: Trainer, sender: WeightsSender, manifest: Manifest) -> None:
+    """Hands this rank's shards over; every rank has to call this."""
     sender.publish(Weights(manifest=manifest, tensors=dict(base_tensors(trainer.model, whole=False))))
 
 

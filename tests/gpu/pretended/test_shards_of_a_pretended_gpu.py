@@ -10,7 +10,7 @@ from support.training.sharded_trainers import CASES, make_trainer, samples
 
 from millrace.training.parallel.leader import hand_over
 from millrace.training.parallel.ranks import Ranks
-from millrace.training.parallel.sharding import layout, own_shards
+from millrace.training.parallel.sharding import base_tensors, layout
 from millrace.weights.base import Manifest, WeightsId
 from millrace.weights.direct.sender import ShardSender
 from millrace.weights.fingerprint import region_sums
@@ -29,7 +29,7 @@ def test_a_rank_s_shards_are_copied_to_the_host_once_in_the_generators_dtype(nam
             hand_over(trainer, sender, MANIFEST)
             assert gpu.copied_to_host == {"weights/direct/sender.py:publish": shards.nbytes(0)}
             assert not gpu.waits
-            for tensor, part in own_shards(trainer.model):
+            for tensor, part in base_tensors(trainer.model, whole=False):
                 assert torch.equal(sender._snapshot[tensor], part.to(dtype).cpu()), tensor
 
 
@@ -38,7 +38,7 @@ def test_sums_are_taken_where_the_shards_are_and_waited_for_once(where: Literal[
     with pretend_gpu() as gpu:
         trainer = make_trainer(CASES["llama aipo"], Ranks.alone(GPU), None)
         held = layout(trainer.model, trainer.ranks, torch.float32)
-        parts = dict(own_shards(trainer.model))
+        parts = dict(base_tensors(trainer.model, whole=False))
         boxes, shapes = held.boxes(0), {spec.name: spec.shape for spec in held.tensors}
         expected = region_sums({name: part.cpu() for name, part in parts.items()}, boxes, shapes)
         gpu.forget()
