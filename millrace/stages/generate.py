@@ -2,8 +2,7 @@
 
     model, prompts ─► encoder ─► engine, with the environment if there is one ─► the loop (`generate_loop.py`)
 
-Consumes: weights, prompts, a predecessor's unfinished responses. Waits for: its first weights, then room under the
-staleness bound. Produces: whole groups, as they finish. Generator g of G generates the groups n with n mod G = g, and
+Generator g of G generates the groups n with n mod G = g, and
 resumes from its stream (`rollouts/group_sequence.py`).
 """
 
@@ -69,7 +68,8 @@ def main(stage: Stage) -> None:
         carry_over = CarryOver(stage, engine, admission, writer)
         generator = Generator(stage, engine, turns, admission, reader, writer, carry_over)
         generator.run()
-        stored = "" if generator.weights is None else carry_over.store(generator.weights.incarnation)
+        unfinished = [] if generator.weights is None else carry_over.store(generator.weights.incarnation)
+    stored = f"; stored {len(unfinished)} unfinished responses" if unfinished else ""
     stage.log(f"generator {stage.replica} drained after {writer.rows} trajectories{stored}")
 
 

@@ -193,7 +193,8 @@ class Generator:
             pause_seconds = self.engine.update_weights(weights)
         failpoint("generate.before_acknowledgement")
         self.weights = weights.id
-        self.admission.set_bound(weights.manifest.max_staleness)
+        if weights.manifest.max_staleness is not None:
+            self.admission.max_staleness = weights.manifest.max_staleness
         fingerprint = weights.manifest.fingerprint
         assert fingerprint is not None
         # The acknowledgement that sync_weights looks for.

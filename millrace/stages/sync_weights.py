@@ -6,8 +6,7 @@
                                └─► store ◄── late ◄── acknowledged? ◄── status record: version, digest
                                                           └─► metrics, events
 
-Consumes: the handover. Waits for: a newer version, and for acknowledgements of the last one. Produces: the newest
-version at each generator, and a row of metrics per push. It never delays the trainer: of the versions that arrive while
+It never delays the trainer: of the versions that arrive while
 it is busy, only the newest is pushed. A generator that has not loaded a version by the deadline is reported as late.
 Until it has caught up, the newest version is written to the run's store as well. It is verified again before that; if
 it is damaged, the trainer must resend it.

@@ -2,9 +2,8 @@
 
     Σ over all trainable tokens of the update:   scale · (loss + β · KL to the reference − c · entropy)
 
-A token's scale is its `training.aggregation`. It follows from the lengths of all the update's samples, before any
-forward pass. So each microbatch, and each rank, adds its own tokens' share, and the gradient is the same however the
-samples are split.
+A token's scale is its `training.aggregation`. It follows from the lengths of all the update's samples, so the gradient
+is the same however they are split into microbatches and over ranks.
 
     token_mean      1 / Σ L             every token counts the same                         (DAPO, arXiv 2503.14476)
     sequence_mean   1 / (Q⁺ · L_q)      every response counts the same, however long        (GRPO, arXiv 2402.03300)
@@ -47,11 +46,7 @@ from millrace.training.losses.factory import make_loss
 
 
 class Objective:
-    """The loss, masks, aggregation and KL penalty that `training` names.
-
-    `max_new_tokens` is the maximum length of a response, which the aggregation `constant` reads. `loss` may be replaced
-    between steps.
-    """
+    """The loss, masks, aggregation and KL penalty that `training` names. `loss` may be replaced between steps."""
 
     def __init__(self, training: TrainingConfig, max_new_tokens: int) -> None:
         self.loss = make_loss(training)
@@ -121,11 +116,10 @@ class Objective:
 
 
 def token_scale(aggregation: str, lengths_Q: torch.Tensor, max_new_tokens: int, groups_Q: torch.Tensor) -> torch.Tensor:
-    """The factor of each token's loss, per response.
+    """[Q] float64 factor of each token's loss, per response; 0 for a response without trainable tokens.
 
-    Per response of the whole batch, `lengths_Q` is [Q] int64, the number of trainable tokens, and `groups_Q` [Q]
-    int64, the number of its group, from 0. Returns [Q] float64, 0 for a response without such a token. Raises
-    InputError if no response has such a token.
+    `lengths_Q` and `groups_Q` are [Q] int64: the number of trainable tokens of each response of the batch, and of its
+    group, from 0. Raises InputError if no response has such a token.
     """
     lengths_Q = lengths_Q.double()
     has_tokens_Q = lengths_Q > 0
@@ -149,10 +143,7 @@ def token_scale(aggregation: str, lengths_Q: torch.Tensor, max_new_tokens: int, 
 def kl_to_reference(
     estimator: KlEstimator, trainer_logprobs_N: torch.Tensor, ref_logprobs_N: torch.Tensor
 ) -> torch.Tensor:
-    """[N] estimate of KL(π‖π_ref) at each token, nats, with its gradient.
-
-    `trainer_logprobs_N` is log π with gradient, `ref_logprobs_N` log π_ref, nats. k3 is infinite where it overflows.
-    """
+    """[N] estimate of KL(π‖π_ref) at each token, nats, with its gradient; k3 is infinite where it overflows."""
     delta_N = trainer_logprobs_N - ref_logprobs_N.detach()
     if estimator == "k1":
         return delta_N

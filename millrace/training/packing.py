@@ -33,7 +33,7 @@ class Unit(NamedTuple):
     pairs: int
     """Positions that each position attends to, itself included, summed."""
     indices: list[int]
-    """Ascending by the length of the samples."""
+    """Samples, ascending by their length."""
 
 
 def microbatches(

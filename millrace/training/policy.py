@@ -22,10 +22,9 @@ from millrace.training.routing import Routing
 
 
 class PackedPolicy(torch.nn.Module):
-    """Owns `model`, and replaces its attention by the packed one.
+    """Owns `model`, and replaces its attention by the packed one; the last two parameters are those of `Routing`.
 
-    `router_replay`: whether the experts that were recorded compute a token. `balances_experts`: whether
-    `routing.imbalance` will be called. Raises InputError for a model of an unsupported family.
+    Raises InputError for a model of an unsupported family.
     """
 
     def __init__(self, model: PreTrainedModel, *, router_replay: bool = False, balances_experts: bool = False) -> None:

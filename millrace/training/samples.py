@@ -15,10 +15,8 @@ those of members whose tokens are all too old to train on:
 Standard deviations divide by n − 1, as in widely used code (TRL, verl); the papers don't say. Rewards that are all
 equal teach nothing: the advantage is exactly 0. The same holds for a group of one, except for `reinforce_plus_plus`.
 
-The rewards may be shaped by length, and the advantages weighed by source (`millrace.rollouts.shaping`).
-
-Each estimator takes the rewards per group and returns one advantage per reward, in the same shape. It raises InputError
-for a reward that is not finite.
+The rewards may be shaped by length, and the advantages weighed by source (`millrace.rollouts.shaping`). Each estimator
+takes the rewards per group and returns one advantage per reward. It raises InputError for a reward that is not finite.
 """
 
 import functools
@@ -51,9 +49,8 @@ def samples_of(
 ) -> list[Sample]:
     """One sample per trained member of a batch's `groups`, in their order.
 
-    `policy_versions` is the trainer's before the step: one for all groups, or one per group. `selection` shapes the
-    rewards by length, and weighs the advantages by source. `advantage` is as in `make_estimator`. Raises the
-    estimator's errors.
+    `policy_versions` is the trainer's before the step: one for all groups, or one per group. `advantage` is as in
+    `make_estimator`. Raises the estimator's errors.
     """
     versions = [policy_versions] * len(groups) if isinstance(policy_versions, int) else policy_versions
     rewards = [shaped_rewards(group, selection) for group in groups]

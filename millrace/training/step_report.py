@@ -188,17 +188,13 @@ def report(
 
 
 def ratio_quantiles(importance_ratio_N: Values) -> list[float]:
-    """The quantiles 0.05, 0.5, 0.95 and 1 of π/μ. Each is the ratio of a token: interpolating between two infinite
-    ratios gives NaN."""
+    """The quantiles 0.05, 0.5, 0.95 and 1 of π/μ, each a token's: interpolation between infinite ratios gives NaN."""
     quantiles: list[float] = np.quantile(importance_ratio_N, (0.05, 0.5, 0.95, 1), method="lower").tolist()
     return quantiles
 
 
 def effective_sample_size(weight_N: Values) -> float:
-    """(Σ w)² / (n · Σ w²) of the loss's weights, in [0, 1]: 1 where all are equal, 0 where all are 0.
-
-    Kish 1965, as a share of the sample. NaN where a weight is infinite.
-    """
+    """(Σ w)² / (n · Σ w²) of the weights, in [0, 1]; 0 where all are 0, NaN where one is infinite (Kish 1965)."""
     squares = np.square(weight_N).sum()
     return float(np.square(weight_N.sum()) / (weight_N.size * squares)) if squares else 0.0
 
@@ -210,8 +206,5 @@ def ratio_effective_sample_size(log_ratio_N: Values) -> float:
 
 
 def chi_square(importance_ratio_N: Values) -> float:
-    """Estimate of χ²(π‖μ) by tokens: the mean of (π/μ)² less 1, on samples of μ; noise may take it below 0.
-
-    It grows with the variance of importance weights: 1/(1 + χ²) is the effective sample size of a large batch.
-    """
+    """Estimate of χ²(π‖μ): the mean of (π/μ)² less 1, on samples of μ; 1/(1 + χ²) is the ESS of a large batch."""
     return float(np.square(importance_ratio_N).mean() - 1)

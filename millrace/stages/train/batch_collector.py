@@ -84,9 +84,10 @@ class BatchCollector:
                 reward_sum=_reward_sum(group, group.trained),
                 masked=group.masked_amount(),
             )
-            for reason, members in group.left_out.items():
-                amount, reward_sum = group.amount(members), _reward_sum(group, members)
-                self._account.drop(reason, amount, generator=group.generator, reward_sum=reward_sum)
+            for i in range(len(group.rewards)):
+                if (reason := group.drop_reason_of(i)) is not None:
+                    amount, reward_sum = group.amount([i]), _reward_sum(group, [i])
+                    self._account.drop(reason, amount, generator=group.generator, reward_sum=reward_sum)
 
     def in_order(self) -> list[ScoredGroup]:
         """The groups of the next step by number: their order in the batch must not depend on their arrival."""

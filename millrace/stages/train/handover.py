@@ -34,7 +34,7 @@ class Handover:
         self.retry_pending()
 
     def retry_pending(self, *, last: bool = False) -> None:
-        """Hands over a deferred version if possible. With `last`, before the live weights change, it is dropped if not."""
+        """Hands over a deferred version if possible. `last`: otherwise drops it, because the live weights change."""
         if self._pending is None:
             return
         if isinstance(self._sender, ShardSender) and self._sender.busy:

@@ -125,8 +125,7 @@ def surrogate(
     """The loss −objective · A with gradient −weight · A · ∇ log π, for objectives that are functions of a ratio.
 
     A token without advantage has loss and gradient 0, even where its ratio is infinite. A token without weight has a
-    finite loss too: where its objective overflows, the largest number replaces it. Any other token with an infinite
-    weight has a gradient that is not finite; the trainer refuses to step along it.
+    finite loss too: where its objective overflows, the largest number replaces it.
     """
     no_advantage_N = inputs.advantages_N == 0
     value_N = (objective_N * inputs.advantages_N).masked_fill(no_advantage_N, 0)

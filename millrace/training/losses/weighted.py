@@ -53,8 +53,8 @@ def cispo(inputs: LossInputs, config: CispoConfig) -> LossOutputs:
 
     −∇ loss = min(r, 1 + ε_high) · A · ∇ log π        ε_high: that of `ppo_clip`
 
-    The paper's lower bound is left out: the paper sets it so low that it never acts. The paper also divides advantages
-    by their group's standard deviation; that is the advantage `grpo`.
+    The paper's lower bound, so low that it never acts, is left out. The paper also divides advantages by their group's
+    standard deviation; that is the advantage `grpo`.
     """
     return _truncated(inputs, 1 + config.clip_high)
 
@@ -64,8 +64,8 @@ def reinforce(inputs: LossInputs, config: PlainConfig) -> LossOutputs:
 
     −∇ loss = A · ∇ log π
 
-    Nothing corrects for tokens that an older policy sampled: each weighs 1, however unlikely it has become. On fresh
-    rollouts the other losses reduce to this one; on stale ones it shows what their correction is worth.
+    Nothing corrects for tokens that an older policy sampled. On fresh rollouts the other losses reduce to this one; on
+    stale ones it shows what their correction is worth.
     """
     weight_N = torch.ones_like(inputs.rollout_logprobs_N)
     return weighted(inputs, weight_N, torch.zeros_like(weight_N, dtype=torch.bool))
@@ -76,9 +76,8 @@ def topr(inputs: LossInputs, config: PlainConfig) -> LossOutputs:
 
     −∇ loss = A · ∇ log π where A ≥ 0, else min(ρ, 1) · A · ∇ log π        ρ = Π r over the response
 
-    Good responses are learned at full weight, however unlikely they have become: that is how they become likely again.
-    Bad ones are unlearned only while the policy is still likely to produce them, so that their probability is not
-    driven towards 0 for ever. The paper's R, with its baseline, is the advantage here.
+    Good responses are learned at full weight, however unlikely they have become. Bad ones are unlearned only while the
+    policy is still likely to produce them. The paper's R, with its baseline, is the advantage here.
     """
     ratio_N = response_ratio(inputs).to(inputs.trainer_logprobs_N)
     is_bad_N = inputs.advantages_N < 0

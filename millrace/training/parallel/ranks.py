@@ -52,9 +52,8 @@ class Ranks:
     def join(cls, *, data: int, tensor: int, device: Literal["cpu", "cuda"], shrunk: bool = False) -> Self:
         """Joins the process group of a `torchrun` of data · tensor processes. A single process has no group.
 
-        The group uses gloo for tensors on the CPU and NCCL for those on GPUs. `shrunk`: hosts may be missing, which
-        reduces the data ranks. Raises ValueError if `torchrun` started another number of processes, and KeyError if it
-        did not start this one.
+        `shrunk`: hosts may be missing, which reduces the data ranks. Raises ValueError if `torchrun` started another
+        number of processes, and KeyError if it did not start this one.
         """
         if shrunk:
             data = min(data, int(os.environ["WORLD_SIZE"]) // tensor)

@@ -32,9 +32,9 @@ step."""
 def shard(policy: PackedPolicy, ranks: Ranks, *, compute_dtype: torch.dtype | None = None) -> None:
     """Shards `policy` over the ranks, in place; it computes in `compute_dtype`, or in the weights' dtype if None.
 
-    Every rank calls this with the same weights, still on the CPU, before making an optimizer. Frozen weights may have
-    another dtype than trained ones. With a single rank and all weights in the dtype to compute in, it only moves the
-    policy to the device. Raises InputError for a module that can't be divided.
+    Every rank calls this with the same weights, still on the CPU, before making an optimizer. A single rank, with all
+    weights in the dtype to compute in, only moves the policy to its device. Raises InputError for a module that can't
+    be divided.
     """
     parameters = list(policy.parameters())
     weights_dtype = next((parameter.dtype for parameter in parameters if parameter.requires_grad), torch.float32)
@@ -97,11 +97,9 @@ def sample_weights(model: PreTrainedModel, dtype: torch.dtype) -> torch.Tensor:
     changing = {name for name in changing if not is_adapter(name)} | {base_name(name) for name in adapters(model)}
     sizes = [parameter.numel() for name, parameter in model.named_parameters() if base_name(name) in changing]
     spacing = max(1, sum(sizes) // _SAMPLE)
-    parts = [
-        part.reshape(-1)[::spacing].to(dtype) for name, part in base_tensors(model, whole=False) if name in changing
-    ]
+    own_tensors = ((name, part) for name, part in base_tensors(model, whole=False) if name in changing)
     # Off the GPU, whose memory the step needs.
-    return torch.cat(parts).cpu()
+    return torch.cat([part.reshape(-1)[::spacing].to(dtype) for _, part in own_tensors]).cpu()
 
 
 def changed_share(sample: torch.Tensor, later_sample: torch.Tensor, ranks: Ranks) -> float:

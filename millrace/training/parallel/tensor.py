@@ -3,9 +3,9 @@
     hidden ─► q, k, v: a share of the heads ─► attention of these heads ─► o: a summand ──sum over the row──► hidden
     hidden ─► gate, up: a share of the features ─► their products ─► down: a summand ──sum over the row──► hidden
 
-Between these the hidden states are whole on every rank: embeddings, norms and the output head compute the same
-everywhere. Their weights are replicated DTensors, because an optimizer and a norm of the gradient can't mix parameters
-of several meshes. The plan is that of Megatron-LM (arXiv 1909.08053, section 3).
+Between these the hidden states are whole on every rank. Weights of embeddings, norms and the output head are replicated
+DTensors, because an optimizer and a norm of the gradient can't mix parameters of several meshes. The plan is that of
+Megatron-LM (arXiv 1909.08053, section 3).
 """
 
 from typing import Any
