@@ -34,14 +34,8 @@ from configs.losses import KlConfig, KlEstimator
 from configs.training import TrainingConfig
 from millrace.errors import InputError
 from millrace.training.batch import Microbatch, Sample
+from millrace.training.losses import excluded
 from millrace.training.losses.base import LossInputs, LossOutputs
-from millrace.training.losses.excluded import (
-    check_finite,
-    compute_without,
-    masked_responses,
-    not_finite,
-    replace_dropped,
-)
 from millrace.training.losses.factory import make_loss
 
 
@@ -94,15 +88,17 @@ class Objective:
             reference_logprobs_N=None if reference_N is None else reference_N[at_L].to(logprobs_N),
         )
         kl = self._training.kl
-        dropped_L = masked_responses(self._training.masks, inputs)
+        dropped_L = excluded.masked_responses(self._training.masks, inputs)
         if self._training.non_finite == "refuse":
-            check_finite(inputs)
-            return compute_without(self.loss, inputs, dropped_L)._replace(kl=kl_penalty(kl, inputs))
+            excluded.check_finite(inputs)
+            return excluded.compute_without(self.loss, inputs, dropped_L)._replace(kl=kl_penalty(kl, inputs))
         with torch.no_grad():
-            bad_L = not_finite(compute_without(self.loss, inputs, dropped_L), kl_penalty(kl, inputs), inputs)
-        kl_L = kl_penalty(kl, replace_dropped(inputs, bad_L))
+            bad_L = excluded.not_finite(
+                excluded.compute_without(self.loss, inputs, dropped_L), kl_penalty(kl, inputs), inputs
+            )
+        kl_L = kl_penalty(kl, excluded.replace_dropped(inputs, bad_L))
         dropped_L = bad_L if dropped_L is None else bad_L | dropped_L
-        return compute_without(self.loss, inputs, dropped_L)._replace(kl=kl_L, non_finite=bad_L)
+        return excluded.compute_without(self.loss, inputs, dropped_L)._replace(kl=kl_L, non_finite=bad_L)
 
     def value(self, outputs: LossOutputs, entropy_L: torch.Tensor) -> torch.Tensor:
         """[L] the value to minimize of each trainable token, before its scale; with gradient."""

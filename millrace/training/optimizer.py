@@ -1,4 +1,4 @@
-"""Optimizer updates: the samples of each, the learning rate, AdamW, gradient clipping, and frozen layers.
+"""Optimizer updates: the samples of each, the learning rate, gradient clipping, and frozen layers.
 
 The learning rate of a step is a pure function of the policy version, and of nothing that a checkpoint would hold:
 
@@ -14,7 +14,7 @@ With `ess_scaling` an update's rate is also multiplied by √ESS of its importan
 """
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -59,18 +59,6 @@ def planned_rate(training: TrainingConfig, step: int) -> float:
         left = 1 - progress if schedule.decay == "linear" else (1 + math.cos(math.pi * progress)) / 2
         share = schedule.final_share + (1 - schedule.final_share) * left
     return training.learning_rate * share
-
-
-def make_adamw(parameters: Iterable[nn.Parameter], training: TrainingConfig) -> torch.optim.AdamW:
-    """The optimizer of `parameters`, at the full learning rate and without state."""
-    adamw = training.adamw
-    return torch.optim.AdamW(
-        parameters,
-        lr=training.learning_rate,
-        betas=(adamw.beta1, adamw.beta2),
-        eps=adamw.epsilon,
-        weight_decay=training.weight_decay,
-    )
 
 
 def zero_gradients(parameters: Collection[nn.Parameter]) -> None:

@@ -29,14 +29,7 @@ from millrace.training.checkpoints.policy_state import policy_state, restore_pol
 from millrace.training.lora import adapters, add_adapters, parts
 from millrace.training.losses.factory import Loss
 from millrace.training.objective import Objective
-from millrace.training.optimizer import (
-    clip_gradients,
-    freeze_prefix,
-    make_adamw,
-    plan_updates,
-    planned_rate,
-    zero_gradients,
-)
+from millrace.training.optimizer import clip_gradients, freeze_prefix, plan_updates, planned_rate, zero_gradients
 from millrace.training.packing import microbatches, pack
 from millrace.training.parallel.ranks import ALONE, Ranks
 from millrace.training.parallel.sharding import base_tensors, changed_share, sample_weights, shard
@@ -51,10 +44,9 @@ class Trainer:
     Trained weights are kept in float32 at least, with their gradients and moments: in bfloat16 most updates of a small
     learning rate would be lost. It computes in `training.compute_dtype`, or in the dtype that `model` came in.
 
-    `max_new_tokens` is the maximum length of a response. `seed` is the run's: the order of minibatches follows from it.
-    `reference` is the start model, required exactly if `training.kl.coefficient` is above 0; it never changes, and
-    stays in the CPU's memory between steps. `published_dtype` is the number format in which generators get the weights;
-    None: that of `model`.
+    `max_new_tokens` is the maximum length of a response. `seed` is the run's. `reference` is the start model, required
+    exactly if `training.kl.coefficient` is above 0; it stays in the CPU's memory between steps. `published_dtype` is
+    the number format in which generators get the weights; None: that of `model`.
     """
 
     def __init__(
@@ -104,7 +96,14 @@ class Trainer:
             self._reference.on_progress = self.policy.on_progress
             shard(self._reference, ranks, compute_dtype=self._compute_dtype)
             self._reference.to("cpu")
-        self._optimizer = make_adamw(self._parameters().values(), training)
+        adamw = training.adamw
+        self._optimizer = torch.optim.AdamW(
+            self._parameters().values(),
+            lr=training.learning_rate,
+            betas=(adamw.beta1, adamw.beta2),
+            eps=adamw.epsilon,
+            weight_decay=training.weight_decay,
+        )
 
     @property
     def model(self) -> PreTrainedModel:
@@ -148,11 +147,9 @@ class Trainer:
     def step(self, samples: Sequence[Sample], rate_factor: float = 1.0) -> StepReport:
         """All updates on the batch `samples`, the same on every rank; the policy version grows by one.
 
-        `rate_factor` multiplies the learning rate of the schedule.
-
-        Raises InputError if no token of `samples` is trainable, and TrainingDiverged where log-probabilities or the
-        gradient are not finite. Optimizer and weights are then those before the update that failed: if the batch takes
-        only one, nothing has changed.
+        `rate_factor` multiplies the learning rate of the schedule. Raises InputError if no token of `samples` is
+        trainable, and TrainingDiverged where log-probabilities or the gradient are not finite. Optimizer and weights
+        are then those before the update that failed.
         """
         plan = plan_updates(
             samples,
@@ -175,10 +172,7 @@ class Trainer:
         return report(samples, updates, before_N, changed_weight_share=share)
 
     def sleep(self) -> None:
-        """Moves parameters and optimizer state to the CPU's memory, and frees the device's.
-
-        Until `wake` the trainer can't compute, but it can be saved.
-        """
+        """Moves parameters and optimizer state to the CPU's memory; until `wake` the trainer can only be saved."""
         self._optimizer.zero_grad(set_to_none=True)
         move(self.policy, torch.device("cpu"), self._optimizer)
 

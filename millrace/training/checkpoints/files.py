@@ -124,10 +124,7 @@ def header_length(start: bytes) -> int:
 
 
 def extents(header: bytes) -> dict[str, Extent]:
-    """The blocks of a safetensors file by name, from its header.
-
-    Raises ValueError, KeyError, TypeError or AttributeError if that is damaged.
-    """
+    """The blocks of a safetensors file by name. Raises ValueError, KeyError, TypeError or AttributeError for damage."""
     described = json.loads(header[8:])
     offsets = json.loads(described.pop("__metadata__", {}).get(_OFFSETS, "{}"))
     return {
@@ -143,10 +140,7 @@ def extents(header: bytes) -> dict[str, Extent]:
 
 
 class FileImage:
-    """The file of `blocks`, of one of `size` ranks; in pinned memory if they are on a GPU.
-
-    It holds their names and shapes, and no values before `take`.
-    """
+    """The file of `blocks`, of one of `size` ranks, without values before `take`; pinned if they are on a GPU."""
 
     def __init__(self, kind: str, blocks: Mapping[str, Block], size: int) -> None:
         header = file_header(kind, blocks, size)

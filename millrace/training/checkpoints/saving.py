@@ -38,8 +38,8 @@ Tensors = Mapping[str, Mapping[str, torch.Tensor]]
 class AsyncCheckpoints:
     """The checkpoints of a run's trainer, on this rank; the `with` block ends when all is written.
 
-    `writer` is rank 0's, None on the others; between `begin` and `finish` only the thread may use it. Every rank makes
-    one of these at the same point, and begins the same checkpoints. A file holds at most `most_bytes` of tensors.
+    `writer` is rank 0's, None on the others; between `begin` and `finish` only the thread may use it. Every rank begins
+    the same checkpoints. A file holds at most `most_bytes` of tensors.
     """
 
     def __init__(

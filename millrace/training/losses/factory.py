@@ -8,27 +8,16 @@ import torch
 from configs.training import TrainingConfig
 from millrace.errors import InputError, TrainingDiverged
 from millrace.rewards.import_path import imported_function
+from millrace.training.losses import clipped, weighted
 from millrace.training.losses.base import LossInputs, LossOutputs
-from millrace.training.losses.clipped import decoupled_ppo, gspo, ppo_clip, sapo
-from millrace.training.losses.weighted import (
-    aipo,
-    cispo,
-    dppo_tv,
-    geometric_mask,
-    icepop,
-    reinforce,
-    sequence_mask,
-    sequence_tis,
-    tis,
-    topr,
-)
 
 LossFunction = Callable[[LossInputs, Any], LossOutputs]
 """Gets the parameters of its name in `configs.losses`; a loss of your own gets the section `training`."""
 
 _BUILT_IN: tuple[LossFunction, ...] = (
-    *(aipo, reinforce, ppo_clip, decoupled_ppo, tis, sequence_tis, icepop),
-    *(sequence_mask, geometric_mask, cispo, gspo, sapo, dppo_tv, topr),
+    *(weighted.aipo, weighted.reinforce, clipped.ppo_clip, clipped.decoupled_ppo, weighted.tis, weighted.sequence_tis),
+    *(weighted.icepop, weighted.sequence_mask, weighted.geometric_mask, weighted.cispo, clipped.gspo, clipped.sapo),
+    *(weighted.dppo_tv, weighted.topr),
 )
 LOSSES = {function.__name__: function for function in _BUILT_IN}
 
