@@ -8,10 +8,7 @@ natural logarithms (nats), float32.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from configs.generation import GenerationConfig
+from typing import Any, Literal
 
 FinishReason = Literal["stop", "length", "unfinished"]
 
@@ -56,16 +53,6 @@ class Sampling:
     """Number of the likeliest tokens to sample from, before top-p; None keeps the whole vocabulary."""
     max_new_tokens: int
     """Longest response, tokens. The end-of-sequence token counts, and so do the tokens of an environment."""
-
-    @classmethod
-    def configured(cls, generation: "GenerationConfig") -> "Sampling":
-        """The run's sampling, of training and evaluation alike."""
-        return cls(
-            temperature=generation.temperature,
-            top_p=generation.top_p,
-            top_k=generation.top_k,
-            max_new_tokens=generation.max_new_tokens,
-        )
 
     @property
     def truncates(self) -> bool:

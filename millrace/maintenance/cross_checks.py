@@ -86,9 +86,7 @@ def check_ledger(
         amounts[path.split("/")[1]] += Amount(rollouts=log.head.rows, tokens=log.head.tokens)
     state = checkpoint.state
     account = Account.from_json(state["account"])
-    account.balance(
-        generated=amounts["trajectories"], scored=amounts["scores"], consumed=consumed_by(state["intake"])
-    )
+    account.balance(generated=amounts["trajectories"], scored=amounts["scores"], consumed=consumed_by(state["intake"]))
     if layout.CONSUMED in logs:
         _check_consumed(store, checkpoint.step, account)
 

@@ -23,7 +23,7 @@ from millrace.evaluation.schedule import due, stop_if_no_better
 from millrace.forking.process_settings import take_idle_time
 from millrace.generation.engines.transformers import TransformersEngine
 from millrace.generation.environments.base import environment_class
-from millrace.generation.environments.episodes import in_environment, prompt_encoder
+from millrace.generation.environments.episodes import in_environment, prompt_encoder, sampling_of
 from millrace.models.loading import load_model
 from millrace.models.start_folder import start_folder
 from millrace.prompts.dataset import load_prompts
@@ -33,7 +33,6 @@ from millrace.runtime.arguments import EVALUATE_AT_END
 from millrace.runtime.stage import Stage, run_stage
 from millrace.training.checkpoints.names import weights_checksum
 from millrace.training.checkpoints.policy_state import load_weights
-from millrace.types import Sampling
 from millrace.weights.base import Manifest, Weights, WeightsId
 from storage import layout
 from storage.checkpoints import Checkpoint, checkpoints_backwards, read_latest
@@ -208,7 +207,7 @@ class Policy:
         assert self._engine.policy_version == (0 if checkpoint is None else checkpoint.step)
         config = self._config
         rules = Rules(
-            sampling=Sampling.configured(config.generation),
+            sampling=sampling_of(config.generation),
             seed=config.seed,
             batch_size=_BATCH_SIZE,
             answer_pattern=config.scoring.answer_pattern,

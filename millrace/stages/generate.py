@@ -18,7 +18,7 @@ from millrace.forking.process_settings import keep_freed_memory
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.factory import make_engine
 from millrace.generation.environments.base import AnyEnvironment, environment_class
-from millrace.generation.environments.episodes import in_environment, prompt_encoder
+from millrace.generation.environments.episodes import in_environment, prompt_encoder, sampling_of
 from millrace.models.start_folder import start_folder
 from millrace.prompts.dataset import load_prompts
 from millrace.rollouts.writer import TrajectoryWriter
@@ -27,7 +27,6 @@ from millrace.runtime.stage import Stage, run_stage
 from millrace.stages.admission import Admission, prompt_order
 from millrace.stages.carry_over import CarryOver
 from millrace.stages.generate_loop import Generator
-from millrace.types import Sampling
 from millrace.weights.factory import generator_end
 
 
@@ -52,7 +51,7 @@ def main(stage: Stage) -> None:
     writer = TrajectoryWriter(
         stage.store,
         stage.replica,
-        Sampling.configured(generation),
+        sampling_of(generation),
         config.storage,
         vocab_size=engine.vocab_size,
         group_size=generation.group_size,

@@ -19,6 +19,7 @@ from typing import cast
 
 from transformers import PreTrainedTokenizerBase
 
+from configs.generation import GenerationConfig
 from configs.prompts import PromptsConfig
 from configs.schema import ModelConfig
 from millrace.chat.base import ChatRenderer, Rendered
@@ -68,6 +69,16 @@ class ChatExchange:
         tools = self._encoder.tools_of(prompt)
         observation = cast(ChatEnvironment, environment).step(self._renderer.parse(turn, context, tools))
         return None if observation.done else self._renderer.next_turn(context, turn, observation.messages, tools)
+
+
+def sampling_of(generation: GenerationConfig) -> Sampling:
+    """The sampling of a run, in training and evaluation alike."""
+    return Sampling(
+        temperature=generation.temperature,
+        top_p=generation.top_p,
+        top_k=generation.top_k,
+        max_new_tokens=generation.max_new_tokens,
+    )
 
 
 def prompt_encoder(
