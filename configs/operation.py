@@ -46,8 +46,6 @@ class StorageConfig(Section):
 
     root: Text = "runs"
     """Path, file:///path, s3://bucket/prefix or memory://name; the run is stored at root/run id."""
-    fsync: bool = True
-    """Whether local writes are flushed to disk before they count as committed."""
     commit_max_ms: NonNegative = 10.0
     """A generator commits once the oldest finished trajectory has waited this long, milliseconds, or once there are
     4096 of them or 64 MiB; 0 commits each batch before the next."""

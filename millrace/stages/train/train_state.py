@@ -56,8 +56,7 @@ class TrainState:
         """Begins a checkpoint, which holds `state`, if one is due by `training` or the version will be evaluated."""
         version, training = self.trainer.policy_version, self.stage.config.training
         evaluated = evaluate_every is not None and version % evaluate_every == 0
-        minutes = (time.monotonic() - self._t_saved) / 60
-        late = training.checkpoint_minutes is not None and minutes >= training.checkpoint_minutes
+        late = time.monotonic() - self._t_saved >= 60 * training.checkpoint_minutes
         if evaluated or late or version % training.checkpoint_every == 0:
             self._save(state)
 
