@@ -158,7 +158,7 @@ class TrainingConfig(Section):
     `roll_back`: it resumes from the last good checkpoint with the learning rate cut to a third or less, and never above
     the rate of that checkpoint."""
     checkpoint_minutes: ClassVar[float] = 10.0
-    """Maximum time between two checkpoints, minutes; the first of a run is due after a tenth of it."""
+    """Maximum time between two checkpoints, minutes."""
     checkpoint_every: Count = 10
     """Number of optimizer steps between two checkpoints; there are more where steps take long, so that at most ten
     minutes of work are lost."""

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from millrace.errors import LedgerMismatch
 from millrace.maintenance.contents import Contents, StoredStream, run_scoring
 from millrace.rollouts.consumed import TRAINED, read_consumed
-from millrace.rollouts.ledger import Account, Amount, balance
+from millrace.rollouts.ledger import Account, Amount
 from millrace.rollouts.loader import consumed_by
 from storage import layout
 from storage.checkpoints import Checkpoint
@@ -78,7 +78,7 @@ def check_ledger(contents: Contents, checkpoint: Checkpoint) -> None:
         amounts[path.split("/")[1]] += Amount(rollouts=log.head.rows, tokens=log.head.tokens)
     account = Account.from_json(checkpoint.state["account"])
     consumed = consumed_by(checkpoint.state["intake"])
-    balance(generated=amounts["trajectories"], scored=amounts["scores"], consumed=consumed, account=account)
+    account.balance(generated=amounts["trajectories"], scored=amounts["scores"], consumed=consumed)
     if layout.CONSUMED in logs:
         # Damage to the rows is reported with their files.
         with suppress(StreamCorrupt, PartRemoved):

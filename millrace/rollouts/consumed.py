@@ -10,7 +10,8 @@ count.
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,6 @@ from storage.streams.stream import StreamReader, StreamWriter
 
 TRAINED = "trained"
 """The outcome of a trajectory that was not dropped."""
-_SECONDS, _ROWS, _BYTES = 1.0, 1 << 16, 8 << 20
 
 
 def read_consumed(store: Store) -> pa.Table:
@@ -43,13 +43,9 @@ class ConsumedWriter:
 
     def __init__(self, store: Store, incarnation: int) -> None:
         self._incarnation = incarnation
+        limits: dict[str, Any] = {"max_rows": 1 << 16, "max_bytes": 8 << 20, "max_seconds": 1.0}
         self._consumed, self._logprobs = (
-            GroupCommit(
-                StreamWriter(store, path, schema, writer="train-0"),
-                max_rows=_ROWS,
-                max_bytes=_BYTES,
-                max_seconds=_SECONDS,
-            )
+            GroupCommit(StreamWriter(store, path, schema, writer="train-0"), **limits)
             for path, schema in ((layout.CONSUMED, CONSUMED), (layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS))
         )
         # Rows of groups dropped since the last step. A group itself would keep its part in memory.
@@ -76,8 +72,7 @@ class ConsumedWriter:
         `advantages` and `trainer_logprobs` have one item per trained trajectory. `trainer_versions` has one per group,
         the trainer's version when it took the group; by default the previous version.
         """
-        now = time.time()
-        stamp = {"t": now, "incarnation": self._incarnation, "policy_version": policy_version}
+        stamp = {"t": time.time(), "incarnation": self._incarnation, "policy_version": policy_version}
         rows = self._dropped
         trained_rows: list[dict[str, object]] = []
         versions = [policy_version - 1] * len(groups) if trainer_versions is None else trainer_versions
@@ -93,7 +88,10 @@ class ConsumedWriter:
         for row in rows:
             row |= stamp
         self._dropped = []
-        self._append(self._logprobs, _logprobs_table(trained_rows, trainer_logprobs), policy_version)
+        names = ("incarnation", "policy_version", "generator", "trajectory_row_id")
+        columns: dict[str, object] = {name: [row[name] for row in trained_rows] for name in names}
+        columns["trainer_logprobs"] = list(trainer_logprobs)
+        self._append(self._logprobs, pa.Table.from_pydict(columns, schema=TRAINER_LOGPROBS), policy_version)
         self._append(self._consumed, pa.Table.from_pylist(rows, schema=CONSUMED), policy_version)
 
     def flush(self) -> None:
@@ -160,10 +158,3 @@ def _lost(part: LostPart, reason: str) -> list[dict[str, object]]:
         }
         for i in range(left.rollouts)
     ]
-
-
-def _logprobs_table(rows: Sequence[Mapping[str, object]], values: Sequence[npt.NDArray[np.float32]]) -> pa.Table:
-    names = ("incarnation", "policy_version", "generator", "trajectory_row_id")
-    columns: dict[str, object] = {name: [row[name] for row in rows] for name in names}
-    columns["trainer_logprobs"] = list(values)
-    return pa.Table.from_pydict(columns, schema=TRAINER_LOGPROBS)

@@ -64,6 +64,12 @@ class Account:
     """Trained trajectories by their staleness when consumed, policy versions."""
     reward_sums: dict[str, float] = field(default_factory=dict)
     """Sum of the rewards, by drop_reason or `trained`: shows whether drops are biased."""
+    generated: Amount = field(default_factory=Amount, compare=False)
+    """Committed to trajectory streams; this and the next two as of the last `balance`."""
+    buffered: Amount = field(default_factory=Amount, compare=False)
+    """Scored, and not yet consumed by the trainer."""
+    in_flight: Amount = field(default_factory=Amount, compare=False)
+    """Committed, and not yet scored."""
 
     def train(
         self, amount: Amount, *, generator: int, staleness: int, reward_sum: float, masked: Amount | None = None
@@ -87,6 +93,37 @@ class Account:
 
     def _take(self, generator: int, amount: Amount) -> None:
         self.by_generator[generator] = self.by_generator.get(generator, Amount()) + amount
+
+    def balance(
+        self, *, generated: Amount, scored: Amount, consumed: Sequence[Amount], balanced: Sequence[Amount] = ()
+    ) -> None:
+        """Checks the account against the streams, and sets where the trajectories are that it does not have yet.
+
+        `generated` and `scored` are sums over the commit records of the trajectory and score streams. `consumed` is the
+        position of the trainer's cursors by generator, and `balanced` their position when the account last balanced.
+        Raises LedgerMismatch, which names the rows that the account and the cursors disagree about.
+        """
+        for generator, passed in enumerate(consumed):
+            since = balanced[generator] if balanced else Amount()
+            _check_generator(generator, passed, self.by_generator.get(generator, Amount()), since)
+        total = sum(consumed, Amount())
+        if self.taken() != total:
+            raise LedgerMismatch(
+                f"the account has {total} by generator, but {self.taken()} by outcome: "
+                f"trained {self.trained}, dropped {self.dropped}"
+            )
+        self.generated, self.buffered, self.in_flight = generated, scored - total, generated - scored
+        for name, amount in (("buffered", self.buffered), ("in flight", self.in_flight)):
+            if amount.rollouts < 0 or amount.tokens < 0:
+                raise LedgerMismatch(
+                    f"{amount.rollouts} trajectories ({amount.tokens} tokens) {name}: more was consumed than generated"
+                )
+
+    def ledger(self) -> dict[str, Any]:
+        """The `ledger` section of a summary: the places that every generated trajectory is in one of."""
+        amounts = ("generated", "trained", "masked", "buffered", "in_flight")
+        dropped = {reason: amount.to_json() for reason, amount in sorted(self.dropped.items())}
+        return {**{name: getattr(self, name).to_json() for name in amounts}, "dropped": dropped}
 
     def to_json(self) -> dict[str, Any]:
         """JSON for `from_json`."""
@@ -112,73 +149,6 @@ class Account:
             staleness=Counter({int(staleness): count for staleness, count in values["staleness"].items()}),
             reward_sums=dict(values["reward_sums"]),
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ledger:
-    """The balance of a run."""
-
-    generated: Amount
-    """Committed to trajectory streams."""
-    trained: Amount
-    masked: Amount
-    """Part of the trained ones: see `Account.masked`."""
-    dropped: dict[str, Amount]
-    """By drop_reason."""
-    buffered: Amount
-    """Scored, and not yet consumed by the trainer."""
-    in_flight: Amount
-    """Committed, and not yet scored."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The `ledger` section of a summary."""
-        return {
-            "generated": self.generated.to_json(),
-            "trained": self.trained.to_json(),
-            "masked": self.masked.to_json(),
-            "buffered": self.buffered.to_json(),
-            "in_flight": self.in_flight.to_json(),
-            "dropped": {reason: amount.to_json() for reason, amount in sorted(self.dropped.items())},
-        }
-
-
-def balance(
-    *,
-    generated: Amount,
-    scored: Amount,
-    consumed: Sequence[Amount],
-    account: Account,
-    balanced: Sequence[Amount] = (),
-) -> Ledger:
-    """The ledger of a run, checked.
-
-    `generated` and `scored` are sums over the commit records of the trajectory and score streams. `consumed` is the
-    position of the trainer's cursors by generator, and `balanced` their position when the ledger last balanced. Raises
-    LedgerMismatch, which names the rows that the account and the cursors disagree about.
-    """
-    for generator, passed in enumerate(consumed):
-        since = balanced[generator] if balanced else Amount()
-        _check_generator(generator, passed, account.by_generator.get(generator, Amount()), since)
-    total = sum(consumed, Amount())
-    if account.taken() != total:
-        raise LedgerMismatch(
-            f"the account has {total} by generator, but {account.taken()} by outcome: "
-            f"trained {account.trained}, dropped {account.dropped}"
-        )
-    ledger = Ledger(
-        generated=generated,
-        trained=account.trained,
-        masked=account.masked,
-        dropped=dict(account.dropped),
-        buffered=scored - total,
-        in_flight=generated - scored,
-    )
-    for name, amount in (("buffered", ledger.buffered), ("in flight", ledger.in_flight)):
-        if amount.rollouts < 0 or amount.tokens < 0:
-            raise LedgerMismatch(
-                f"{amount.rollouts} trajectories ({amount.tokens} tokens) {name}: more was consumed than generated"
-            )
-    return ledger
 
 
 def _check_generator(generator: int, passed: Amount, counted: Amount, since: Amount) -> None:

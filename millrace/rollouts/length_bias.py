@@ -12,9 +12,11 @@ A restarted trainer begins a new window.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from millrace.rollouts.ledger import Amount
+import numpy as np
+import numpy.typing as npt
+
 from millrace.rollouts.scored_group import LostPart, ScoredGroup
 
 STEPS = 20
@@ -22,21 +24,7 @@ STEPS = 20
 LOW, HIGH = 0.97, 1.03
 """Length ratios outside are a bias."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Sums:
-    """Sums over some trajectories."""
-
-    amount: Amount = field(default_factory=Amount)
-    rewards: float = 0.0
-    num_rewards: int = 0
-
-    def __add__(self, other: "_Sums") -> "_Sums":
-        return _Sums(
-            amount=self.amount + other.amount,
-            rewards=self.rewards + other.rewards,
-            num_rewards=self.num_rewards + other.num_rewards,
-        )
+Values = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,33 +60,27 @@ class LengthBias:
     """The sums over the last steps."""
 
     def __init__(self) -> None:
-        # (trained, taken) by step; the last entry is of the step to come.
-        self._steps: deque[tuple[_Sums, _Sums]] = deque([(_Sums(), _Sums())], maxlen=STEPS + 1)
+        # By step, of its trained and of its taken responses: `_sums`. The last entry is of the step to come.
+        self._steps: deque[Values] = deque([np.zeros((2, 4))], maxlen=STEPS + 1)
         self._biased = False
 
     def take(self, group: ScoredGroup | LostPart, trained: Sequence[int] = ()) -> None:
         """Counts a group for the next step; `trained` are the members that it trains."""
-        sum_trained, sum_taken = self._steps[-1]
-        group_taken = _Sums(amount=group.amount()) if isinstance(group, LostPart) else _sums(group)
-        group_trained = _sums(group, trained) if isinstance(group, ScoredGroup) else _Sums()
-        self._steps[-1] = sum_trained + group_trained, sum_taken + group_taken
+        taken = [*range(group.left.rollouts)] if isinstance(group, LostPart) else group.selected
+        self._steps[-1] += np.array([_sums(group, trained), _sums(group, taken)])
 
     def step(self) -> Ratios:
         """Ends a step, which trained at least one response. Returns the ratios of the window."""
-        while len(self._steps) > STEPS:
-            self._steps.popleft()
-        trained = sum((step[0] for step in self._steps), _Sums())
-        taken = sum((step[1] for step in self._steps), _Sums())
-        self._steps.append((_Sums(), _Sums()))
-        length, taken_length = _length(trained), _length(taken)
-        trained_last, taken_last = self._steps[-2]
-        reward, taken_reward = _reward(trained), _reward(taken)
+        window = list(self._steps)[-STEPS:]
+        self._steps.append(np.zeros((2, 4)))
+        (length, reward), (taken_length, taken_reward) = (_means(sums) for sums in np.sum(window, axis=0))
+        step_length, step_taken_length = (_means(sums)[0] for sums in window[-1])
         return Ratios(
             length_ratio=length / taken_length,
             reward_ratio=reward / taken_reward if taken_reward > 0 else None,
             trained_length=length,
             taken_length=taken_length,
-            step_length_ratio=_length(trained_last) / _length(taken_last),
+            step_length_ratio=step_length / step_taken_length,
         )
 
     def has_left(self, ratios: Ratios) -> bool:
@@ -108,15 +90,15 @@ class LengthBias:
         return self._biased and not was_biased
 
 
-def _sums(group: ScoredGroup, members: Sequence[int] | None = None) -> _Sums:
-    chosen = group.selected if members is None else members
-    rewards = [reward for i in chosen if (reward := group.rewards[i]) is not None]
-    return _Sums(amount=group.amount(list(chosen)), rewards=sum(rewards), num_rewards=len(rewards))
+def _sums(group: ScoredGroup | LostPart, members: Sequence[int]) -> list[float]:
+    """Number of responses, of their tokens, of their rewards that are known, and the sum of these."""
+    if isinstance(group, LostPart):
+        return [group.left.rollouts, group.left.tokens, 0, 0] if members else [0, 0, 0, 0]
+    rewards = [reward for i in members if (reward := group.rewards[i]) is not None]
+    return [len(members), group.amount(list(members)).tokens, len(rewards), sum(rewards)]
 
 
-def _length(sums: _Sums) -> float:
-    return sums.amount.tokens / sums.amount.rollouts
-
-
-def _reward(sums: _Sums) -> float:
-    return sums.rewards / sums.num_rewards
+def _means(sums: Values) -> tuple[float, float]:
+    """Mean length and mean reward."""
+    rollouts, tokens, num_rewards, rewards = sums.tolist()
+    return tokens / rollouts, rewards / num_rewards

@@ -32,11 +32,11 @@ class Lineage:
     @classmethod
     def after(cls, checkpoint: Checkpoint | None, incarnation: int) -> "Lineage":
         """The lineage of a trainer that starts as `incarnation` from `checkpoint`, or from the base model."""
-        first = 0 if checkpoint is None else checkpoint.incarnation
-        version = 0 if checkpoint is None else checkpoint.step
-        until = {} if checkpoint is None else {int(k): v for k, v in checkpoint.state["lineage"].items()}
+        if checkpoint is None:
+            return cls(incarnation, dict.fromkeys(range(incarnation), 0))
+        until = {int(k): v for k, v in checkpoint.state["lineage"].items()}
         # Trainers that died before their first checkpoint started from the same version as this one.
-        return cls(incarnation, until | dict.fromkeys(range(first, incarnation), version))
+        return cls(incarnation, until | dict.fromkeys(range(checkpoint.incarnation, incarnation), checkpoint.step))
 
     @classmethod
     def of(cls, store: Store, incarnation: int) -> "Lineage":

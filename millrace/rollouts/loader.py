@@ -125,7 +125,9 @@ class _GeneratorStream:
         except PartCorrupt as error:
             if self._scores[scorer].cursor.part == cursors["scores_before"].part:
                 self._scores[scorer].next_record()
-            record = self._checked(self._trajectories.next_record(), number)
+            if (damaged := self._trajectories.next_record()) is None:
+                raise self._missing(number) from error
+            record = damaged
             taken = self._taken_earlier.pop(number, _Taken())
             left = Amount(rollouts=record.rows, tokens=record.tokens) - taken.amount
             lost = LostPart(generator=self.generator, record=record, left=left, reason=str(error))
@@ -135,8 +137,9 @@ class _GeneratorStream:
         return _OpenPart(number=number, **cursors, scorer=scorer, taken=taken, waiting=len(groups)), groups
 
     def _zip(self, trajectories: Part | None, scores: Part, scorer: int) -> tuple[list[ScoredGroup], Record]:
-        record = self._checked(None if trajectories is None else trajectories.record, scores.record.part)
-        assert trajectories is not None
+        if trajectories is None:
+            raise self._missing(scores.record.part)
+        record = trajectories.record
         if record.vocab_size not in (0, self._vocab_size):
             raise StreamCorrupt(
                 f"{self._path}/{record.file}",
@@ -145,10 +148,8 @@ class _GeneratorStream:
             )
         return zip_groups(trajectories, scores, self.generator, self._score_paths[scorer]), record
 
-    def _checked(self, record: Record | None, number: int) -> Record:
-        if record is None:
-            raise StreamCorrupt(self._path, f"part {number} is missing, but it was scored")
-        return record
+    def _missing(self, part: int) -> StreamCorrupt:
+        return StreamCorrupt(self._path, f"part {part} is missing, but it was scored")
 
     def oldest_unscored(self) -> int | None:
         """Oldest version in committed parts that are not zipped yet and whose weights exist; None without one."""
@@ -173,36 +174,23 @@ class _GeneratorStream:
         while self._parts and not self._parts[0].waiting:
             self._parts.popleft()
 
-    def consumed(self) -> Amount:
-        """Amount taken from this generator since the run began, as its cursors count it."""
-        cursor = self._front()
-        return Amount(rollouts=cursor.rows, tokens=cursor.tokens) + self._beyond()
-
     def state(self) -> dict[str, Any]:
         scores = [reader.cursor for reader in self._scores]
         for part in reversed(self._parts):
             scores[part.scorer] = part.scores_before
+        # The position before the first part with groups left, and the groups taken after it.
+        front = self._parts[0].trajectories_before if self._parts else self._trajectories.cursor
+        taken_after = [(part.number, part.taken) for part in self._parts] + list(self._taken_earlier.items())
         return {
-            "trajectories": self._front().to_json(),
+            "trajectories": front.to_json(),
             "scores": [cursor.to_json() for cursor in scores],
-            "taken": self._beyond().to_json(),
+            "taken": sum((taken.amount for _, taken in taken_after), Amount()).to_json(),
             "taken_of_parts": [
                 {"part": number, "rows": [*taken.rows], **taken.amount.to_json()}
-                for number, taken in self._taken_beyond()
+                for number, taken in taken_after
                 if taken.amount.rollouts
             ],
         }
-
-    def _front(self) -> LogCursor:
-        """The position before the first part with groups left."""
-        return self._parts[0].trajectories_before if self._parts else self._trajectories.cursor
-
-    def _beyond(self) -> Amount:
-        """Amount taken after that position."""
-        return sum((taken.amount for _, taken in self._taken_beyond()), Amount())
-
-    def _taken_beyond(self) -> list[tuple[int, _Taken]]:
-        return [(part.number, part.taken) for part in self._parts] + list(self._taken_earlier.items())
 
 
 def consumed_by(state: Sequence[dict[str, Any]]) -> list[Amount]:
@@ -218,10 +206,7 @@ def consumed_by(state: Sequence[dict[str, Any]]) -> list[Amount]:
 
 
 class RolloutLoader:
-    """The scored groups of a run, for a trainer of this `lineage`.
-
-    `state` is an earlier result of `state()`; None at the beginning of a run.
-    """
+    """The scored groups of a run, for a trainer of this `lineage`, after `state`, an earlier result of `state()`."""
 
     def __init__(
         self,
@@ -272,7 +257,7 @@ class RolloutLoader:
 
     def consumed(self) -> list[Amount]:
         """Amount taken since the run began, by generator, as the cursors count it."""
-        return [stream.consumed() for stream in self._streams]
+        return consumed_by(self.state())
 
     def state(self) -> list[dict[str, Any]]:
         """Returns the position as JSON for a checkpoint. Later calls of `take` don't change it."""

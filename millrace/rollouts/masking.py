@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from configs.training import SelectionConfig
 from millrace.rollouts.scored_group import ScoredGroup
@@ -57,16 +56,14 @@ def mask_truncated(group: ScoredGroup, config: SelectionConfig) -> ScoredGroup:
 
 def _masked(group: ScoredGroup, first_versions: Sequence[int]) -> ScoredGroup:
     """Masks tokens of versions before `first_versions`, which is [G]."""
-    masks = [_mask(group, i, first) for i, first in enumerate(first_versions)]
+    masks = [
+        old if oldest >= first else old * (group.token_versions(i) >= first)
+        for i, (old, oldest, first) in enumerate(
+            zip(group.loss_mask, group.min_policy_versions, first_versions, strict=True)
+        )
+    ]
     counts = [int(old.sum()) - int(new.sum()) for old, new in zip(group.loss_mask, masks, strict=True)]
     return replace(group, loss_mask=masks, masked_tokens=counts)
-
-
-def _mask(group: ScoredGroup, member: int, first_version: int) -> npt.NDArray[np.uint8]:
-    old = group.loss_mask[member]
-    if group.min_policy_versions[member] >= first_version:
-        return old
-    return old * (group.token_versions(member) >= first_version)
 
 
 def _first_version(group: ScoredGroup, member: int, masked_tokens: int) -> int:

@@ -1,12 +1,10 @@
 """Groups of trajectories with their scores, joined row by row from one part of each."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.rollouts.arrow import RESPONSE_LISTS, list_slices
@@ -130,15 +128,6 @@ class ScoredGroup:
         return "stale" if self.is_masked(member) else None
 
     @property
-    def left_out(self) -> dict[str, list[int]]:
-        """Members that a step leaves out, by drop_reason."""
-        members: dict[str, list[int]] = {}
-        for i in range(len(self.rewards)):
-            if (reason := self.drop_reason_of(i)) is not None:
-                members.setdefault(reason, []).append(i)
-        return members
-
-    @property
     def drop_reason(self) -> str | None:
         """Why no step can train the group; None if one can."""
         if len(self.verified) < 2:
@@ -191,42 +180,23 @@ def zip_groups(trajectories: Part, scores: Part, generator: int, scores_path: st
     group_ids = table["group_id"].to_numpy()
     starts = np.flatnonzero(np.diff(group_ids, prepend=group_ids[0] - 1))
     ends = [*starts[1:].tolist(), len(group_ids)]
-    columns = _columns(table, scored)
+    # Lists are views of their flat values.
+    by_member: dict[str, Any] = {name: list_slices(table[name]) for name in ("prompt_tokens", *RESPONSE_LISTS)}
+    by_member["truncated"] = pc.equal(table["finish_reason"], "length").to_pylist()
+    by_member["rewards"] = scored["reward"].to_pylist()
+    oldest, newest = table["min_policy_version"].to_numpy(), table["max_policy_version"].to_numpy()
+    by_group = {name: table[name] for name in ("group_id", "max_new_tokens", "incarnation", "temperature", "meta")}
     return [
-        _group(columns, start, end, generator, trajectories.record)
+        ScoredGroup(
+            **{name: values[start:end] for name, values in by_member.items()},
+            **{name: values[start].as_py() for name, values in by_group.items()},
+            generator=generator,
+            first_row_id=trajectories.record.first_row_id + start,
+            masked_tokens=[0] * (end - start),
+            components=scored["components"][start:end].to_pylist(),
+            min_policy_versions=oldest[start:end],
+            max_policy_versions=newest[start:end],
+            part_max_policy_version=trajectories.record.max_policy_version,
+        )
         for start, end in zip(starts.tolist(), ends, strict=True)
     ]
-
-
-_LISTS = ("prompt_tokens", *RESPONSE_LISTS)
-_NUMBERS = ("group_id", "temperature", "max_new_tokens", "min_policy_version", "max_policy_version", "incarnation")
-
-
-def _columns(table: pa.Table, scored: pa.Table) -> dict[str, Any]:
-    """The columns of a zipped part, by name; lists are views of their flat values."""
-    return {
-        **{name: list_slices(table[name]) for name in _LISTS},
-        **{name: table[name].to_numpy() for name in _NUMBERS},
-        "meta": table["meta"],
-        "truncated": pc.equal(table["finish_reason"], "length").to_pylist(),
-        "rewards": scored["reward"].to_pylist(),
-        "components": scored["components"],
-    }
-
-
-def _group(columns: Mapping[str, Any], start: int, end: int, generator: int, record: Record) -> ScoredGroup:
-    return ScoredGroup(
-        **{name: columns[name][start:end] for name in (*_LISTS, "truncated", "rewards")},
-        group_id=int(columns["group_id"][start]),
-        generator=generator,
-        first_row_id=record.first_row_id + start,
-        masked_tokens=[0] * (end - start),
-        max_new_tokens=int(columns["max_new_tokens"][start]),
-        meta=columns["meta"][start].as_py(),
-        temperature=float(columns["temperature"][start]),
-        components=columns["components"][start:end].to_pylist(),
-        min_policy_versions=columns["min_policy_version"][start:end],
-        max_policy_versions=columns["max_policy_version"][start:end],
-        part_max_policy_version=record.max_policy_version,
-        incarnation=int(columns["incarnation"][start]),
-    )

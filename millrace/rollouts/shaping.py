@@ -56,20 +56,8 @@ def source_factor(group: ScoredGroup, factors: Mapping[str, float]) -> float:
     return factors.get(task, 1.0)
 
 
-def has_spread(group: ScoredGroup, config: SelectionConfig) -> bool:
-    """Whether rewards, shaped by length as configured, differ within the group: if not, its advantages are 0.
-
-    At least one of its rewards is known.
-    """
-    rewards = shaped_rewards(group, config)
-    return min(rewards) < max(rewards)
-
-
 class SpreadFilter:
-    """Drops groups without spread if the config asks for it, and counts them in any case.
-
-    A trainer that is restarted begins a new count.
-    """
+    """Drops groups without spread if the config asks for it, and counts them since the trainer's start in any case."""
 
     def __init__(self, config: SelectionConfig, groups_per_step: int) -> None:
         self._config = config
@@ -80,17 +68,15 @@ class SpreadFilter:
 
     def drop_reason(self, group: ScoredGroup) -> str | None:
         """Counts a group that could be trained; `zero_advantage` if it is to be dropped."""
-        spread = has_spread(group, self._config)
+        rewards = shaped_rewards(group, self._config)
+        spread = min(rewards) < max(rewards)
         self._recent.append(spread)
         self._taken += 1
         self._without += not spread
         return ZERO_ADVANTAGE if self._config.drop_zero_advantage and not spread else None
 
     def step(self) -> float:
-        """Ends a step, which took at least one group. Returns the share of its groups without spread, 0 to 1.
-
-        Dropped groups count too.
-        """
+        """Ends a step. Returns the share of its groups, dropped ones included, without spread, 0 to 1."""
         share = self._without / self._taken
         self._taken = self._without = 0
         return share

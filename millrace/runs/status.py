@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from millrace.evaluation.results import Result, ResultsReader, best_result, measures_by_set
 from millrace.evaluation.schedule import read_early_stop
-from millrace.rollouts.ledger import Account, Amount, Ledger, amount_committed, balance, check_scored, log_at_head
+from millrace.rollouts.ledger import Account, Amount, amount_committed, check_scored, log_at_head
 from millrace.rollouts.loader import consumed_by
 from millrace.runs.decisions import parse_decision, summarize_decisions
 from millrace.runs.incidents import Incident, summarize_incidents
@@ -69,7 +69,7 @@ class StatusReader:
         trainer = records.get("train-0", {})
         if "account" not in trainer:
             trainer = {**self._as_of_checkpoint(), **trainer}
-        account, ledger = self._ledger(trainer)
+        account = self._account(trainer)
         step, step_seconds = trainer.get("policy_version", 0), trainer.get("step_seconds")
         newest = max((record["t"] for record in records.values()), default=attempt.t_started)
         wall_seconds = max(0.0, newest - attempt.t_started)
@@ -106,10 +106,10 @@ class StatusReader:
             "trained_to_taken": {"length": trainer.get("length_ratio"), "reward": trainer.get("reward_ratio")},
             "zero_advantage_share": trainer.get("zero_advantage_share"),
             "curriculum": _curriculum(records),
-            "ledger": {**ledger.to_json(), "generated_twice": _generated_twice(ledger, records)},
+            "ledger": {**account.ledger(), "generated_twice": _generated_twice(account, records)},
             "seconds": _seconds(records),
             "scores": {name: _total(records, "score", name) for name in ("rollouts", "errors")},
-            "tokens": self._tokens(ledger, records),
+            "tokens": self._tokens(account, records),
             "weight_sync": self._weight_sync(),
         }
 
@@ -125,15 +125,16 @@ class StatusReader:
             "consumed": [amount.to_json() for amount in consumed_by(checkpoint.state["intake"])],
         }
 
-    def _ledger(self, trainer: Mapping[str, Any]) -> tuple[Account, Ledger]:
-        """The account in the trainer's record, and the ledger of everything committed now, which is at least as new."""
+    def _account(self, trainer: Mapping[str, Any]) -> Account:
+        """The account in the trainer's record, balanced with everything committed now, which is at least as new."""
         account = Account.from_json(trainer["account"])
         consumed = [Amount.from_json(amount) for amount in trainer["consumed"]]
         # Scores first, because their trajectories are already committed.
         scored = amount_committed(self._scores)
         generated = amount_committed(self._trajectories)
         check_scored(generated, scored)
-        return account, balance(generated=generated, scored=scored, consumed=consumed, account=account)
+        account.balance(generated=generated, scored=scored, consumed=consumed)
+        return account
 
     def _num_versions_used(self) -> int:
         """Number of policy versions from the oldest to the newest that sampled a trajectory."""
@@ -141,14 +142,14 @@ class StatusReader:
         oldest = min((head.min_policy_version for head in heads), default=0)
         return max((head.max_policy_version for head in heads), default=-1) - oldest + 1
 
-    def _tokens(self, ledger: Ledger, records: Records) -> dict[str, int]:
+    def _tokens(self, account: Account, records: Records) -> dict[str, int]:
         """Response tokens that each stage has committed so far."""
         if self._is_replay:
             return {stage: _total(records, stage, "tokens") for stage in ("generate", "score", "train")}
         return {
-            "generate": ledger.generated.tokens,
-            "score": ledger.generated.tokens - ledger.in_flight.tokens,
-            "train": ledger.trained.tokens,
+            "generate": account.generated.tokens,
+            "score": account.generated.tokens - account.in_flight.tokens,
+            "train": account.trained.tokens,
         }
 
     def _weight_sync(self) -> dict[str, Any]:
@@ -230,10 +231,10 @@ def _curriculum(records: Records) -> dict[str, float] | None:
     return next(shares, None)
 
 
-def _generated_twice(ledger: Ledger, records: Records) -> dict[str, int]:
+def _generated_twice(account: Account, records: Records) -> dict[str, int]:
     """Response tokens of rolled-back trajectories, and of responses lost in flight with their generator."""
     lost = _total(records, "generate", "tokens_discarded")
-    return {"tokens": ledger.dropped.get("rolled_back", Amount()).tokens + lost}
+    return {"tokens": account.dropped.get("rolled_back", Amount()).tokens + lost}
 
 
 def staleness_trained(account: Account) -> dict[str, Any]:

@@ -9,6 +9,7 @@ while it waits for a straggler.
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from millrace.chat.encoder import PromptEncoder
 from millrace.prompts.curriculum import Curriculum
@@ -32,7 +33,8 @@ class Admission:
         self._encoder = encoder
         self.by_step = config.pipeline.mode == "sync"
         """Whether a part is a generator's whole share of a step, as in sync mode."""
-        self._max_staleness = config.effective_max_staleness
+        self.max_staleness = config.effective_max_staleness
+        """Staleness bound of the weights in use, policy versions."""
         self._slots = max_in_flight(
             by_step=self.by_step,
             groups_per_step=config.training.groups_per_step,
@@ -56,16 +58,10 @@ class Admission:
         if isinstance(self._order, Curriculum):
             self._order.switch_lineage(lineage, last_group)
 
-    def set_bound(self, max_staleness: int | None) -> None:
-        """Sets the staleness bound of the weights in use, policy versions; None keeps the current bound."""
-        if max_staleness is not None:
-            self._max_staleness = max_staleness
-
     def restart(self, committed: GroupSet, begun: Sequence[Trajectory] = ()) -> tuple[int, int]:
-        """Continues after the committed groups, and continues the unfinished responses `begun`.
+        """Continues after the committed groups, and with the unfinished responses `begun`; nothing may be in flight.
 
-        Nothing may be in flight. Responses of committed groups are ignored. Returns the number of responses that are
-        continued, and of their tokens.
+        Returns the number of responses that are continued, and of their tokens: those of committed groups are not.
         """
         self._queue.clear()
         self._numbers = committed.to_generate()
@@ -110,32 +106,26 @@ class Admission:
         self.newest_version = trainer.get("policy_version", 0)
         return admission_limit(
             policy_version,
-            max_staleness=self._max_staleness,
+            max_staleness=self.max_staleness,
             groups_per_step=self._stage.config.training.groups_per_step,
             groups_dropped=trainer.get("groups_dropped", 0),
         )
 
     def _admit(self, policy_version: int) -> None:
         if isinstance(self._order, Curriculum) and self._order.decide(self._next, policy_version):
-            self._show(self._order, policy_version)
+            block, lineage = self._order.newest, self._order.lineage
+            assert block is not None
+            assert lineage is not None
+            num_prompts = block.num_prompts
+            shares = {"easy": block.num_easy / num_prompts, "hard": block.num_hard / num_prompts}
+            metrics: dict[str, Any] = {f"{name}_prompt_share": share for name, share in shares.items()}
+            self._stage.update_status(**metrics)
+            self._stage.metrics.log(incarnation=lineage.incarnation, policy_version=policy_version, **metrics)
         prompt = self._order.prompt_at(self._next)
         tokens, starts = self._encoder.encode(prompt)
         begun = self._begun.pop(self._next, None)
         self._queue += self.groups.admit(self._next, prompt, tokens, policy_version, time.time(), begun, starts)
         self._next = next(self._numbers)
-
-    def _show(self, curriculum: Curriculum, policy_version: int) -> None:
-        block, lineage = curriculum.newest, curriculum.lineage
-        assert block is not None
-        assert lineage is not None
-        easy, hard = block.num_easy / block.num_prompts, block.num_hard / block.num_prompts
-        self._stage.update_status(easy_prompt_share=easy, hard_prompt_share=hard)
-        self._stage.metrics.log(
-            incarnation=lineage.incarnation,
-            policy_version=policy_version,
-            easy_prompt_share=easy,
-            hard_prompt_share=hard,
-        )
 
 
 def prompt_order(stage: Stage, prompts: Sequence[Prompt]) -> PromptOrder | Curriculum:

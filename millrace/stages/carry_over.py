@@ -46,7 +46,11 @@ class CarryOver:
             lost = self.tokens_in_flight
             unfinished = [(previous, response) for response in self._interrupt()]
         self._writer.restart(lineage)
-        begun = [response for of_weights, response in unfinished if lineage.holds(of_weights, _newest(response))]
+        begun = [
+            trajectory
+            for of_weights, trajectory in unfinished
+            if lineage.holds(of_weights, max(version for version, _ in trajectory.response.version_spans))
+        ]
         last_group = max([self._writer.groups.last, *(response.request.group_id for response in begun)])
         self._admission.switch_lineage(lineage, last_group)
         num_continued, tokens = self._admission.restart(self._writer.groups, begun)
@@ -61,24 +65,15 @@ class CarryOver:
                 f"generator {self._stage.replica} continues {num_continued} unfinished responses ({tokens} tokens)"
             )
 
-    def store(self, incarnation: int) -> str:
-        """Interrupts the responses in flight and stores them for a successor; nothing in sync mode.
-
-        Returns the end of a log line: how many were stored.
-        """
-        interrupted = self._store(incarnation)
-        if not interrupted:
-            return ""
-        return f"; stored {len(interrupted)} unfinished responses ({num_tokens(interrupted)} tokens)"
-
     def store_if_due(self, incarnation: int) -> None:
         """Stores the responses in flight every `commit_unfinished_seconds`, and continues them; never in sync mode."""
         if self._unfinished is None or self._seconds is None:
             return
         if time.monotonic() - self._t_stored >= self._seconds:
-            self._admission.restart(self._writer.groups, self._store(incarnation))
+            self._admission.restart(self._writer.groups, self.store(incarnation))
 
-    def _store(self, incarnation: int) -> list[Trajectory]:
+    def store(self, incarnation: int) -> list[Trajectory]:
+        """Interrupts the responses in flight, stores them for a successor and returns them; nothing in sync mode."""
         self._t_stored = time.monotonic()
         if self._unfinished is None:
             return []
@@ -105,7 +100,3 @@ class CarryOver:
             self._admission.interrupt([])
             return []
         return self._admission.interrupt(self._engine.interrupt())
-
-
-def _newest(trajectory: Trajectory) -> int:
-    return max(version for version, _ in trajectory.response.version_spans)

@@ -1,9 +1,7 @@
 """The compare stage: several losses on the batches of a stored run; the result goes into the replay's own run.
 
-    stored run ─► `millrace.replay.compare`, step by step ─┬─► replay/comparison.parquet   a row per step and loss
-                                                           └─► replay/comparison.json      means, a row per loss
-
-Consumes: one stored run, which it only reads. Produces: the comparison, and one measurement per step and loss.
+stored run ─► `millrace.replay.compare`, step by step ─┬─► replay/comparison.parquet   a row per step and loss
+                                                       └─► replay/comparison.json      means, a row per loss
 """
 
 from millrace.replay.compare import compare

@@ -10,33 +10,29 @@ was rolled back makes other weights under the same version.
 """
 
 import time
-from collections.abc import Callable, Mapping
-from functools import cached_property
-from pathlib import Path
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 
-from millrace.chat.encoder import PromptEncoder
 from millrace.errors import InputError
-from millrace.evaluation.examiner import EvaluationSet, Examiner, Rules, Stopped, evaluation_sets, with_evaluation_sets
-from millrace.evaluation.results import Result, measures_by_set, read_result, write_result
+from millrace.evaluation.examiner import Examiner, Rules, Stopped, evaluation_sets, with_evaluation_sets
+from millrace.evaluation.results import measures_by_set, read_result, write_result
 from millrace.evaluation.schedule import due, stop_if_no_better
 from millrace.forking.process_settings import take_idle_time
-from millrace.generation.engines.base import Engine
 from millrace.generation.engines.transformers import TransformersEngine
-from millrace.generation.environments.base import AnyEnvironment, environment_class
-from millrace.generation.environments.episodes import in_environment, prompt_encoder
+from millrace.generation.environments.base import environment_class
+from millrace.generation.environments.episodes import in_environment, prompt_encoder, sampling_of
 from millrace.models.loading import load_model
 from millrace.models.start_folder import start_folder
-from millrace.prompts.dataset import PromptSet, load_prompts
+from millrace.prompts.dataset import load_prompts
 from millrace.rewards.scorer import make_scorer
 from millrace.runs.record import read_attempt
 from millrace.runtime.arguments import EVALUATE_AT_END
 from millrace.runtime.stage import Stage, run_stage
 from millrace.training.checkpoints.names import weights_checksum
 from millrace.training.checkpoints.policy_state import load_weights
-from millrace.types import Sampling
 from millrace.weights.base import Manifest, Weights, WeightsId
 from storage import layout
 from storage.checkpoints import Checkpoint, checkpoints_backwards, read_latest
@@ -57,7 +53,9 @@ def main(stage: Stage) -> None:
     at_end = stage.replica == EVALUATE_AT_END
     if not at_end:
         take_idle_time()
-    evaluation = Evaluation(stage, Policy(stage).measures)
+    # Made when the first version is measured.
+    policy = cache(lambda: Policy(stage))
+    evaluation = Evaluation(stage, lambda checkpoint: policy().measures(checkpoint))
     try:
         # A replay is compared at its end alone.
         if not stage.store.exists(layout.REPLAY):
@@ -82,9 +80,8 @@ class Evaluation:
         self._stage = stage
         self._store = stage.store
         self._measures = measures
-        # Versions that this process can't measure, and versions that it skipped.
+        # Versions that this process can't measure.
         self._given_up: set[int] = set()
-        self._skipped: set[int] = set()
 
     def follow(self, every: int, last: int) -> None:
         """Measures the checkpoints before version `last` that fall due, until asked to drain.
@@ -103,7 +100,13 @@ class Evaluation:
             newer = due(checkpoints_backwards(self._store), every, self._is_done)
             checkpoints = [checkpoint for checkpoint in newer if checkpoint.step < last]
             if checkpoints:
-                self._measure_newest(checkpoints)
+                self._report_skipped(checkpoints)
+                try:
+                    self.measure(checkpoints[0])
+                except StreamCorrupt as error:
+                    # If the trainer ever starts from this checkpoint, it reports the damage too.
+                    self._given_up.add(checkpoints[0].step)
+                    self._stage.log(f"version {checkpoints[0].step} can't be evaluated: {error}")
             elif not self._stage.wait(is_committed, why="waiting for the next version to evaluate"):
                 return
 
@@ -113,7 +116,7 @@ class Evaluation:
         if checkpoint is None:
             raise InputError("no checkpoint to evaluate yet", file=self._store.url)
         if every is not None:
-            self._report_skipped(checkpoint, due(checkpoints_backwards(self._store), every, self._is_done))
+            self._report_skipped([checkpoint, *due(checkpoints_backwards(self._store), every, self._is_done)])
         self.measure(checkpoint)
 
     def measure(self, checkpoint: Checkpoint | None) -> None:
@@ -139,26 +142,18 @@ class Evaluation:
         if result["accuracy"] is None:
             # Another process tries again: the reward may have been corrected.
             self._given_up.add(version)
-        self._stage.log(_line(result))
+        accuracies = {name: measures["accuracy"] for name, measures in measures_by_set(result).items()}
+        words = [f"{name} {'not scored' if value is None else f'{value:.3f}'}" for name, value in accuracies.items()]
+        self._stage.log(f"version {version}: accuracy {', '.join(words)} in {result['seconds']:.1f} s")
         if (stop_after := self._stage.config.evaluation.stop_after) is not None:
             stop_if_no_better(self._store, self._stage.arguments.attempt, stop_after)
 
-    def _measure_newest(self, checkpoints: list[Checkpoint]) -> None:
-        newest = checkpoints[0]
-        self._report_skipped(newest, checkpoints)
-        try:
-            self.measure(newest)
-        except StreamCorrupt as error:
-            # If the trainer ever starts from this checkpoint, it reports the damage too.
-            self._given_up.add(newest.step)
-            self._stage.log(f"version {newest.step} can't be evaluated: {error}")
-
-    def _report_skipped(self, chosen: Checkpoint, checkpoints: list[Checkpoint]) -> None:
-        skipped = sorted({checkpoint.step for checkpoint in checkpoints} - self._skipped - {chosen.step})
-        if skipped:
-            self._skipped |= set(skipped)
+    def _report_skipped(self, checkpoints: list[Checkpoint]) -> None:
+        """Reports that of these due checkpoints only the first will be evaluated."""
+        chosen, *others = (checkpoint.step for checkpoint in checkpoints)
+        if skipped := sorted({*others} - {chosen}):
             names = ", ".join(map(str, skipped))
-            self._stage.log(f"evaluation is behind: version {chosen.step} comes next, skipped: {names}")
+            self._stage.log(f"evaluation is behind: version {chosen} comes next, skipped: {names}")
 
     def _is_done(self, checkpoint: Checkpoint | None) -> bool:
         version = 0 if checkpoint is None else checkpoint.step
@@ -174,11 +169,35 @@ class Evaluation:
 
 
 class Policy:
-    """The run's policy. Its engine is made when the first version is measured."""
+    """The run's policy, in an engine that starts with the base model."""
 
     def __init__(self, stage: Stage) -> None:
-        self._stage = stage
-        self._store = stage.store
+        self._stage, self._config = stage, stage.config
+        config = stage.config
+        torch.set_num_threads(config.training.threads)
+        with stage.loading():
+            self._folder = start_folder(stage.store, config.model.path, stage.arguments.handover)
+            prompts = load_prompts(config.prompts)
+            self._sets = evaluation_sets(config.evaluation, config.prompts, prompts)
+            environment = environment_class(config.environment.name)
+            encoder = self._encoder = prompt_encoder(
+                self._folder, config.model, config.prompts, with_evaluation_sets(prompts, self._sets), environment
+            )
+            model = load_model(self._folder, config.model.dtype)
+            self._engine = in_environment(
+                lambda stop: TransformersEngine(
+                    model,
+                    encoder.tokenizer,
+                    stop=stop,
+                    stop_token_ids=encoder.stop_token_ids,
+                    on_progress=stage.advance,
+                ),
+                environment,
+                encoder,
+                max_turns=config.environment.max_turns,
+            )
+        names = ", ".join(f"{len(held_out.prompts)} prompts of {name}" for name, held_out in self._sets.items())
+        stage.mark_ready(f"evaluation ready, on {names}")
 
     def measures(self, checkpoint: Checkpoint | None) -> Measures:
         """Measures the version of `checkpoint`, or the base model for None, which must come first."""
@@ -186,12 +205,17 @@ class Policy:
         if checkpoint is not None and checkpoint.step > 0:
             self._load(checkpoint)
         assert self._engine.policy_version == (0 if checkpoint is None else checkpoint.step)
-        config = self._stage.config
+        config = self._config
+        rules = Rules(
+            sampling=sampling_of(config.generation),
+            seed=config.seed,
+            batch_size=_BATCH_SIZE,
+            answer_pattern=config.scoring.answer_pattern,
+        )
         further = [held_out.source for held_out in config.evaluation.sets.values()]
         with make_scorer(config.scoring, config.prompts, further) as scorer:
             scorer.on_first_failure = self._stage.log
-            examiner = Examiner(self._engine, self._encoder, scorer, self._rules, self._continues)
-            return examiner.measure(self._sets)
+            return Examiner(self._engine, self._encoder, scorer, rules, self._continues).measure(self._sets)
 
     def _continues(self) -> bool:
         self._stage.beat()
@@ -203,85 +227,16 @@ class Policy:
             incarnation=checkpoint.incarnation, policy_version=checkpoint.step, t_offered=time.time()
         )
         # Adapters and frozen layers need the start model, and the engine's may have changed since.
-        training = self._stage.config.training
+        training = self._config.training
         partly = training.lora.rank is not None or training.frozen_layers > 0
-        start = load_model(self._folder, self._stage.config.model.dtype).named_parameters() if partly else ()
-        tensors = load_weights(self._store, checkpoint, dict(start))
+        start = load_model(self._folder, self._config.model.dtype).named_parameters() if partly else ()
+        tensors = load_weights(self._stage.store, checkpoint, dict(start))
         self._engine.update_weights(Weights(manifest=Manifest(id=weights_id), tensors=tensors))
-
-    @cached_property
-    def _folder(self) -> Path:
-        return start_folder(self._store, self._stage.config.model.path, self._stage.arguments.handover)
-
-    @cached_property
-    def _environment(self) -> type[AnyEnvironment] | None:
-        return environment_class(self._stage.config.environment.name)
-
-    @cached_property
-    def _encoder(self) -> PromptEncoder:
-        config = self._stage.config
-        prompts = with_evaluation_sets(self._prompts, self._sets)
-        return prompt_encoder(self._folder, config.model, config.prompts, prompts, self._environment)
-
-    @cached_property
-    def _engine(self) -> Engine:
-        stage, config = self._stage, self._stage.config
-        torch.set_num_threads(config.training.threads)
-        with stage.loading():
-            encoder, model = self._encoder, load_model(self._folder, config.model.dtype)
-            engine = in_environment(
-                lambda stop: TransformersEngine(
-                    model,
-                    encoder.tokenizer,
-                    stop=stop,
-                    stop_token_ids=encoder.stop_token_ids,
-                    on_progress=stage.advance,
-                ),
-                self._environment,
-                encoder,
-                max_turns=config.environment.max_turns,
-            )
-        stage.mark_ready(f"evaluation ready, on {_in_words(self._sets)}")
-        return engine
-
-    @cached_property
-    def _sets(self) -> dict[str, EvaluationSet]:
-        return evaluation_sets(self._stage.config.evaluation, self._stage.config.prompts, self._prompts)
-
-    @cached_property
-    def _prompts(self) -> PromptSet:
-        return load_prompts(self._stage.config.prompts)
-
-    @property
-    def _rules(self) -> Rules:
-        config, generation = self._stage.config, self._stage.config.generation
-        sampling = Sampling(
-            temperature=generation.temperature,
-            top_p=generation.top_p,
-            top_k=generation.top_k,
-            max_new_tokens=generation.max_new_tokens,
-        )
-        return Rules(
-            sampling=sampling,
-            seed=config.seed,
-            batch_size=_BATCH_SIZE,
-            answer_pattern=config.scoring.answer_pattern,
-        )
 
 
 def _checksum(checkpoint: Checkpoint | None) -> str | None:
     """Checksum of a checkpoint's weights; None for the base model, even if a checkpoint holds it."""
     return None if checkpoint is None or checkpoint.step == 0 else weights_checksum(checkpoint)
-
-
-def _in_words(sets: Mapping[str, EvaluationSet]) -> str:
-    return ", ".join(f"{len(held_out.prompts)} prompts of {name}" for name, held_out in sets.items())
-
-
-def _line(result: Result) -> str:
-    accuracies = {name: measures["accuracy"] for name, measures in measures_by_set(result).items()}
-    words = [f"{name} {'not scored' if value is None else f'{value:.3f}'}" for name, value in accuracies.items()]
-    return f"version {result['policy_version']}: accuracy {', '.join(words)} in {result['seconds']:.1f} s"
 
 
 if __name__ == "__main__":

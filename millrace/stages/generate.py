@@ -2,8 +2,7 @@
 
     model, prompts ─► encoder ─► engine, with the environment if there is one ─► the loop (`generate_loop.py`)
 
-Consumes: weights, prompts, a predecessor's unfinished responses. Waits for: its first weights, then room under the
-staleness bound. Produces: whole groups, as they finish. Generator g of G generates the groups n with n mod G = g, and
+Generator g of G generates the groups n with n mod G = g, and
 resumes from its stream (`rollouts/group_sequence.py`).
 """
 
@@ -18,7 +17,7 @@ from millrace.chat.encoder import PromptEncoder
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.factory import make_engine
 from millrace.generation.environments.base import AnyEnvironment, environment_class
-from millrace.generation.environments.episodes import in_environment, prompt_encoder
+from millrace.generation.environments.episodes import in_environment, prompt_encoder, sampling_of
 from millrace.models.start_folder import start_folder
 from millrace.prompts.dataset import load_prompts
 from millrace.rollouts.writer import TrajectoryWriter
@@ -27,7 +26,6 @@ from millrace.runtime.stage import Stage, run_stage
 from millrace.stages.admission import Admission, prompt_order
 from millrace.stages.carry_over import CarryOver
 from millrace.stages.generate_loop import Generator
-from millrace.types import Sampling
 from millrace.weights.factory import generator_end
 
 
@@ -48,16 +46,10 @@ def main(stage: Stage) -> None:
         engine = _engine(stage, folder, encoder, environment)
         order = prompt_order(stage, prompts.train)
     reader = generator_end(config.weights, stage.store, stage.arguments.handover, stage.replica)
-    sampling = Sampling(
-        temperature=generation.temperature,
-        top_p=generation.top_p,
-        top_k=generation.top_k,
-        max_new_tokens=generation.max_new_tokens,
-    )
     writer = TrajectoryWriter(
         stage.store,
         stage.replica,
-        sampling,
+        sampling_of(generation),
         config.storage,
         vocab_size=engine.vocab_size,
         group_size=generation.group_size,
@@ -73,16 +65,12 @@ def main(stage: Stage) -> None:
         carry_over = CarryOver(stage, engine, admission, writer)
         generator = Generator(stage, engine, turns, admission, reader, writer, carry_over)
         generator.run()
-        stored = "" if generator.weights is None else carry_over.store(generator.weights.incarnation)
+        unfinished = [] if generator.weights is None else carry_over.store(generator.weights.incarnation)
+    stored = f"; stored {len(unfinished)} unfinished responses" if unfinished else ""
     stage.log(f"generator {stage.replica} drained after {writer.rows} trajectories{stored}")
 
 
-def _engine(
-    stage: Stage,
-    folder: Path,
-    encoder: PromptEncoder,
-    environment: type[AnyEnvironment] | None,
-) -> Engine:
+def _engine(stage: Stage, folder: Path, encoder: PromptEncoder, environment: type[AnyEnvironment] | None) -> Engine:
     """The run's engine, playing its environment if it has one."""
     config = stage.config
 
@@ -104,13 +92,8 @@ def _engine(
         stage.awaits_engine = False
         stage.update_status()
 
-    return in_environment(
-        engine,
-        environment,
-        encoder,
-        max_turns=config.environment.max_turns,
-        each_turn=each_turn,
-    )
+    max_turns = config.environment.max_turns
+    return in_environment(engine, environment, encoder, max_turns=max_turns, each_turn=each_turn)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,7 @@
     └─────────────────────────────────────────────────────────────────────────────┘
 
 Weights are updated while groups are in flight. Those continue under the new weights, and their version spans hold the
-first token of each version. If the run has an environment, the engine plays it, and a trajectory has several turns
-(`environments/episodes.py`). If trainer and generators share a device, the engine sleeps while there is no work
+first token of each version. If trainer and generators share a device, the engine sleeps while it has nothing to do
 (`runtime/device_sharing.py`). Weights of a new incarnation mean that the trainer was rolled back: the generator returns
 to the first group that the trainer is missing, and continues the responses in flight whose weights still exist. In sync
 mode it starts them again, so that a step's responses do not depend on the time of a kill.
@@ -95,30 +94,23 @@ class Generator:
         finished = self.engine.collect(_COLLECT_SECONDS)
         for trajectory in finished:
             self.admission.groups.add(trajectory)
-            if trajectory.response.environment_error is not None:
-                self._count_error(trajectory.response.environment_error)
+            if (error := trajectory.response.environment_error) is not None:
+                if not self.environment_failed:
+                    self.environment_failed = True
+                    name = self.stage.config.environment.name
+                    self.stage.log(
+                        f"generator {self.stage.replica}: environment {name} raised {error}; that trajectory is an "
+                        "error, and later ones are counted without a message"
+                    )
+                self.stage.update_status(environment_errors=self.stage.value("environment_errors") + 1)
         if finished:
             self.stage.awaits_engine = False
             self.stage.update_status()
 
-    def _count_error(self, error: str) -> None:
-        """Counts a trajectory whose environment raised, and reports the first one."""
-        errors = self.stage.value("environment_errors") + 1
-        if not self.environment_failed:
-            self.environment_failed = True
-            self.stage.log(
-                f"generator {self.stage.replica}: environment {self.stage.config.environment.name} raised {error}; "
-                "that trajectory is an error, and later ones are counted without a message"
-            )
-        self.stage.update_status(environment_errors=errors)
-
     def _commit(self) -> None:
         """Commits the finished groups; in sync mode, once all groups of the step are finished."""
         by_step = self.admission.by_step
-        if by_step and self.engine.in_flight:
-            self._show_in_flight()
-            return
-        trajectories = self.admission.groups.take()
+        trajectories = [] if by_step and self.engine.in_flight else self.admission.groups.take()
         if not trajectories:
             self._show_in_flight()
             return
@@ -173,7 +165,6 @@ class Generator:
         return False
 
     def _why_no_work(self) -> str:
-        """Returns why there is no work: newer weights have not arrived, or the trainer must make a step first."""
         if self.weights is None or self.weights.policy_version < self.admission.newest_version:
             return _WEIGHTS
         return _ROOM
@@ -202,7 +193,8 @@ class Generator:
             pause_seconds = self.engine.update_weights(weights)
         failpoint("generate.before_acknowledgement")
         self.weights = weights.id
-        self.admission.set_bound(weights.manifest.max_staleness)
+        if weights.manifest.max_staleness is not None:
+            self.admission.max_staleness = weights.manifest.max_staleness
         fingerprint = weights.manifest.fingerprint
         assert fingerprint is not None
         # The acknowledgement that sync_weights looks for.

@@ -6,8 +6,7 @@
                                └─► store ◄── late ◄── acknowledged? ◄── status record: version, digest
                                                           └─► metrics, events
 
-Consumes: the handover. Waits for: a newer version, and for acknowledgements of the last one. Produces: the newest
-version at each generator, and a row of metrics per push. It never delays the trainer: of the versions that arrive while
+It never delays the trainer: of the versions that arrive while
 it is busy, only the newest is pushed. A generator that has not loaded a version by the deadline is reported as late.
 Until it has caught up, the newest version is written to the run's store as well. It is verified again before that; if
 it is damaged, the trainer must resend it.
@@ -21,7 +20,7 @@ from contextlib import closing
 from millrace.errors import WeightsCorrupt
 from millrace.runtime.heartbeat import own_interface
 from millrace.runtime.stage import Stage, run_stage
-from millrace.weights.acknowledgements import AckTracker, Arrival
+from millrace.weights.acknowledgements import AckTracker
 from millrace.weights.base import HandoverReceiver, Weights, WeightsId, WeightsSender
 from millrace.weights.factory import store_end, sync_weights_ends
 from storage.failpoints import failpoint
@@ -154,21 +153,14 @@ class WeightSyncLoop:
                 self.stage.emit_event(
                     notification.event, generator=notification.generator, sentence=notification.sentence
                 )
-        if arrival is not None:
+        if arrival is not None and self.newest is not None:
             self._log(**dataclasses.asdict(arrival))
-            self._publish(arrival)
+            if self.clock() - self.t_published >= _PUBLISH_SECONDS:
+                self.t_published = self.clock()
+                version = self.newest.id.policy_version
+                self.stage.emit_event("version.published", policy_version=version, push_seconds=arrival.push_seconds)
         if self.acks.awaited:
             failpoint("sync_weights.awaiting_acknowledgement")
-
-    def _publish(self, arrival: Arrival) -> None:
-        """Emits an event for the version that has arrived, at most every `_PUBLISH_SECONDS`."""
-        assert self.newest is not None
-        if self.clock() - self.t_published < _PUBLISH_SECONDS:
-            return
-        self.t_published = self.clock()
-        self.stage.emit_event(
-            "version.published", policy_version=self.newest.id.policy_version, push_seconds=arrival.push_seconds
-        )
 
     def _store_for_late(self) -> None:
         """Stores the newest version for late generators, at most once per deadline: storing delays pushes."""

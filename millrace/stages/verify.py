@@ -1,8 +1,6 @@
 """The verify stage: trains a stored run's batches again; the verdict goes into the replay's own run.
 
-    stored run ─► start model or checkpoint ─► `millrace.replay.verify`, step by step ─► replay/verdict.json
-
-Consumes: one stored run, which it only reads. Produces: the verdict, and one measurement per step.
+stored run ─► start model or checkpoint ─► `millrace.replay.verify`, step by step ─► replay/verdict.json
 """
 
 from millrace.replay.results import StepVerdict, read_spec, write_result

@@ -5,9 +5,8 @@
       └─ else ─► one call per run of segments of the same length, as a batch
                    └─ behind a prefix, or with window, soft cap or sinks ─► block by block
 
-transformers' models use it under the name `PACKED`; each forward passes them the microbatch as `packing`, and each
-layer passes its sliding window, soft cap or sinks. Grouped queries (fewer key and value heads than query heads) work.
-Dropout is never applied: π must be the same in each pass.
+transformers' models use it under the name `PACKED`; each forward passes them the microbatch as `packing`. Dropout is
+never applied: π must be the same in each pass.
 
 Shapes: R segments, H query heads, G key heads, T queries, L keys, B queries of a block, K keys of its band, D features.
 """
@@ -62,8 +61,7 @@ def packed_attention(
 ) -> tuple[torch.Tensor, None]:
     """Called by transformers in each layer: [1, heads, S, features] each, in; [1, S, heads, features] out.
 
-    `sliding_window` counts the positions that a token sees, its own included; `softcap` bounds the scores by a tanh;
-    `s_aux` [heads] are the sinks, one more score per head that takes its share of the softmax and adds nothing.
+    `sliding_window`, `softcap` and `s_aux` are as in `Band`.
     """
     key_GTD, value_GTD = _seen(key[0], packing), _seen(value[0], packing)
     # Flash attention takes no 32-bit numbers, and no heads whose size is not a multiple of 8.
@@ -133,12 +131,10 @@ def banded_attention(
 ) -> torch.Tensor:
     """[R, H, T, D] causal attention in a band, block by block; fewer key heads than query heads are fine.
 
-    The queries are the last T of L positions; the L − T before them are the prefix. A block needs the keys of the
-    prefix, and those of its band: with a window of w, a block of b queries sees at most b + w − 1 keys. So time and
-    memory grow with the length, and not with its square.
+    The queries are the last T of L positions; the L − T before them are the prefix. With a window of w, a block of b
+    queries sees at most b + w − 1 keys, so time and memory grow with the length, and not with its square. No family of
+    models has both a soft cap and sinks.
     """
-    if band.softcap is not None and band.sinks_H is not None:
-        raise ValueError("no family of models has both a soft cap and sinks")
     length, device = key_RGLD.shape[2], query_RHTD.device
     prefix = length - query_RHTD.shape[2]
     outs = []
@@ -151,11 +147,8 @@ def banded_attention(
         block = queries, key_RGLD[:, :, first:end], value_RGLD[:, :, first:end]
         if band.softcap is not None:
             # No kernel caps scores, and these would all be kept for the backward pass.
-            outs.append(
-                checkpoint(
-                    _capped, *block, seen_BK, scaling, band.softcap, use_reentrant=False, preserve_rng_state=False
-                )
-            )
+            capped = (*block, seen_BK, scaling, band.softcap)
+            outs.append(checkpoint(_capped, *capped, use_reentrant=False, preserve_rng_state=False))
         elif band.sinks_H is not None:
             outs.append(_with_sinks(*block, seen_BK, scaling, band.sinks_H))
         else:

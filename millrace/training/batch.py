@@ -31,15 +31,14 @@ class Sample:
     loss_mask: npt.NDArray[np.uint8]
     """[R] 1 where a token is trained."""
     temperature: float
-    """Of the behaviour policy; the trainer divides its logits by it too, so that π and μ are comparable."""
+    """Temperature of the behaviour policy; the trainer divides its logits by it too."""
     advantage: float
     staleness: int
     """Policy versions by which the trainer is ahead of the oldest one that sampled a token, of those not masked."""
     group: int = 0
     """Index of its group in the batch."""
     kept_tokens: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    """[K] token ids that truncated sampling could draw from, token by token; empty if nothing was truncated. The
-    trainer renormalises π over the same tokens, so that π and μ are comparable."""
+    """[K] token ids that truncated sampling could draw from, token by token; empty if nothing was truncated."""
     kept_counts: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     """[R] how many of them belong to each token, 0 if it was not truncated; empty if no token was."""
     routed_experts: npt.NDArray[np.uint16] = field(default_factory=lambda: np.zeros(0, np.uint16))
@@ -101,14 +100,12 @@ class Microbatch:
     routed_experts_SX: torch.Tensor | None
     """[S, layers · experts per token] int64, the generator's experts, `NOT_RECORDED` where there are none; None if no
     sample has any."""
-    places: tuple[int, ...]
+    indices: tuple[int, ...]
     """[Q] indices of the samples in the batch; empty in a spare rank's dummy batch."""
 
     def to(self, device: torch.device) -> Self:
         """A copy with the tensors on `device`."""
-        moved: dict[str, Any] = {}
-        for column in fields(self):
-            value = getattr(self, column.name)
-            if isinstance(value, (torch.Tensor, KeptTokens)):
-                moved[column.name] = value.to(device)
+        columns = {column.name: getattr(self, column.name) for column in fields(self)}
+        movable = (torch.Tensor, KeptTokens)
+        moved: Any = {name: value.to(device) for name, value in columns.items() if isinstance(value, movable)}
         return replace(self, **moved)

@@ -5,11 +5,9 @@
                          └──────── backward: the chunk's logits again ◄─────────────────┘
 
 For a batch of 32 k tokens and a vocabulary of 128 k the whole matrix takes 16 GiB in float32, and its softmax and its
-gradient take as much again. Here all three exist for one chunk at a time. That costs one more product with the output
-layer's weight, a third more work in that layer (cf. Cut Cross-Entropy, arXiv 2411.09009, whose kernel goes further).
-
-Truncated sampling (top-p) draws a token from few of the vocabulary. π is then renormalised over the same tokens as μ:
-the logits of all others are masked before the softmax, in the forward and in the backward pass, chunk by chunk.
+gradient take as much again. Here all three exist for one chunk at a time. That costs a third more work in the output
+layer (cf. Cut Cross-Entropy, arXiv 2411.09009). Where truncated sampling (top-p) drew a token from few of the
+vocabulary, π is renormalised over the same tokens as μ: the logits of all others are masked before the softmax.
 """
 
 from collections.abc import Callable, Iterator
@@ -152,7 +150,11 @@ class _ChunkedLogprobs(torch.autograd.Function):
             if grad_hidden_NH is not None:
                 grad_hidden_NH[part] = grad_CV @ weight_VH
             if grad_weight_VH is not None:
-                _add_product(grad_weight_VH, grad_CV.t(), hidden_NH[part])
+                if grad_CV.is_cuda and grad_CV.dtype != wide:
+                    # Sums 16-bit products in float32; elsewhere the factors are widened first.
+                    torch.addmm(grad_weight_VH, grad_CV.t(), hidden_NH[part], out_dtype=wide, out=grad_weight_VH)
+                else:
+                    grad_weight_VH.addmm_(grad_CV.t().to(wide), hidden_NH[part].to(wide))
             del logits_CV, slope, probs_CV, from_entropy_CV, grad_CV
             ctx.each_chunk()
         return (
@@ -203,11 +205,3 @@ def _entropy_gradient(logits_CV: torch.Tensor, probs_CV: torch.Tensor) -> torch.
     log_probs_CV = logits_CV.sub_(logits_CV.logsumexp(dim=-1, keepdim=True))
     entropy_C1 = -torch.linalg.vecdot(probs_CV, log_probs_CV)[:, None]
     return log_probs_CV.add_(entropy_C1).mul_(probs_CV).neg_()
-
-
-def _add_product(sum_VH: torch.Tensor, left_VC: torch.Tensor, right_CH: torch.Tensor) -> None:
-    """sum += left · right. A GPU sums 16-bit products in float32; elsewhere the factors are widened first."""
-    if left_VC.is_cuda and left_VC.dtype != sum_VH.dtype:
-        torch.addmm(sum_VH, left_VC, right_CH, out_dtype=sum_VH.dtype, out=sum_VH)
-    else:
-        sum_VH.addmm_(left_VC.to(sum_VH.dtype), right_CH.to(sum_VH.dtype))

@@ -7,19 +7,14 @@ B starts at 0, so that the policy starts as the base model (arXiv 2106.09685). G
 W + (alpha / rank) · B · A under the base model's names.
 """
 
-import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from millrace.errors import InputError
-
-# peft takes a second to import, and few runs need it.
-if TYPE_CHECKING:
-    from peft.tuners.lora import Linear as LoraLinear
 
 _ADAPTER = "default"
 """peft's name for the only adapter."""
@@ -30,9 +25,8 @@ def add_adapters(
 ) -> None:
     """Adds adapters to all linear layers of these names, in place; from then on only adapters have a gradient.
 
-    The first `frozen_layers` decoder layers get none. Adapters start in their layer's dtype. A is drawn from torch's
-    random numbers, which have to be the same on every rank.
-    Raises InputError for a name that no linear layer has.
+    The first `frozen_layers` decoder layers get none. A is drawn from torch's random numbers, which have to be the same
+    on every rank. Raises InputError for a name that no linear layer has.
     """
     named = model.base_model.named_modules()
     linear = {name.rpartition(".")[2] for name, module in named if isinstance(module, nn.Linear)}
@@ -42,6 +36,7 @@ def add_adapters(
             key="training.lora.target_modules",
             expected=f"some of {', '.join(sorted(linear))}",
         )
+    # It takes a second to import, and few runs need it.
     import peft
 
     # Annotated as int, but peft only divides it by the rank.
@@ -57,21 +52,15 @@ def add_adapters(
     peft.inject_adapter_in_model(config, model, adapter_name=_ADAPTER)
 
 
-def adapters(model: nn.Module) -> dict[str, "LoraLinear"]:
-    """The layers with adapters, by the name of their frozen weight."""
-    if "peft" not in sys.modules:
-        # Without peft no adapters can have been added.
-        return {}
-    from peft.tuners.lora import Linear as LoraLinear
-
+def adapters(model: nn.Module) -> dict[str, nn.Module]:
+    """peft's layers with adapters, by the name of their frozen weight."""
     modules = model.named_modules()
-    return {f"{name}.base_layer.weight": module for name, module in modules if isinstance(module, LoraLinear)}
+    return {f"{name}.base_layer.weight": module for name, module in modules if hasattr(module, "lora_A")}
 
 
-def parts(layer: "LoraLinear") -> tuple[torch.Tensor, torch.Tensor, float]:
+def parts(layer: Any) -> tuple[torch.Tensor, torch.Tensor, float]:
     """A [rank, in], B [out, rank] and alpha / rank of a layer with adapters; A and B are the live parameters."""
-    down, up = cast(nn.Linear, layer.lora_A[_ADAPTER]), cast(nn.Linear, layer.lora_B[_ADAPTER])
-    return down.weight, up.weight, float(layer.scaling[_ADAPTER])
+    return layer.lora_A[_ADAPTER].weight, layer.lora_B[_ADAPTER].weight, float(layer.scaling[_ADAPTER])
 
 
 def merged(weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scaling: float) -> torch.Tensor:

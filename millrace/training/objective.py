@@ -2,9 +2,8 @@
 
     Σ over all trainable tokens of the update:   scale · (loss + β · KL to the reference − c · entropy)
 
-A token's scale is its `training.aggregation`. It follows from the lengths of all the update's samples, before any
-forward pass. So each microbatch, and each rank, adds its own tokens' share, and the gradient is the same however the
-samples are split.
+A token's scale is its `training.aggregation`. It follows from the lengths of all the update's samples, so the gradient
+is the same however they are split into microbatches and over ranks.
 
     token_mean      1 / Σ L             every token counts the same                         (DAPO, arXiv 2503.14476)
     sequence_mean   1 / (Q⁺ · L_q)      every response counts the same, however long        (GRPO, arXiv 2402.03300)
@@ -35,43 +34,32 @@ from configs.losses import KlConfig, KlEstimator
 from configs.training import TrainingConfig
 from millrace.errors import InputError
 from millrace.training.batch import Microbatch, Sample
+from millrace.training.losses import excluded
 from millrace.training.losses.base import LossInputs, LossOutputs
-from millrace.training.losses.excluded import (
-    check_finite,
-    compute_without,
-    masked_responses,
-    not_finite,
-    replace_dropped,
-)
 from millrace.training.losses.factory import make_loss
 
 
 class Objective:
-    """The loss, masks, aggregation and KL penalty that `training` names.
-
-    `max_new_tokens` is the maximum length of a response, which the aggregation `constant` reads. `loss` may be replaced
-    between steps.
-    """
+    """The loss, masks, aggregation and KL penalty that `training` names. `loss` may be replaced between steps."""
 
     def __init__(self, training: TrainingConfig, max_new_tokens: int) -> None:
         self.loss = make_loss(training)
         self._training = training
         self._max_new_tokens = max_new_tokens
 
-    def scale(self, samples: Sequence[Sample], places: Sequence[int]) -> torch.Tensor:
-        """[samples] float64 factor of each token's loss in an update on those at `places`, and 0 for the others.
+    def scale(self, samples: Sequence[Sample], indices: Sequence[int]) -> torch.Tensor:
+        """[samples] float64 factor of each token's loss in an update on those at `indices`, and 0 for the others.
 
         Raises InputError if no token of the update is trainable.
         """
-        lengths_U = torch.tensor([int(samples[place].loss_mask.sum()) for place in places])
+        lengths_U = torch.tensor([int(samples[index].loss_mask.sum()) for index in indices])
         scale_Q = torch.zeros(len(samples), dtype=torch.float64)
-        groups_U = torch.tensor([samples[place].group for place in places])
-        scale_Q[list(places)] = token_scale(self._training.aggregation, lengths_U, self._max_new_tokens, groups_U)
+        groups_U = torch.tensor([samples[index].group for index in indices])
+        scale_Q[list(indices)] = token_scale(self._training.aggregation, lengths_U, self._max_new_tokens, groups_U)
         return scale_Q
 
     def has_gradient(self, sample: Sample) -> bool:
         """Whether `sample` adds to the gradient."""
-        # The loss may have been replaced since.
         always = self._training.pulls_without_advantage or not self.loss.needs_advantage
         return bool(sample.loss_mask.any()) and (sample.advantage != 0 or always)
 
@@ -88,16 +76,29 @@ class Objective:
         log π before the first update, None if the batch takes only one, and `reference_N` that of the reference policy.
         Raises TrainingDiverged where a log-probability or an advantage is not finite, unless such tokens are masked.
         """
-        inputs = _loss_inputs(batch, logprobs_N, before_N, reference_N)
-        dropped_L = masked_responses(self._training.masks, inputs)
+        at_L = batch.in_batch_N[batch.trainable_L]
+        inputs = LossInputs(
+            trainer_logprobs_N=logprobs_N[batch.trainable_L],
+            rollout_logprobs_N=batch.rollout_logprobs_N[batch.trainable_L],
+            advantages_N=batch.advantages_N[batch.trainable_L],
+            response_N=batch.response_N[batch.trainable_L],
+            num_responses=len(batch.indices),
+            staleness_N=batch.staleness_N[batch.trainable_L],
+            before_logprobs_N=None if before_N is None else before_N[at_L].to(logprobs_N),
+            reference_logprobs_N=None if reference_N is None else reference_N[at_L].to(logprobs_N),
+        )
+        kl = self._training.kl
+        dropped_L = excluded.masked_responses(self._training.masks, inputs)
         if self._training.non_finite == "refuse":
-            check_finite(inputs)
-            return compute_without(self.loss, inputs, dropped_L)._replace(kl=self._kl(inputs))
+            excluded.check_finite(inputs)
+            return excluded.compute_without(self.loss, inputs, dropped_L)._replace(kl=kl_penalty(kl, inputs))
         with torch.no_grad():
-            bad_L = not_finite(compute_without(self.loss, inputs, dropped_L), self._kl(inputs), inputs)
-        kl_L = self._kl(replace_dropped(inputs, bad_L))
+            bad_L = excluded.not_finite(
+                excluded.compute_without(self.loss, inputs, dropped_L), kl_penalty(kl, inputs), inputs
+            )
+        kl_L = kl_penalty(kl, excluded.replace_dropped(inputs, bad_L))
         dropped_L = bad_L if dropped_L is None else bad_L | dropped_L
-        return compute_without(self.loss, inputs, dropped_L)._replace(kl=kl_L, non_finite=bad_L)
+        return excluded.compute_without(self.loss, inputs, dropped_L)._replace(kl=kl_L, non_finite=bad_L)
 
     def value(self, outputs: LossOutputs, entropy_L: torch.Tensor) -> torch.Tensor:
         """[L] the value to minimize of each trainable token, before its scale; with gradient."""
@@ -109,18 +110,12 @@ class Objective:
             entropy_L = entropy_L.masked_fill(outputs.non_finite, 0)
         return value_L - self._training.entropy_coefficient * entropy_L
 
-    def _kl(self, inputs: LossInputs) -> torch.Tensor:
-        if inputs.reference_logprobs_N is None:
-            return torch.zeros_like(inputs.rollout_logprobs_N)
-        return kl_penalty(self._training.kl, inputs)
-
 
 def token_scale(aggregation: str, lengths_Q: torch.Tensor, max_new_tokens: int, groups_Q: torch.Tensor) -> torch.Tensor:
-    """The factor of each token's loss, per response.
+    """[Q] float64 factor of each token's loss, per response; 0 for a response without trainable tokens.
 
-    Per response of the whole batch, `lengths_Q` is [Q] int64, the number of trainable tokens, and `groups_Q` [Q]
-    int64, the number of its group, from 0. Returns [Q] float64, 0 for a response without such a token. Raises
-    InputError if no response has such a token.
+    `lengths_Q` and `groups_Q` are [Q] int64: the number of trainable tokens of each response of the batch, and of its
+    group, from 0. Raises InputError if no response has such a token.
     """
     lengths_Q = lengths_Q.double()
     has_tokens_Q = lengths_Q > 0
@@ -144,10 +139,7 @@ def token_scale(aggregation: str, lengths_Q: torch.Tensor, max_new_tokens: int, 
 def kl_to_reference(
     estimator: KlEstimator, trainer_logprobs_N: torch.Tensor, ref_logprobs_N: torch.Tensor
 ) -> torch.Tensor:
-    """[N] estimate of KL(π‖π_ref) at each token, nats, with its gradient.
-
-    `trainer_logprobs_N` is log π with gradient, `ref_logprobs_N` log π_ref, nats. k3 is infinite where it overflows.
-    """
+    """[N] estimate of KL(π‖π_ref) at each token, nats, with its gradient; k3 is infinite where it overflows."""
     delta_N = trainer_logprobs_N - ref_logprobs_N.detach()
     if estimator == "k1":
         return delta_N
@@ -157,31 +149,14 @@ def kl_to_reference(
 
 
 def kl_penalty(kl: KlConfig, inputs: LossInputs) -> torch.Tensor:
-    """[N] the penalty of each token at a coefficient of 1, nats, with its gradient.
+    """[N] the penalty of each token at a coefficient of 1, nats, with its gradient; 0 without a reference.
 
     It is infinite where an estimate or a ratio overflows.
     """
-    assert inputs.reference_logprobs_N is not None
-    reference_N = inputs.reference_logprobs_N.detach()
-    kl_N = kl_to_reference(kl.estimator, inputs.trainer_logprobs_N, reference_N)
+    if inputs.reference_logprobs_N is None:
+        return torch.zeros_like(inputs.rollout_logprobs_N)
+    kl_N = kl_to_reference(kl.estimator, inputs.trainer_logprobs_N, inputs.reference_logprobs_N)
     if kl.importance_weighted:
         ratio_N = (inputs.trainer_logprobs_N - inputs.rollout_logprobs_N.detach()).exp()
         kl_N = ratio_N * kl_N
     return kl_N
-
-
-def _loss_inputs(
-    batch: Microbatch, logprobs_N: torch.Tensor, before_N: torch.Tensor | None, reference_N: torch.Tensor | None
-) -> LossInputs:
-    carries = batch.trainable_L
-    at_L = batch.in_batch_N[carries]
-    return LossInputs(
-        trainer_logprobs_N=logprobs_N[carries],
-        rollout_logprobs_N=batch.rollout_logprobs_N[carries],
-        advantages_N=batch.advantages_N[carries],
-        response_N=batch.response_N[carries],
-        num_responses=len(batch.places),
-        staleness_N=batch.staleness_N[carries],
-        before_logprobs_N=None if before_N is None else before_N[at_L].to(logprobs_N),
-        reference_logprobs_N=None if reference_N is None else reference_N[at_L].to(logprobs_N),
-    )

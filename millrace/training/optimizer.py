@@ -1,4 +1,4 @@
-"""Optimizer updates: the samples of each, the learning rate, AdamW, gradient clipping, and frozen layers.
+"""Optimizer updates: the samples of each, the learning rate, gradient clipping, and frozen layers.
 
 The learning rate of a step is a pure function of the policy version, and of nothing that a checkpoint would hold:
 
@@ -14,7 +14,7 @@ With `ess_scaling` an update's rate is also multiplied by √ESS of its importan
 """
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -22,10 +22,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from configs.training import ScheduleConfig, TrainingConfig
+from configs.training import TrainingConfig
 from millrace.errors import TrainingDiverged
 from millrace.training.batch import Sample
-from millrace.training.step_report import Values, ratio_effective_sample_size
 
 
 def plan_updates(
@@ -33,10 +32,9 @@ def plan_updates(
 ) -> list[list[int]]:
     """The indices of the samples of each update on a batch, ascending; at least one update.
 
-    Each epoch shuffles the groups and cuts them into minibatches, which differ by at most one group. A group stays
-    whole, because its advantages belong together. The order follows from the run's seed and the policy version that the
-    batch makes. So a trainer that repeats the batch, and a replay, make the same updates. Groups without a trainable
-    token are in no minibatch, unless it is the batch.
+    Each epoch shuffles the groups and cuts them into minibatches, which differ by at most one group. The order follows
+    from the run's seed and the policy version that the batch makes, so a trainer that repeats the batch, and a replay,
+    make the same updates. Groups without a trainable token are in no minibatch, unless it is the batch.
     """
     carrying = sorted({sample.group for sample in samples if sample.loss_mask.any()})
     if minibatches == 1 or not carrying:
@@ -46,45 +44,21 @@ def plan_updates(
         order = np.random.default_rng([seed, policy_version, epoch]).permutation(carrying)
         for part in np.array_split(order, min(minibatches, len(carrying))):
             groups = set(part.tolist())
-            plan.append([place for place, sample in enumerate(samples) if sample.group in groups])
+            plan.append([index for index, sample in enumerate(samples) if sample.group in groups])
     return plan
 
 
 def planned_rate(training: TrainingConfig, step: int) -> float:
     """Learning rate of the step that makes policy version `step`, before √ESS and without rollbacks."""
-    return training.learning_rate * share_of_rate(training.schedule, step)
-
-
-def share_of_rate(schedule: ScheduleConfig, step: int) -> float:
-    """Share of the full rate in the step that makes policy version `step`, in [0, 1]."""
-    warmup = schedule.warmup_steps
+    schedule, warmup = training.schedule, training.schedule.warmup_steps
+    share = 1.0
     if step <= warmup:
-        return step / (warmup + 1)
-    if schedule.decay == "constant" or schedule.steps is None:
-        return 1.0
-    progress = min(1.0, (step - 1 - warmup) / (schedule.steps - warmup))
-    left = 1 - progress if schedule.decay == "linear" else (1 + math.cos(math.pi * progress)) / 2
-    return schedule.final_share + (1 - schedule.final_share) * left
-
-
-def ess_factor(log_ratio_N: Values) -> float:
-    """√ESS of the ratios π/μ of N ≥ 1 tokens, given their logarithms; in [0, 1], and 1 if π is μ.
-
-    VCPO, arXiv 2602.17616. There the ratios are those of whole responses; here of tokens, as most losses weigh tokens.
-    """
-    return math.sqrt(ratio_effective_sample_size(log_ratio_N))
-
-
-def make_adamw(parameters: Iterable[nn.Parameter], training: TrainingConfig) -> torch.optim.AdamW:
-    """The optimizer of `parameters`, at the full learning rate and without state."""
-    adamw = training.adamw
-    return torch.optim.AdamW(
-        parameters,
-        lr=training.learning_rate,
-        betas=(adamw.beta1, adamw.beta2),
-        eps=adamw.epsilon,
-        weight_decay=training.weight_decay,
-    )
+        share = step / (warmup + 1)
+    elif schedule.decay != "constant" and schedule.steps is not None:
+        progress = min(1.0, (step - 1 - warmup) / (schedule.steps - warmup))
+        left = 1 - progress if schedule.decay == "linear" else (1 + math.cos(math.pi * progress)) / 2
+        share = schedule.final_share + (1 - schedule.final_share) * left
+    return training.learning_rate * share
 
 
 def zero_gradients(parameters: Collection[nn.Parameter]) -> None:

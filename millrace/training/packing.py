@@ -32,8 +32,8 @@ class Unit(NamedTuple):
     """Upper bound of its positions."""
     pairs: int
     """Positions that each position attends to, itself included, summed."""
-    places: list[int]
-    """Ascending by the length of the samples."""
+    indices: list[int]
+    """Samples, ascending by their length."""
 
 
 def microbatches(
@@ -41,36 +41,35 @@ def microbatches(
     max_tokens: int,
     num_ranks: int = 1,
     *,
-    places: Sequence[int] | None = None,
+    indices: Sequence[int] | None = None,
     share_prefixes: bool = True,
     hidden_size: int | None = None,
 ) -> list[Microbatch]:
-    """Splits a batch, or its samples at `places`, into few microbatches of at most `max_tokens` tokens.
+    """Splits a batch, or its samples at `indices`, into few microbatches of at most `max_tokens` tokens.
 
     A longer sample is a separate microbatch. Their number is a multiple of `num_ranks`; rank i takes those with index
-    i modulo `num_ranks`. If there are fewer units than ranks, spare ranks get a one-token dummy batch. Without samples
-    the list is empty. The split depends on the samples alone, so every rank computes the same one, and the same batch
-    gives the same floating-point sums. `share_prefixes`: whether prefixes that samples share are computed once. Ranks
-    get equal work, attention included if the model's `hidden_size` is given.
+    i modulo `num_ranks`. If there are fewer units than ranks, spare ranks get a one-token dummy batch. The split
+    depends on the samples alone, so every rank computes the same one, and the same batch gives the same floating-point
+    sums. `share_prefixes`: whether prefixes that samples share are computed once. Ranks get equal work, attention
+    included if the model's `hidden_size` is given.
     """
-    chosen = range(len(samples)) if places is None else places
+    chosen = range(len(samples)) if indices is None else indices
     sizes = np.array([len(sample.response_tokens) for sample in samples], dtype=np.int64)
     starts = (np.cumsum(sizes) - sizes).tolist()
-    sequences = {place: _sequence(samples[place]) for place in chosen}
+    sequences = {index: _sequence(samples[index]) for index in chosen}
     families = _families(samples, chosen) if share_prefixes else []
     saved = sum(len(samples[family[0]].prompt_tokens) * (len(family) - 1) for family in families)
     share = share_prefixes and saves_enough(list(sequences.values()), saved)
-    if share:
-        most = -(-sum(len(sequence) for sequence in sequences.values()) // num_ranks)
-        units = [unit for family in families for unit in _cut(samples, family, min(max_tokens, most))]
-    else:
-        units = [single_unit(len(sequence), place) for place, sequence in sequences.items()]
+    if not share:
+        families = [[index] for index in chosen]
+    most = -(-sum(len(sequence) for sequence in sequences.values()) // num_ranks)
+    units = [unit for family in families for unit in _cut(samples, family, min(max_tokens, most))]
     return [
         _pack(
-            [samples[place] for place in members],
-            [sequences[place] for place in members],
+            [samples[index] for index in members],
+            [sequences[index] for index in members],
             tuple(members),
-            [starts[place] for place in members],
+            [starts[index] for index in members],
             share,
         )
         for members in fill(units, max_tokens, num_ranks, hidden_size)
@@ -85,19 +84,14 @@ def pack(sample: Sample) -> Microbatch:
 def _families(samples: Sequence[Sample], chosen: Iterable[int]) -> list[list[int]]:
     """Samples of the same prompt, computed by the same experts, together; in each equal lengths are neighbours."""
     by_prompt: dict[bytes, list[int]] = {}
-    for place in chosen:
-        key = samples[place].prompt_tokens.tobytes()
-        if len(experts := samples[place].routed_experts):
-            width = len(experts) // (samples[place].num_tokens - 1)
-            key += experts[: width * len(samples[place].prompt_tokens)].tobytes()
-        by_prompt.setdefault(key, []).append(place)
+    for index in chosen:
+        key = samples[index].prompt_tokens.tobytes()
+        if len(experts := samples[index].routed_experts):
+            width = len(experts) // (samples[index].num_tokens - 1)
+            key += experts[: width * len(samples[index].prompt_tokens)].tobytes()
+        by_prompt.setdefault(key, []).append(index)
     # Samples of a length are in the order of the batch once a list is reversed, as `fill` does.
-    return [sorted(places, key=lambda place: (samples[place].num_tokens, -place)) for places in by_prompt.values()]
-
-
-def single_unit(tokens: int, place: int) -> Unit:
-    """A sample alone."""
-    return Unit(tokens, tokens * (tokens + 1) // 2, [place])
+    return [sorted(indices, key=lambda index: (samples[index].num_tokens, -index)) for indices in by_prompt.values()]
 
 
 def _cut(samples: Sequence[Sample], family: Sequence[int], most: int) -> Iterator[Unit]:
@@ -105,43 +99,42 @@ def _cut(samples: Sequence[Sample], family: Sequence[int], most: int) -> Iterato
     prompt = len(samples[family[0]].prompt_tokens)
     piece: list[int] = []
     tokens = 0
-    for place in family:
-        size = len(samples[place].response_tokens)
+    for index in family:
+        size = len(samples[index].response_tokens)
         # A piece of several may share up to LEAST_TOKENS less than its prompt.
         if piece and prompt + LEAST_TOKENS + tokens + size > most:
-            yield _family_unit(samples, prompt, piece)
+            yield _unit(samples, prompt, piece)
             tokens, piece = 0, []
         tokens += size
-        piece.append(place)
-    yield _family_unit(samples, prompt, piece)
+        piece.append(index)
+    yield _unit(samples, prompt, piece)
 
 
-def _family_unit(samples: Sequence[Sample], prompt: int, piece: list[int]) -> Unit:
-    sizes = [len(samples[place].response_tokens) for place in piece]
+def _unit(samples: Sequence[Sample], prompt: int, piece: list[int]) -> Unit:
+    sizes = [len(samples[index].response_tokens) for index in piece]
     tokens = prompt + sum(sizes) + LEAST_TOKENS * (len(piece) > 1)
     pairs = prompt * (prompt + 1) // 2 + sum(size * prompt + size * (size + 1) // 2 for size in sizes)
     return Unit(tokens, pairs, piece)
 
 
 def fill(units: Sequence[Unit], max_tokens: int, num_ranks: int, hidden_size: int | None = None) -> list[list[int]]:
-    """Places of the samples of each microbatch, those of the cheapest unit first, so that equal lengths are neighbours.
+    """Sample indices of each microbatch, those of the cheapest unit first, so that equal lengths are neighbours.
 
     No microbatch has more than `max_tokens` tokens, unless it is a unit that has more. Their number is a multiple of
-    `num_ranks`. Pairs cost something if the model's `hidden_size` is given. Units of equal cost keep the order of the
-    batch.
+    `num_ranks`. Units of equal cost keep the order of the batch.
     """
     pair_cost = 0.0 if hidden_size is None else _PAIR_COST / hidden_size
     costs = {id(unit): unit.tokens + pair_cost * unit.pairs for unit in units}
-    tightest = _first_fit(sorted(units, key=lambda unit: (-unit.tokens, unit.places[-1])), max_tokens)
+    tightest = _first_fit(sorted(units, key=lambda unit: (-unit.tokens, unit.indices[-1])), max_tokens)
     # Never more microbatches than units, rounded up to a multiple of the ranks.
     num_shares = -(-len(tightest) // num_ranks) * num_ranks
-    costliest_first = sorted(units, key=lambda unit: (-costs[id(unit)], unit.places[-1]))
+    costliest_first = sorted(units, key=lambda unit: (-costs[id(unit)], unit.indices[-1]))
     shares = _balanced(costliest_first, [costs[id(unit)] for unit in costliest_first], max_tokens, num_shares)
     if shares is None:
         shares = tightest + [[] for _ in range(num_shares - len(tightest))]
     # Of equal shares the one with the costlier unit, so that only samples of equal length depend on their order.
     shares.sort(key=lambda share: (sum(spent := [costs[id(unit)] for unit in share]), spent), reverse=True)
-    return [[place for unit in reversed(share) for place in unit.places] for share in shares]
+    return [[index for unit in reversed(share) for index in unit.indices] for share in shares]
 
 
 def _first_fit(largest_first: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
@@ -179,7 +172,7 @@ def _balanced(
 def _pack(
     samples: Sequence[Sample],
     sequences: Sequence[npt.NDArray[np.int32]],
-    places: tuple[int, ...],
+    indices: tuple[int, ...],
     firsts: Sequence[int],
     share: bool,
 ) -> Microbatch:
@@ -187,8 +180,12 @@ def _pack(
     sizes = np.array([len(sample.response_tokens) for sample in samples], dtype=np.int64)
     lengths = [len(sequence) for sequence in sequences]
     experts = _routed_experts(samples)
+    if experts is not None:
+        # Tokens that different experts compute are different.
+        experts_of = np.split(experts, np.cumsum(lengths)[:-1])
+        distinct = [np.column_stack([sequence, part]) for sequence, part in zip(sequences, experts_of, strict=True)]
     # A rank without samples gets one dummy token: the ranks wait for each other in every layer.
-    layout = lay_out(_with_experts(sequences, experts) or [np.zeros(1, np.int32)], share=share)
+    layout = lay_out((sequences if experts is None else distinct) or [np.zeros(1, np.int32)], share=share)
     index_N = counts(sizes)
     # Of each response token, the one before it, among the tokens of all samples.
     before_N = np.repeat(np.cumsum(lengths, dtype=np.int64) - sizes - 1, sizes) + index_N
@@ -233,7 +230,7 @@ def _pack(
         in_batch_N=of_responses(firsts, np.int64) + torch.from_numpy(index_N),
         kept=kept,
         routed_experts_SX=None if experts is None else at_positions(experts),
-        places=places,
+        indices=indices,
     )
 
 
@@ -258,14 +255,3 @@ def _routed_experts(samples: Sequence[Sample]) -> npt.NDArray[np.int32] | None:
             experts[start : start + sample.num_tokens - 1] = sample.routed_experts.reshape(-1, width)
         start += sample.num_tokens
     return experts
-
-
-def _with_experts(
-    sequences: Sequence[npt.NDArray[np.int32]], experts: npt.NDArray[np.int32] | None
-) -> Sequence[npt.NDArray[np.int32]]:
-    """Tokens that different experts compute are different."""
-    if experts is None:
-        return sequences
-    ends = np.cumsum([len(sequence) for sequence in sequences])
-    parts = np.split(experts, ends[:-1])
-    return [np.column_stack([sequence, part]) for sequence, part in zip(sequences, parts, strict=True)]

@@ -8,7 +8,6 @@ All reads of weights happen within `forward` and `over_vocabulary`, because FSDP
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -18,25 +17,14 @@ from millrace.models.supported import check_trainable
 from millrace.training.attention import PACKED
 from millrace.training.batch import Microbatch
 from millrace.training.logprobs import LogitScale, chunked_logprobs
-from millrace.training.parallel.tensor import whole
+from millrace.training.parallel.ranks import local
 from millrace.training.routing import Routing
 
 
-class TokenLogprobs(NamedTuple):
-    """log π and entropy at a microbatch's response tokens."""
-
-    logprobs_N: torch.Tensor
-    """[N] log π at the rollouts' temperature, nats, with gradient; float32, or float64 if the model is. Where sampling
-    was truncated, π is renormalised over the tokens that it kept, as μ is."""
-    entropy_N: torch.Tensor
-    """[N] entropy of the same π at the position that predicts the token, nats, with gradient; same dtype."""
-
-
 class PackedPolicy(torch.nn.Module):
-    """Owns `model`, and replaces its attention by the packed one.
+    """Owns `model`, and replaces its attention by the packed one; the last two parameters are those of `Routing`.
 
-    `router_replay`: whether the experts that were recorded compute a token. `balances_experts`: whether
-    `routing.imbalance` will be called. Raises InputError for a model of an unsupported family.
+    Raises InputError for a model of an unsupported family.
     """
 
     def __init__(self, model: PreTrainedModel, *, router_replay: bool = False, balances_experts: bool = False) -> None:
@@ -54,10 +42,14 @@ class PackedPolicy(torch.nn.Module):
             divisor=getattr(config, "logits_scaling", 1.0), cap=getattr(config, "final_logit_softcapping", None)
         )
 
-    def forward(self, batch: Microbatch) -> TokenLogprobs:
-        """log π of the response tokens of `batch`, which is on the model's device."""
+    def forward(self, batch: Microbatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """[N] log π of the response tokens of `batch` at the rollouts' temperature, and [N] entropy of π there, nats.
+
+        Both have a gradient, and are float32, or float64 if the model is. Where sampling was truncated, π is
+        renormalised over the tokens that it kept, as μ is. `batch` is on the model's device.
+        """
         weight_VH, bias_V = self._output_layer()
-        logprobs_N, entropy_N = chunked_logprobs(
+        return chunked_logprobs(
             self._hidden(batch),
             weight_VH,
             bias_V,
@@ -67,7 +59,6 @@ class PackedPolicy(torch.nn.Module):
             kept=batch.kept,
             each_chunk=self.on_progress,
         )
-        return TokenLogprobs(logprobs_N, entropy_N)
 
     @torch.no_grad()
     def over_vocabulary(self, batch: Microbatch) -> torch.Tensor:
@@ -92,4 +83,4 @@ class PackedPolicy(torch.nn.Module):
     def _output_layer(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         head = self.model.lm_head
         assert isinstance(head, torch.nn.Linear)
-        return whole(head.weight), None if head.bias is None else whole(head.bias)
+        return local(head.weight), None if head.bias is None else local(head.bias)

@@ -12,6 +12,7 @@ turns of a conversation. A sequence that shares nothing is one segment.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -40,14 +41,12 @@ class Layout:
     """[T] the positions that segments see, segment after segment; None if each sees itself alone."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Node:
-    """A shared segment: tokens `begin` to `end` of its sequences, behind those of `parent`."""
+class _Node(NamedTuple):
+    """A shared segment: tokens `begin` to `end` of its sequences, behind those of the node `parent`; -1 for a root."""
 
     begin: int
     end: int
     parent: int
-    """Index of the node before it; -1 for a root."""
 
 
 def lay_out(sequences: Sequence[npt.NDArray[np.int32]], *, share: bool = True) -> Layout:
@@ -60,7 +59,35 @@ def lay_out(sequences: Sequence[npt.NDArray[np.int32]], *, share: bool = True) -
     begins, parents = np.zeros_like(lengths), np.full_like(lengths, -1)
     if share and len(sequences) > 1:
         nodes = _grow(sequences, lengths, begins, parents)
-    return _place(lengths, nodes, begins, parents)
+    # Segments: the shared ones, then one per sequence, which may be empty.
+    sizes = np.array([*(node.end - node.begin for node in nodes), *(lengths - begins)], dtype=np.int64)
+    seen = np.array([*(node.end for node in nodes), *lengths], dtype=np.int64)
+    order = np.lexsort((sizes, seen))
+    order = order[sizes[order] > 0]
+    starts = np.zeros_like(sizes)
+    starts[order] = np.cumsum(sizes[order]) - sizes[order]
+    ways: list[_Ints] = []
+    for node, start in zip(nodes, starts.tolist(), strict=False):
+        segment = np.arange(start, start + node.end - node.begin)
+        ways.append(np.concatenate([ways[node.parent], segment]) if node.parent >= 0 else segment)
+    index, sequence_starts = counts(lengths), starts[len(nodes) :]
+    where = index + np.repeat(sequence_starts - begins, lengths)
+    keys_T = None
+    if nodes:
+        is_shared = index < np.repeat(begins, lengths)
+        where[is_shared] = np.concatenate([ways[parent] for parent in parents if parent >= 0])
+        of_sequences = [where[start:end] for start, end in pairwise([0, *np.cumsum(lengths).tolist()])]
+        seen_by = [*ways, *of_sequences]
+        keys_T = np.concatenate([seen_by[segment] for segment in order.tolist()])
+    positions_S = np.empty(int(sizes.sum()), dtype=np.int64)
+    positions_S[where] = index
+    return Layout(
+        where=where,
+        positions_S=positions_S,
+        lengths=tuple(sizes[order].tolist()),
+        key_lengths=tuple(seen[order].tolist()),
+        keys_T=keys_T,
+    )
 
 
 def saves_enough(sequences: Sequence[npt.NDArray[np.int32]], saved: int) -> bool:
@@ -110,38 +137,6 @@ def _common_with_next(ordered: Sequence[npt.NDArray[np.int32]]) -> _Ints:
     first = np.append(differ, len(same))[np.searchsorted(differ, ends - shorter)]
     common: _Ints = np.minimum(first - (ends - shorter), shorter)
     return common
-
-
-def _place(lengths: _Ints, nodes: Sequence[_Node], begins: _Ints, parents: _Ints) -> Layout:
-    # Segments: the shared ones, then one per sequence, which may be empty.
-    sizes = np.array([*(node.end - node.begin for node in nodes), *(lengths - begins)], dtype=np.int64)
-    seen = np.array([*(node.end for node in nodes), *lengths], dtype=np.int64)
-    order = np.lexsort((sizes, seen))
-    order = order[sizes[order] > 0]
-    starts = np.zeros_like(sizes)
-    starts[order] = np.cumsum(sizes[order]) - sizes[order]
-    ways: list[_Ints] = []
-    for node, start in zip(nodes, starts.tolist(), strict=False):
-        segment = np.arange(start, start + node.end - node.begin)
-        ways.append(np.concatenate([ways[node.parent], segment]) if node.parent >= 0 else segment)
-    index, sequence_starts = counts(lengths), starts[len(nodes) :]
-    where = index + np.repeat(sequence_starts - begins, lengths)
-    keys_T = None
-    if nodes:
-        is_shared = index < np.repeat(begins, lengths)
-        where[is_shared] = np.concatenate([ways[parent] for parent in parents if parent >= 0])
-        of_sequences = [where[start:end] for start, end in pairwise([0, *np.cumsum(lengths).tolist()])]
-        seen_by = [*ways, *of_sequences]
-        keys_T = np.concatenate([seen_by[segment] for segment in order.tolist()])
-    positions_S = np.empty(int(sizes.sum()), dtype=np.int64)
-    positions_S[where] = index
-    return Layout(
-        where=where,
-        positions_S=positions_S,
-        lengths=tuple(sizes[order].tolist()),
-        key_lengths=tuple(seen[order].tolist()),
-        keys_T=keys_T,
-    )
 
 
 def counts(lengths: _Ints) -> _Ints:

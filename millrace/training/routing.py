@@ -3,9 +3,8 @@
     router ─► logits ─┬─► chosen experts: the generator's where they were recorded, else the router's own
                       └─► their weights: a softmax of these logits, with gradient
 
-Generator and trainer round differently, so near ties are decided differently, and then π and μ are computed by other
-experts. Replaying the generator's choice takes that difference away (R3, arXiv 2510.11370). The weights still come from
-the trainer's own logits, so the router learns as always.
+Generator and trainer round differently and decide near ties differently: then other experts compute π and μ. Replaying
+the generator's choice takes that difference away (R3, arXiv 2510.11370). The router learns as always.
 
 Shapes: S positions of a microbatch, L layers with experts, E experts of a layer, K of them per token, P samples.
 """
@@ -38,10 +37,8 @@ class Routing:
     def begin(self, batch: Microbatch) -> None:
         """The next forward pass, and what its backward pass computes again, are of `batch`."""
         self._routed_by.clear()
-        recorded_SX = batch.routed_experts_SX if self._replays else None
-        if recorded_SX is None:
-            self._recorded_SLK = None
-        else:
+        recorded_SX, self._recorded_SLK = batch.routed_experts_SX, None
+        if self._replays and recorded_SX is not None:
             self._recorded_SLK = recorded_SX.view(len(recorded_SX), self._num_layers, -1)
 
     def imbalance(self, batch: Microbatch) -> torch.Tensor:

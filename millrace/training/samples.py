@@ -15,14 +15,12 @@ those of members whose tokens are all too old to train on:
 Standard deviations divide by n − 1, as in widely used code (TRL, verl); the papers don't say. Rewards that are all
 equal teach nothing: the advantage is exactly 0. The same holds for a group of one, except for `reinforce_plus_plus`.
 
-The rewards may be shaped by length, and the advantages weighed by source (`millrace.rollouts.shaping`).
-
-Each estimator takes the rewards per group and returns one advantage per reward, in the same shape. It raises InputError
-for a reward that is not finite.
+The rewards may be shaped by length, and the advantages weighed by source (`millrace.rollouts.shaping`). Each estimator
+takes the rewards per group and returns one advantage per reward. It raises InputError for a reward that is not finite.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import hypot, isfinite, sqrt
 
 from configs.training import SelectionConfig
@@ -51,9 +49,8 @@ def samples_of(
 ) -> list[Sample]:
     """One sample per trained member of a batch's `groups`, in their order.
 
-    `policy_versions` is the trainer's before the step: one for all groups, or one per group. `selection` shapes the
-    rewards by length, and weighs the advantages by source. `advantage` is as in `make_estimator`. Raises the
-    estimator's errors.
+    `policy_versions` is the trainer's before the step: one for all groups, or one per group. `advantage` is as in
+    `make_estimator`. Raises the estimator's errors.
     """
     versions = [policy_versions] * len(groups) if isinstance(policy_versions, int) else policy_versions
     rewards = [shaped_rewards(group, selection) for group in groups]
@@ -62,31 +59,26 @@ def samples_of(
         [value * factor for value in values]
         for values, factor in zip(make_estimator(advantage)(rewards), factors, strict=True)
     )
-    return [
-        sample
-        for number, (group, version, values) in enumerate(zip(groups, versions, advantages, strict=True))
-        for sample in _of_group(number, group, version, dict(zip(group.verified, values, strict=True)))
-    ]
-
-
-def _of_group(
-    number: int, group: ScoredGroup, policy_version: int, advantages: Mapping[int, float]
-) -> Iterator[Sample]:
-    oldest = group.oldest_versions
-    for i in group.trained:
-        yield Sample(
-            prompt_tokens=group.prompt_tokens[i],
-            response_tokens=group.response_tokens[i],
-            rollout_logprobs=group.rollout_logprobs[i],
-            loss_mask=group.loss_mask[i],
-            temperature=group.temperature,
-            advantage=advantages[i],
-            staleness=staleness(policy_version, int(oldest[i])),
-            group=number,
-            kept_tokens=group.kept_tokens[i],
-            kept_counts=group.kept_counts[i],
-            routed_experts=group.routed_experts[i],
-        )
+    samples = []
+    for number, (group, version, values) in enumerate(zip(groups, versions, advantages, strict=True)):
+        advantage_of, oldest = dict(zip(group.verified, values, strict=True)), group.oldest_versions
+        samples += [
+            Sample(
+                prompt_tokens=group.prompt_tokens[i],
+                response_tokens=group.response_tokens[i],
+                rollout_logprobs=group.rollout_logprobs[i],
+                loss_mask=group.loss_mask[i],
+                temperature=group.temperature,
+                advantage=advantage_of[i],
+                staleness=staleness(version, int(oldest[i])),
+                group=number,
+                kept_tokens=group.kept_tokens[i],
+                kept_counts=group.kept_counts[i],
+                routed_experts=group.routed_experts[i],
+            )
+            for i in group.trained
+        ]
+    return samples
 
 
 def group_mean(groups: Rewards) -> list[list[float]]:
@@ -109,9 +101,9 @@ def grpo(groups: Rewards) -> list[list[float]]:
 
 
 def reinforce_plus_plus(groups: Rewards) -> list[list[float]]:
-    """Reward minus the mean of the batch, in standard deviations of the batch.
+    """Reward minus the mean of the batch, in standard deviations of the batch; each response counts once.
 
-    In the paper each token's advantage also has a KL penalty and counts separately; here each response counts once.
+    In the paper each token's advantage also has a KL penalty and counts separately.
     """
     _check_finite(groups)
     centred = _centred([reward for group in groups for reward in group])
@@ -155,10 +147,9 @@ def make_estimator(advantage: str) -> Estimator:
 
 @functools.cache
 def _own_estimator(path: str) -> Estimator:
-    """The estimator `package.module:function`, called as `function(rewards)`; checks its results.
+    """Imports and tries `package.module:function`, called as `function(rewards)`.
 
-    Tries it out. Raises InputError if it can't be imported or called, or returns something else than a finite number
-    per reward, in the same shape; so does the estimator.
+    It and its estimator raise InputError unless the function returns a finite number per reward, in the same shape.
     """
     function = imported_function("training.advantage", path, ("rewards",))
 

@@ -21,7 +21,6 @@ from millrace.rollouts.scored_group import ScoredGroup
 from millrace.training.batch import Microbatch, Sample
 from millrace.training.losses.base import LossOutputs
 from millrace.training.parallel.ranks import Ranks
-from millrace.training.policy import TokenLogprobs
 
 Values = npt.NDArray[np.float64]
 
@@ -97,28 +96,17 @@ class StepReport:
         }
 
 
-_COLUMNS = (
-    "loss",
-    "importance_ratio",
-    "weight",
-    "clipped",
-    "kl_to_reference",
-    "non_finite",
-    "entropy",
-    "trainer_logprobs",
-)
+_OF_LOSS = ("loss", "importance_ratio", "weight", "clipped", "kl_to_reference", "non_finite")
+_COLUMNS = (*_OF_LOSS, "entropy", "trainer_logprobs")
 
 
 class TokenTable:
     """The measures of an optimizer update: one value per column and response token of a batch, in order of `samples`.
 
-    The trainer fills it microbatch by microbatch, and sets `grad_norm` and `learning_rate`.
+    The trainer fills it microbatch by microbatch, and sets `grad_norm` and `learning_rate`, as in `StepReport`.
     """
 
-    grad_norm = 0.0
-    """Global L2 norm before clipping."""
-    learning_rate = 0.0
-    """In force."""
+    grad_norm = learning_rate = 0.0
 
     def __init__(self, samples: Sequence[Sample], device: torch.device) -> None:
         self._samples = samples
@@ -126,7 +114,14 @@ class TokenTable:
         # The tokens of other ranks are 0 until the ranks are summed.
         self._values_KN = torch.zeros(len(_COLUMNS), num_tokens, dtype=torch.float64, device=device)
 
-    def add(self, batch: Microbatch, logprobs: TokenLogprobs, outputs: LossOutputs, scale_L: torch.Tensor) -> None:
+    def add(
+        self,
+        batch: Microbatch,
+        logprobs_N: torch.Tensor,
+        entropy_N: torch.Tensor,
+        outputs: LossOutputs,
+        scale_L: torch.Tensor,
+    ) -> None:
         """Adds a microbatch's values; `scale_L` is [L], the factor of the loss of each trainable token."""
         at_L = batch.in_batch_N[batch.trainable_L]
         columns = [scale_L * outputs.loss, outputs.importance_ratio, outputs.weight, outputs.clipped, outputs.kl]
@@ -135,17 +130,15 @@ class TokenTable:
         for row, values_L in enumerate(columns):
             assert values_L is not None
             self._values_KN[row, at_L] = values_L.detach().double()
-        self._values_KN[-2, batch.in_batch_N] = logprobs.entropy_N.detach().double()
-        self._values_KN[-1, batch.in_batch_N] = logprobs.logprobs_N.detach().double()
+        self._values_KN[-2, batch.in_batch_N] = entropy_N.detach().double()
+        self._values_KN[-1, batch.in_batch_N] = logprobs_N.detach().double()
 
-    def finish(self, ranks: Ranks, places: Sequence[int]) -> None:
-        """Sums over the ranks, and sets `tokens` and `logprobs_N` of an update on the samples at `places`."""
+    def finish(self, ranks: Ranks, indices: Sequence[int]) -> None:
+        """Sums over the ranks, and sets `tokens` and `logprobs_N` of an update on the samples at `indices`."""
         ranks.sum(self._values_KN)
-        chosen = set(places)
-        trainable_N = np.concatenate(
-            [sample.loss_mask * (place in chosen) for place, sample in enumerate(self._samples)]
-        )
-        trainable_N = trainable_N.astype(bool)
+        chosen = set(indices)
+        masks = [sample.loss_mask * (index in chosen) for index, sample in enumerate(self._samples)]
+        trainable_N = np.concatenate(masks).astype(bool)
         tokens = dict(zip(_COLUMNS, self._values_KN.cpu().numpy()[:, trainable_N], strict=True))
         rollout_N = np.concatenate([sample.rollout_logprobs for sample in self._samples])[trainable_N]
         tokens["log_ratio"] = tokens["trainer_logprobs"] - rollout_N.astype(np.float64)
@@ -195,17 +188,13 @@ def report(
 
 
 def ratio_quantiles(importance_ratio_N: Values) -> list[float]:
-    """The quantiles 0.05, 0.5, 0.95 and 1 of π/μ. Each is the ratio of a token: interpolating between two infinite
-    ratios gives NaN."""
+    """The quantiles 0.05, 0.5, 0.95 and 1 of π/μ, each a token's: interpolation between infinite ratios gives NaN."""
     quantiles: list[float] = np.quantile(importance_ratio_N, (0.05, 0.5, 0.95, 1), method="lower").tolist()
     return quantiles
 
 
 def effective_sample_size(weight_N: Values) -> float:
-    """(Σ w)² / (n · Σ w²) of the loss's weights, in [0, 1]: 1 where all are equal, 0 where all are 0.
-
-    Kish 1965, as a share of the sample. NaN where a weight is infinite.
-    """
+    """(Σ w)² / (n · Σ w²) of the weights, in [0, 1]; 0 where all are 0, NaN where one is infinite (Kish 1965)."""
     squares = np.square(weight_N).sum()
     return float(np.square(weight_N.sum()) / (weight_N.size * squares)) if squares else 0.0
 
@@ -217,8 +206,5 @@ def ratio_effective_sample_size(log_ratio_N: Values) -> float:
 
 
 def chi_square(importance_ratio_N: Values) -> float:
-    """Estimate of χ²(π‖μ) by tokens: the mean of (π/μ)² less 1, on samples of μ; noise may take it below 0.
-
-    It grows with the variance of importance weights: 1/(1 + χ²) is the effective sample size of a large batch.
-    """
+    """Estimate of χ²(π‖μ): the mean of (π/μ)² less 1, on samples of μ; 1/(1 + χ²) is the ESS of a large batch."""
     return float(np.square(importance_ratio_N).mean() - 1)

@@ -8,11 +8,12 @@
                                                                  └─ samples without advantage: measured, without a
                                                                     backward pass
 
-Every rank gets the same samples. So each rank knows the lengths of the whole batch, and no counts have to be sent. The
-trainer knows nothing of streams, where checkpoints are stored or how ranks are started: `stages/train/` does that.
+Every rank gets the same samples, so each knows the lengths of the whole batch. The trainer knows nothing of streams,
+stored checkpoints or how ranks are started: `stages/train/` does that.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,20 +29,12 @@ from millrace.training.checkpoints.policy_state import policy_state, restore_pol
 from millrace.training.lora import adapters, add_adapters, parts
 from millrace.training.losses.factory import Loss
 from millrace.training.objective import Objective
-from millrace.training.optimizer import (
-    clip_gradients,
-    ess_factor,
-    freeze_prefix,
-    make_adamw,
-    plan_updates,
-    planned_rate,
-    zero_gradients,
-)
+from millrace.training.optimizer import clip_gradients, freeze_prefix, plan_updates, planned_rate, zero_gradients
 from millrace.training.packing import microbatches, pack
 from millrace.training.parallel.ranks import ALONE, Ranks
-from millrace.training.parallel.sharding import changed_share, full_tensors, sample_weights, shard
+from millrace.training.parallel.sharding import base_tensors, changed_share, sample_weights, shard
 from millrace.training.policy import PackedPolicy
-from millrace.training.step_report import StepReport, TokenTable, report
+from millrace.training.step_report import StepReport, TokenTable, ratio_effective_sample_size, report
 from storage.failpoints import failpoint
 
 
@@ -51,10 +44,9 @@ class Trainer:
     Trained weights are kept in float32 at least, with their gradients and moments: in bfloat16 most updates of a small
     learning rate would be lost. It computes in `training.compute_dtype`, or in the dtype that `model` came in.
 
-    `max_new_tokens` is the maximum length of a response. `seed` is the run's: the order of minibatches follows from it.
-    `reference` is the start model, required exactly if `training.kl.coefficient` is above 0; it never changes, and
-    stays in the CPU's memory between steps. `published_dtype` is the number format in which generators get the weights;
-    None: that of `model`.
+    `max_new_tokens` is the maximum length of a response. `seed` is the run's. `reference` is the start model, required
+    exactly if `training.kl.coefficient` is above 0; it stays in the CPU's memory between steps. `published_dtype` is
+    the number format in which generators get the weights; None: that of `model`.
     """
 
     def __init__(
@@ -70,13 +62,12 @@ class Trainer:
     ) -> None:
         if (reference is None) != (training.kl.coefficient == 0):
             raise ValueError("pass `reference` if and only if training.kl.coefficient > 0")
-        if (rank := training.lora.rank) is not None:
-            lora, frozen_layers = training.lora, training.frozen_layers
-            add_adapters(
-                model, rank=rank, alpha=lora.alpha, target_modules=lora.target_modules, frozen_layers=frozen_layers
-            )
-        elif training.frozen_layers:
-            freeze_prefix(model, training.frozen_layers)
+        lora, frozen_layers = training.lora, training.frozen_layers
+        if lora.rank is not None:
+            targets = lora.target_modules
+            add_adapters(model, rank=lora.rank, alpha=lora.alpha, target_modules=targets, frozen_layers=frozen_layers)
+        elif frozen_layers:
+            freeze_prefix(model, frozen_layers)
         self._published_dtype = published_dtype or model.dtype
         dtype = training.compute_dtype
         self._compute_dtype: torch.dtype = model.dtype if dtype is None else getattr(torch, dtype)
@@ -91,8 +82,6 @@ class Trainer:
         shard(self.policy, ranks, compute_dtype=self._compute_dtype)
         self.policy_version = 0
         self.ranks = ranks
-        self.before_update: Callable[[], None] = lambda: None
-        """Called in each update before parameters and optimizer state change, so that others can finish reading."""
         self.on_progress: Callable[[], None] = lambda: None
         """Called many times in each pass, as a sign of progress."""
         self.policy.on_progress = lambda: self.on_progress()
@@ -101,8 +90,20 @@ class Trainer:
         self._seed = seed
         if training.activation_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        self._reference = None if reference is None else self._frozen(reference)
-        self._optimizer = make_adamw(self._parameters().values(), training)
+        self._reference = None
+        if reference is not None:
+            self._reference = PackedPolicy(reference.eval()).requires_grad_(False)
+            self._reference.on_progress = self.policy.on_progress
+            shard(self._reference, ranks, compute_dtype=self._compute_dtype)
+            self._reference.to("cpu")
+        adamw = training.adamw
+        self._optimizer = torch.optim.AdamW(
+            self._parameters().values(),
+            lr=training.learning_rate,
+            betas=(adamw.beta1, adamw.beta2),
+            eps=adamw.epsilon,
+            weight_decay=training.weight_decay,
+        )
 
     @property
     def model(self) -> PreTrainedModel:
@@ -119,7 +120,7 @@ class Trainer:
 
         Without other ranks and adapters these are the live tensors, which change with the next step.
         """
-        return dict(full_tensors(self.model))
+        return dict(base_tensors(self.model, whole=True))
 
     @property
     def vocab_size(self) -> int:
@@ -146,11 +147,9 @@ class Trainer:
     def step(self, samples: Sequence[Sample], rate_factor: float = 1.0) -> StepReport:
         """All updates on the batch `samples`, the same on every rank; the policy version grows by one.
 
-        `rate_factor` multiplies the learning rate of the schedule.
-
-        Raises InputError if no token of `samples` is trainable, and TrainingDiverged where log-probabilities or the
-        gradient are not finite. Optimizer and weights are then those before the update that failed: if the batch takes
-        only one, nothing has changed.
+        `rate_factor` multiplies the learning rate of the schedule. Raises InputError if no token of `samples` is
+        trainable, and TrainingDiverged where log-probabilities or the gradient are not finite. Optimizer and weights
+        are then those before the update that failed.
         """
         plan = plan_updates(
             samples,
@@ -166,17 +165,14 @@ class Trainer:
                 reference_N = self._fixed_logprobs(self._reference, samples)
         before_N = self._fixed_logprobs(self.policy, samples) if len(plan) > 1 else None
         weights = sample_weights(self.model, self._published_dtype)
-        updates = [self._update(samples, places, before_N, reference_N, rate_factor) for places in plan]
+        updates = [self._update(samples, indices, before_N, reference_N, rate_factor) for indices in plan]
         share = changed_share(weights, sample_weights(self.model, self._published_dtype), self.ranks)
         self.policy_version += 1
         before_N = updates[0].logprobs_N if before_N is None else before_N
         return report(samples, updates, before_N, changed_weight_share=share)
 
     def sleep(self) -> None:
-        """Moves parameters and optimizer state to the CPU's memory, and frees the device's.
-
-        Until `wake` the trainer can't compute, but it can be saved.
-        """
+        """Moves parameters and optimizer state to the CPU's memory; until `wake` the trainer can only be saved."""
         self._optimizer.zero_grad(set_to_none=True)
         move(self.policy, torch.device("cpu"), self._optimizer)
 
@@ -184,9 +180,16 @@ class Trainer:
         """Moves parameters and optimizer state back to the device, bit for bit as they were."""
         move(self.policy, self.ranks.device, self._optimizer)
 
-    def microbatches(self, samples: Sequence[Sample]) -> list[Microbatch]:
-        """All of `samples` in microbatches of the configured size, for all ranks together."""
-        return self._microbatches(samples, range(len(samples)))
+    def microbatches(self, samples: Sequence[Sample], indices: Sequence[int] | None = None) -> list[Microbatch]:
+        """The samples at `indices`, by default all, in microbatches of the configured size, for all ranks together."""
+        return microbatches(
+            samples,
+            self._training.max_tokens_per_microbatch,
+            self.ranks.data_size,
+            indices=indices,
+            share_prefixes=self._training.share_prefixes,
+            hidden_size=self.model.config.hidden_size,
+        )
 
     def logprobs_of(self, batch: Microbatch) -> torch.Tensor:
         """[N, V] log π of every token of the vocabulary at each response token, nats, on the policy's device."""
@@ -196,90 +199,59 @@ class Trainer:
         """The trained parameters by name: all that are not frozen, or those of the adapters."""
         return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
 
-    def _own_microbatches(self, samples: Sequence[Sample], places: Sequence[int]) -> list[Microbatch]:
-        """This rank's microbatches of the samples at `places`, on its device; every rank has as many."""
-        batches, ranks = self._microbatches(samples, places), self.ranks
-        return [batch.to(ranks.device) for batch in batches[ranks.data_rank :: ranks.data_size]]
+    def _own_microbatches(self, samples: Sequence[Sample], indices: Sequence[int]) -> Iterator[tuple[bool, Microbatch]]:
+        """This rank's microbatches of the samples at `indices`, on its device; every rank has as many.
 
-    def _microbatches(self, samples: Sequence[Sample], places: Sequence[int]) -> list[Microbatch]:
-        return microbatches(
-            samples,
-            self._training.max_tokens_per_microbatch,
-            self.ranks.data_size,
-            places=places,
-            share_prefixes=self._training.share_prefixes,
-            hidden_size=self.model.config.hidden_size,
-        )
+        Each comes with whether it adds to the gradient: samples without a gradient share no microbatch with others.
+        """
+        with_gradient = [index for index in indices if self._objective.has_gradient(samples[index])]
+        without_gradient = sorted(set(indices) - set(with_gradient))
+        for has_gradient, share in ((True, with_gradient), (False, without_gradient)):
+            batches = self.microbatches(samples, share)[self.ranks.data_rank :: self.ranks.data_size]
+            yield from [(has_gradient, batch.to(self.ranks.device)) for batch in batches]
 
     def _update(
         self,
         samples: Sequence[Sample],
-        places: Sequence[int],
+        indices: Sequence[int],
         before_N: torch.Tensor | None,
         reference_N: torch.Tensor | None,
         rate_factor: float,
     ) -> TokenTable:
-        """Makes one optimizer update on the samples at `places` of the batch. Returns its measures."""
-        scale_Q = self._objective.scale(samples, places)
-        with_gradient, without_gradient = self._divided(samples, places)
-        balance_scale = self._training.router_aux_loss_coefficient / max(1, len(with_gradient))
+        """Makes one optimizer update on the samples at `indices` of the batch. Returns its measures."""
+        scale_Q = self._objective.scale(samples, indices)
+        num_with_gradient = sum(self._objective.has_gradient(samples[index]) for index in indices)
+        balance_scale = self._training.router_aux_loss_coefficient / max(1, num_with_gradient)
         table = TokenTable(samples, self.ranks.device)
         parameters = self._parameters().values()
         zero_gradients(parameters)
-        for has_gradient, share in ((True, with_gradient), (False, without_gradient)):
-            for batch in self._own_microbatches(samples, share):
-                with torch.set_grad_enabled(has_gradient):
-                    total = self._objective_of(batch, before_N, reference_N, scale_Q, table, balance_scale)
-                if has_gradient:
-                    # Also where this rank's microbatch is a dummy: FSDP needs every rank in every layer.
-                    total.backward()
-                del total
+        for has_gradient, batch in self._own_microbatches(samples, indices):
+            with torch.set_grad_enabled(has_gradient):
+                logprobs_N, entropy_N = self.policy(batch)
+                outputs = self._objective.compute(batch, logprobs_N, before_N, reference_N)
+                scale_L = scale_Q[list(batch.indices)].to(self.ranks.device)[batch.response_N[batch.trainable_L]]
+                total = (scale_L * self._objective.value(outputs, entropy_N[batch.trainable_L])).sum()
+                if balance_scale:
+                    total = total + balance_scale * self.policy.routing.imbalance(batch)
+            table.add(batch, logprobs_N, entropy_N, outputs, scale_L)
+            if has_gradient:
+                # Also where this rank's microbatch is a dummy: FSDP needs every rank in every layer.
+                total.backward()
+            # Otherwise their graph would stay while the next one is made.
+            del logprobs_N, entropy_N, outputs, total
         failpoint("train.mid_step")
         version = self.policy_version + 1
         what = f"the gradient of {self.loss.name} on the way to version {version}"
         table.grad_norm = clip_gradients(parameters, self._training.max_grad_norm, what)
-        table.finish(self.ranks, places)
+        table.finish(self.ranks, indices)
         table.learning_rate = planned_rate(self._training, version) * rate_factor
         if self._training.schedule.ess_scaling:
-            table.learning_rate *= ess_factor(table.tokens["log_ratio"])
-        self.before_update()
+            # VCPO, arXiv 2602.17616. There the ratios are those of whole responses; here of tokens, as in most losses.
+            table.learning_rate *= math.sqrt(ratio_effective_sample_size(table.tokens["log_ratio"]))
         for group in self._optimizer.param_groups:
             group["lr"] = table.learning_rate
         self._optimizer.step()
         return table
-
-    def _objective_of(
-        self,
-        batch: Microbatch,
-        before_N: torch.Tensor | None,
-        reference_N: torch.Tensor | None,
-        scale_Q: torch.Tensor,
-        table: TokenTable,
-        balance_scale: float,
-    ) -> torch.Tensor:
-        """A microbatch's share of the objective, whose values it adds to `table`.
-
-        `balance_scale` is the factor of each sequence's imbalance between experts.
-        """
-        logprobs = self.policy(batch)
-        outputs = self._objective.compute(batch, logprobs.logprobs_N, before_N, reference_N)
-        scale_L = scale_Q[list(batch.places)].to(self.ranks.device)[batch.response_N[batch.trainable_L]]
-        table.add(batch, logprobs, outputs, scale_L)
-        total = (scale_L * self._objective.value(outputs, logprobs.entropy_N[batch.trainable_L])).sum()
-        if balance_scale:
-            total = total + balance_scale * self.policy.routing.imbalance(batch)
-        return total
-
-    def _divided(self, samples: Sequence[Sample], places: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Divides `places` into those of samples that add to the gradient, and the others."""
-        with_gradient = [place for place in places if self._objective.has_gradient(samples[place])]
-        return with_gradient, sorted(set(places) - set(with_gradient))
-
-    def _frozen(self, reference: PreTrainedModel) -> PackedPolicy:
-        policy = PackedPolicy(reference.eval()).requires_grad_(False)
-        policy.on_progress = lambda: self.on_progress()
-        shard(policy, self.ranks, compute_dtype=self._compute_dtype)
-        return policy.to("cpu")
 
     @torch.no_grad()
     def _fixed_logprobs(self, policy: PackedPolicy, samples: Sequence[Sample]) -> torch.Tensor:
@@ -287,9 +259,8 @@ class Trainer:
         num_tokens = sum(len(sample.response_tokens) for sample in samples)
         logprobs_N = torch.zeros(num_tokens, dtype=torch.float64, device=self.ranks.device)
         # In the microbatches of a single update on the batch, so that rounding is the same.
-        for share in self._divided(samples, range(len(samples))):
-            for batch in self._own_microbatches(samples, share):
-                logprobs_N[batch.in_batch_N] = policy(batch).logprobs_N.double()
+        for _, batch in self._own_microbatches(samples, range(len(samples))):
+            logprobs_N[batch.in_batch_N] = policy(batch)[0].double()
         return self.ranks.sum(logprobs_N)
 
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from configs.generation import GenerationConfig
 from configs.prompts import PromptsConfig
 from configs.schema import ModelConfig
 from millrace.chat.base import Rendered
@@ -29,6 +30,16 @@ from millrace.weights.base import Weights
 
 _LONGEST_ERROR = 300
 """Characters kept of an environment's exception, which is stored in the trajectory's row."""
+
+
+def sampling_of(generation: GenerationConfig) -> Sampling:
+    """The sampling of a run, in training and evaluation alike."""
+    return Sampling(
+        temperature=generation.temperature,
+        top_p=generation.top_p,
+        top_k=generation.top_k,
+        max_new_tokens=generation.max_new_tokens,
+    )
 
 
 def prompt_encoder(

@@ -10,8 +10,9 @@ for stragglers: groups that would be too old after the next step.
 
 import math
 import time
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 
 import numpy as np
 
@@ -29,40 +30,8 @@ from storage.progress import read_status
 
 _STALE_SECONDS = 60.0
 """Minimum time between two events about rollouts dropped as stale."""
-
-
-@dataclass(kw_only=True)
-class _Generator:
-    first: int
-    """The lowest group taken so far."""
-    last: int
-    """The highest."""
-    missing: set[int] = field(default_factory=set)
-    """Its numbers between these that were not taken."""
-
-
-class Reordering:
-    """Counts groups that overtook another on their way from each of `num_generators` generators to the trainer.
-
-    taken, in this order    0   2   8   6   4           generator 0 of 2
-    overtaken by            –   –   –   1   2           8 had been taken before 6; 6 and 8 before 4
-    """
-
-    def __init__(self, num_generators: int) -> None:
-        self._num_generators = num_generators
-        self._generators: dict[int, _Generator] = {}
-
-    def take(self, group_id: int) -> int:
-        """Counts a group. Returns how many groups of its generator with a higher number were taken before it.
-
-        A group that is taken twice, because it was generated again after a rollback, counts once.
-        """
-        apart = self._num_generators
-        seen = self._generators.setdefault(group_id % apart, _Generator(first=group_id, last=group_id))
-        seen.missing |= {*range(seen.last + apart, group_id, apart), *range(group_id + apart, seen.first, apart)}
-        seen.missing.discard(group_id)
-        seen.first, seen.last = min(seen.first, group_id), max(seen.last, group_id)
-        return (seen.last - group_id) // apart - sum(number > group_id for number in seen.missing)
+_RECENT_GROUPS = 4096
+"""Groups of a generator that are remembered to count by how many of them a straggler was overtaken."""
 
 
 class BatchCollector:
@@ -81,13 +50,14 @@ class BatchCollector:
         training = stage.config.training
         self._selection, self._groups_per_step = training.selection, training.groups_per_step
         self._length_bias = LengthBias()
-        self._reordering = Reordering(stage.config.generation.replicas)
+        # The last groups taken from each generator, and how many of them overtook each group of the next step.
+        self._recent = defaultdict[int, deque[int]](lambda: deque(maxlen=_RECENT_GROUPS))
+        self._overtaken: list[int] = []
         # Rollouts dropped as stale since the last event about them, and the time of that event.
         self._stale_rollouts, self._t_stale_event = 0, -math.inf
         self.spread = SpreadFilter(training.selection, training.groups_per_step)
         self.groups: list[ScoredGroup] = []
         """Groups of the next step, in the order in which they were taken."""
-        self._overtaken: list[int] = []
 
     def collect(self, trainer_version: int, max_staleness: int) -> bool:
         """Collects groups for a step from `trainer_version`, under this bound. Returns whether they are enough.
@@ -114,9 +84,10 @@ class BatchCollector:
                 reward_sum=_reward_sum(group, group.trained),
                 masked=group.masked_amount(),
             )
-            for reason, members in group.left_out.items():
-                amount, reward_sum = group.amount(members), _reward_sum(group, members)
-                self._account.drop(reason, amount, generator=group.generator, reward_sum=reward_sum)
+            for i in range(len(group.rewards)):
+                if (reason := group.drop_reason_of(i)) is not None:
+                    amount, reward_sum = group.amount([i]), _reward_sum(group, [i])
+                    self._account.drop(reason, amount, generator=group.generator, reward_sum=reward_sum)
 
     def in_order(self) -> list[ScoredGroup]:
         """The groups of the next step by number: their order in the batch must not depend on their arrival."""
@@ -124,7 +95,8 @@ class BatchCollector:
 
     def end_step(self, trainer_version: int) -> tuple[Ratios, Mapping[str, float]]:
         """Ends the step from `trainer_version` that trained the groups. Returns its length bias and its metrics."""
-        by_staleness = tokens_by_staleness(self.groups, trainer_version)
+        of_tokens = [group.token_versions(i)[group.loss_mask[i] > 0] for group in self.groups for i in group.trained]
+        lags, counts = np.unique(trainer_version - np.concatenate(of_tokens), return_counts=True)
         for group in self.in_order():
             self._length_bias.take(group, group.trained)
         ratios = self._length_bias.step()
@@ -135,7 +107,7 @@ class BatchCollector:
         self.groups, self._overtaken = [], []
         return ratios, {
             **ratios.metrics(),
-            **{f"{TOKENS_OF_STALENESS}{value}": count for value, count in by_staleness.items()},
+            **{f"{TOKENS_OF_STALENESS}{lag}": int(count) for lag, count in zip(lags, counts, strict=True)},
             "zero_advantage_share": self.spread.step(),
             "overtaken_groups_max": max(overtaken),
             "overtaken_groups_mean": sum(overtaken) / len(overtaken),
@@ -146,7 +118,9 @@ class BatchCollector:
             # Its generator generates it again under weights that exist, so it makes no room for another.
             self._drop(group, "rolled_back", version)
             return
-        overtaken = self._reordering.take(group.group_id)
+        recent = self._recent[group.generator]
+        overtaken = sum(other > group.group_id for other in recent)
+        recent.append(group.group_id)
         group = mask_truncated(group, self._selection)
         if self._stage.config.staleness.too_old == "mask":
             group = mask_too_old(group, version, max_staleness)
@@ -159,13 +133,15 @@ class BatchCollector:
         self._drop(group, reason, version)
         self._account.groups_dropped += 1
         if reason == "stale":
-            self._publish_stale(len(group.rewards))
+            self._stale_rollouts += len(group.rewards)
+            if time.monotonic() - self._t_stale_event >= _STALE_SECONDS:
+                self._stage.emit_event("staleness.bound-hit", rollouts_dropped=self._stale_rollouts)
+                self._stale_rollouts, self._t_stale_event = 0, time.monotonic()
         elif reason == ZERO_ADVANTAGE and (sentence := self.spread.starving()) is not None:
             self._stage.emit_event("selection.starving", zero_advantage_share=self.spread.share, sentence=sentence)
             self._stage.log(sentence)
 
     def _set_aside(self, part: LostPart, version: int) -> None:
-        """Drops the rollouts of a damaged part; the parts after it are not affected."""
         self._stage.log(f"set aside {part.left.rollouts} rollouts: {part.reason}")
         exists = self._lineage.holds(part.record.incarnation, part.record.max_policy_version)
         self._drop(part, "corrupt" if exists else "rolled_back", version)
@@ -180,12 +156,6 @@ class BatchCollector:
             self._length_bias.take(group)
         self._account.drop(reason, group.amount(), generator=group.generator, reward_sum=reward_sum)
 
-    def _publish_stale(self, rollouts: int) -> None:
-        self._stale_rollouts += rollouts
-        if time.monotonic() - self._t_stale_event >= _STALE_SECONDS:
-            self._stage.emit_event("staleness.bound-hit", rollouts_dropped=self._stale_rollouts)
-            self._stale_rollouts, self._t_stale_event = 0, time.monotonic()
-
 
 def stragglers_are_in(stage: Stage, loader: RolloutLoader, trainer_version: int, max_staleness: int) -> bool:
     """Whether a step from `trainer_version` leaves no group too old under the bound in force after it.
@@ -195,13 +165,10 @@ def stragglers_are_in(stage: Stage, loader: RolloutLoader, trainer_version: int,
     in flight    status records of the generators ─┐
     unscored     commit records ahead of the scores ┴─► the oldest v ─► wait?
 
-    The trainer collects nothing while it waits, then the oldest groups first. Admission allows at most a step's worth
-    of such groups, so all of them fit into the next step. A group can still become too old, and is dropped, if younger
-    groups overtook it in earlier steps or a status record was late.
-
-    A killed generator keeps its last record until its successor writes one. A generator that has been silent for
-    `supervision.hang_seconds` counts as idle, so that a generator that never returns can't block the trainer. Raises
-    as `RolloutLoader.take`.
+    Admission allows at most a step's worth of such groups, so all of them fit into the next step. A group can still
+    become too old, and is dropped, if younger groups overtook it in earlier steps or a status record was late. A
+    generator that has been silent for `supervision.hang_seconds` counts as idle, so that a generator that never returns
+    can't block the trainer. Raises as `RolloutLoader.take`.
     """
     # Generators first: a group that is no longer in flight has been committed.
     records = [read_status(stage.store, "generate", g) for g in range(stage.config.generation.replicas)]
@@ -214,13 +181,6 @@ def stragglers_are_in(stage: Stage, loader: RolloutLoader, trainer_version: int,
     return not any(
         version is not None and step_leaves_too_old(version, trainer_version, max_staleness) for version in versions
     )
-
-
-def tokens_by_staleness(groups: Sequence[ScoredGroup], trainer_version: int) -> dict[int, int]:
-    """Counts the trainable tokens of the trained members by their staleness at `trainer_version`."""
-    versions = [group.token_versions(i)[group.loss_mask[i] > 0] for group in groups for i in group.trained]
-    values, counts = np.unique(trainer_version - np.concatenate(versions), return_counts=True)
-    return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
 
 def _reward_sum(group: ScoredGroup, members: Sequence[int]) -> float:

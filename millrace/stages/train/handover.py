@@ -33,19 +33,18 @@ class Handover:
         self._pending = manifest
         self.retry_pending()
 
-    def retry_pending(self) -> None:
-        """Hands over a deferred version if possible. The live weights must not have changed."""
-        if self._pending is None or (isinstance(self._sender, ShardSender) and self._sender.busy):
+    def retry_pending(self, *, last: bool = False) -> None:
+        """Hands over a deferred version if possible. `last`: otherwise drops it, because the live weights change."""
+        if self._pending is None:
+            return
+        if isinstance(self._sender, ShardSender) and self._sender.busy:
+            self._pending = None if last else self._pending
             return
         manifest, self._pending = self._pending, None
         if isinstance(self._sender, ShardSender):
             hand_over_all_shards(self._trainer, self._sender, manifest)
         else:
             self._sender.publish(Weights(manifest=manifest, tensors=self._trainer.weights()))
-
-    def discard_pending(self) -> None:
-        """Drops a deferred version. Call before the live weights change."""
-        self._pending = None
 
     def resend_requested(self) -> bool:
         """Whether the last version must be published again, because it was lost or damaged."""

@@ -1,16 +1,15 @@
 """The train loop of a replay: the batches of stored runs in, policy versions out. It waits for no other stage.
 
-    ║ consumed ║ of each source ─► plan: batches ─► next batch, read ahead ─► trainer ─► version + 1
-                                                                                 ├─► ║ consumed ║ + ║ trainer_logprobs ║
-                                                                                 └─► every few steps: checkpoint
+    ║ consumed ║ of each source ─► plan: batches ─► next batch ─► trainer ─► version + 1
+                                                                     ├─► ║ consumed ║ + ║ trainer_logprobs ║
+                                                                     └─► every few steps: checkpoint
 
-Reads stored trajectories and scores in the order of the plan. Writes policy versions, checkpoints, and the same records
-as a campaign's trainer. Batch i makes version `start_step + i + 1`, so a checkpoint's version says where to continue.
+Writes the same records as a campaign's trainer. Batch i makes version `start_step + i + 1`, so a checkpoint's version
+says where to continue.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from configs.requests import ReplayRequest
@@ -21,7 +20,6 @@ from millrace.replay.source_run import SourceRun
 from millrace.rollouts.masking import mask_truncated
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.rollouts.shaping import SpreadFilter
-from millrace.runtime.stage import Stage
 from millrace.stages.train.train_state import TrainState
 from millrace.training.parallel.leader import restore
 from millrace.training.samples import samples_of
@@ -37,7 +35,10 @@ class ReplayLoop:
 
     def __init__(self, state: TrainState, spec: ReplayRequest) -> None:
         self.state, self.stage, self.trainer = state, state.stage, state.trainer
-        runs = open_sources(self.stage, spec)
+        scoring = self.stage.config.scoring
+        rescored = Scores(store=self.stage.store, reward=scoring.reward, num_scorers=scoring.replicas)
+        scores = rescored if spec.rescore else None
+        runs = [SourceRun(open_store(source), scores=scores) for source in spec.sources]
         first = spec.start_step or 0
         if state.restored_from is None and spec.start_step is not None:
             restore(self.trainer, runs[0].store, runs[0].checkpoint(spec.start_step))
@@ -46,7 +47,7 @@ class ReplayLoop:
         self.spread = SpreadFilter(training.selection, training.groups_per_step)
         batches = plan(runs, spec, groups_per_step=training.groups_per_step, seed=self.stage.config.seed)
         self.stop_at_step = min(training.max_steps, first + len(batches))
-        self.batches = _read_ahead(runs, batches[self.trainer.policy_version - first : self.stop_at_step - first])
+        self.batches = _read(runs, batches[self.trainer.policy_version - first : self.stop_at_step - first])
         self.stage.mark_ready(
             f"trainer ready at version {self.trainer.policy_version} of {self.stop_at_step}, on stored trajectories"
         )
@@ -112,28 +113,10 @@ class ReplayLoop:
         return {"lineage": self.state.lineage.to_json(), "rollouts": self.rollouts, "tokens": self.tokens}
 
 
-def open_sources(stage: Stage, spec: ReplayRequest) -> list[SourceRun]:
-    """Opens the stored runs, with the replay's scores if it rescored them."""
-    scoring = stage.config.scoring
-    rescored = Scores(store=stage.store, reward=scoring.reward, num_scorers=scoring.replicas)
-    return [SourceRun(open_store(source), scores=rescored if spec.rescore else None) for source in spec.sources]
-
-
-def _read_ahead(runs: Sequence[SourceRun], batches: Sequence[Batch]) -> Iterator[StoredBatch]:
-    """Yields the batches; each is read while the previous one is being trained."""
-    # One pass over each source, so that each part is opened once.
+def _read(runs: Sequence[SourceRun], batches: Sequence[Batch]) -> Iterator[StoredBatch]:
+    """Yields the batches, in one pass over each source: each part is opened once."""
     flat = [group for batch in batches for group in batch]
     groups = [run.read([row for source, row in flat if source == number]) for number, run in enumerate(runs)]
     steps = [run.groups["step"].to_numpy() for run in runs]
-
-    def read(batch: Batch) -> StoredBatch:
-        return [(next(groups[number]), int(steps[number][row]) - 1) for number, row in batch]
-
-    with ThreadPoolExecutor(1, "read ahead") as thread:
-        following = thread.submit(read, batches[0]) if batches else None
-        for number in range(len(batches)):
-            assert following is not None
-            batch = following.result()
-            if number + 1 < len(batches):
-                following = thread.submit(read, batches[number + 1])
-            yield batch
+    for batch in batches:
+        yield [(next(groups[number]), int(steps[number][row]) - 1) for number, row in batch]

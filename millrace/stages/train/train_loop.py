@@ -8,9 +8,8 @@
     └──────── ledger balanced ◄──────────────────────┴─► every few steps: checkpoint (weights, optimizer, RNG,
                                                           stream cursors, account) in one commit, in the background
 
-Reads trajectories joined with their scores, and waits for a step's worth of groups. Writes policy versions, checkpoints
-and the record of consumed groups. Groups taken between two steps count only once the step is done: a trainer that dies
-before has consumed nothing. A trainer that starts from a checkpoint commits it again as its own, so that generators see
+Groups taken between two steps count only once the step is done: a trainer that dies before has consumed nothing. A
+trainer that starts from a checkpoint commits it again as its own, so that generators see
 in the log which of their groups it will refuse. If it shares its device with them, it sleeps from the hand-over of a
 version until a step's worth of groups is scored (`millrace/runtime/device_sharing.py`).
 """
@@ -20,7 +19,7 @@ from typing import Any
 
 from millrace.control.staleness import StalenessController
 from millrace.evaluation.schedule import read_early_stop, stop_if_no_better
-from millrace.rollouts.ledger import Account, Amount, CommittedAmounts, balance
+from millrace.rollouts.ledger import Account, Amount, CommittedAmounts
 from millrace.rollouts.loader import RolloutLoader
 from millrace.runtime.device_sharing import DeviceTurns
 from millrace.stages.train.batch_collector import BatchCollector, stragglers_are_in
@@ -58,7 +57,16 @@ class TrainLoop:
         self.account = Account.from_json(stored["account"]) if stored else Account()
         # Position of the cursors when the ledger last balanced.
         self.balanced: list[Amount] = []
-        self._open_streams(stored.get("intake"))
+        streams: dict[str, Any] = {
+            "reward": self.config.scoring.reward,
+            "num_generators": self.config.generation.replicas,
+            "num_scorers": self.config.scoring.replicas,
+        }
+        vocab_size, position = self.trainer.vocab_size, stored.get("intake")
+        self.loader = RolloutLoader(
+            self.stage.store, vocab_size=vocab_size, lineage=self.lineage, state=position, **streams
+        )
+        self.committed = CommittedAmounts(self.stage.store, **streams)
         self.collector = BatchCollector(self.stage, self.loader, self.lineage, self.consumed, self.account)
         self.controller = StalenessController(
             self.stage.store,
@@ -73,22 +81,6 @@ class TrainLoop:
         # State after the last finished step, for the next checkpoint.
         self.settled = self._settle()
         state.adopt(self.settled)
-
-    def _open_streams(self, position: list[dict[str, Any]] | None) -> None:
-        """Opens the scored groups after `position`, and the commit logs that the ledger counts."""
-        streams: dict[str, Any] = {
-            "reward": self.config.scoring.reward,
-            "num_generators": self.config.generation.replicas,
-            "num_scorers": self.config.scoring.replicas,
-        }
-        self.loader = RolloutLoader(
-            self.stage.store,
-            vocab_size=self.trainer.vocab_size,
-            lineage=self.lineage,
-            state=position,
-            **streams,
-        )
-        self.committed = CommittedAmounts(self.stage.store, **streams)
 
     def run(self) -> None:
         """Runs until the last step, until evaluations stop improving, or until asked to drain."""
@@ -154,8 +146,7 @@ class TrainLoop:
         """One optimizer step on the groups taken; on return they count as consumed."""
         groups, taken_at = self.collector.in_order(), self.trainer.policy_version
         samples = samples_of(groups, self.config.training.advantage, taken_at, self.config.training.selection)
-        self.handover.retry_pending()
-        self.handover.discard_pending()
+        self.handover.retry_pending(last=True)
         trained_before = self.stage.seconds("train")
         with self.stage.busy("train"):
             report = self.guard.train(samples)
@@ -184,8 +175,8 @@ class TrainLoop:
             **of_collector,
             train_seconds=self.stage.seconds("train") - trained_before,
             max_staleness=bound,
-            buffered_rollouts=self.ledger.buffered.rollouts,
-            in_flight_rollouts=self.ledger.in_flight.rollouts,
+            buffered_rollouts=self.account.buffered.rollouts,
+            in_flight_rollouts=self.account.in_flight.rollouts,
         )
         reward = measures["reward_mean"]
         collapse = self.guard.watch(report, reward, lags)
@@ -208,7 +199,7 @@ class TrainLoop:
             self.trainer.policy_version,
             effective_sample_size=report.ratio_effective_sample_size,
             length_ratio=length_ratio,
-            steps_ready=self.ledger.buffered.rollouts / per_step,
+            steps_ready=self.account.buffered.rollouts / per_step,
             waited=self.stage.seconds("idle"),
         )
         if decision is None:
@@ -218,22 +209,15 @@ class TrainLoop:
             f"{decision.reason}"
         )
         self.stage.update_status(control=sentence)
-        self.stage.emit_event(
-            "staleness.control",
-            action=decision.action,
-            max_staleness=decision.max_staleness,
-            sentence=sentence,
-        )
+        changed = {"action": decision.action, "max_staleness": decision.max_staleness}
+        self.stage.emit_event("staleness.control", **changed, sentence=sentence)
         self.stage.log(sentence)
 
     def _hand_over(self) -> None:
-        weights_id = WeightsId(
-            incarnation=self.state.incarnation,
-            policy_version=self.trainer.policy_version,
-            t_offered=time.time(),
-        )
+        version = self.trainer.policy_version
+        weights_id = WeightsId(incarnation=self.state.incarnation, policy_version=version, t_offered=time.time())
         probe = Probe(tokens=self.probed, logprobs=self.trainer.next_logprobs(self.probed, NUM_LOGPROBS))
-        bound = self.controller.bound_of(self.trainer.policy_version)
+        bound = self.controller.bound_of(version)
         self.handover.publish(Manifest(id=weights_id, probe=probe, max_staleness=bound))
 
     def _settle(self) -> dict[str, Any]:
@@ -248,9 +232,7 @@ class TrainLoop:
     def _check_ledger(self) -> None:
         generated, scored = self.committed.look()
         consumed = self.loader.consumed()
-        self.ledger = balance(
-            generated=generated, scored=scored, consumed=consumed, account=self.account, balanced=self.balanced
-        )
+        self.account.balance(generated=generated, scored=scored, consumed=consumed, balanced=self.balanced)
         self.balanced = consumed
 
     def _publish(self, report: StepReport | None) -> None:

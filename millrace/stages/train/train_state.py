@@ -8,6 +8,7 @@ newest readable checkpoint ─► trainer ─► step ─► ║ consumed ║ + 
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from millrace.maintenance.gc import carry_out, plan_checkpoints
@@ -17,7 +18,7 @@ from millrace.rollouts.scored_group import ScoredGroup
 from millrace.runs.decisions import Decisions, rolled_back
 from millrace.runtime.metrics import Pace
 from millrace.runtime.stage import Stage
-from millrace.training.checkpoints.saving import AsyncCheckpoints, CheckpointSchedule
+from millrace.training.checkpoints.saving import AsyncCheckpoints
 from millrace.training.parallel.leader import checkpoints_of, restore
 from millrace.training.step_report import StepReport
 from millrace.training.trainer import Trainer
@@ -25,52 +26,38 @@ from storage.checkpoints import Checkpoint, CheckpointWriter, checkpoints_backwa
 from storage.errors import StreamCorrupt
 
 
+@dataclass(kw_only=True)
 class TrainState:
-    """The trainer and everything that it writes.
+    """The trainer and everything that it writes."""
 
-    `restored_from` is the checkpoint that `trainer` was restored from, None for the start model.
-    """
+    stage: Stage
+    trainer: Trainer
+    writer: CheckpointWriter
+    checkpoints: AsyncCheckpoints
+    consumed: ConsumedWriter
+    decisions: Decisions
+    restored_from: Checkpoint | None
+    """The checkpoint that `trainer` was restored from, None for the start model."""
 
-    def __init__(
-        self,
-        stage: Stage,
-        trainer: Trainer,
-        writer: CheckpointWriter,
-        checkpoints: AsyncCheckpoints,
-        consumed: ConsumedWriter,
-        decisions: Decisions,
-        restored_from: Checkpoint | None,
-    ) -> None:
-        self.stage = stage
-        self.trainer = trainer
-        self.checkpoints = checkpoints
-        self.consumed = consumed
-        self.decisions = decisions
-        self.restored_from = restored_from
-        self.incarnation = writer.incarnation
-        self.lineage = Lineage.after(restored_from, writer.incarnation)
-        self._writer = writer
+    def __post_init__(self) -> None:
+        self.incarnation = self.writer.incarnation
+        self.lineage = Lineage.after(self.restored_from, self.incarnation)
         self._pace = Pace()
         # Version of the last checkpoint begun; it may not be committed yet.
         self._saved: int | None = None
-        training = stage.config.training
-        self._schedule = CheckpointSchedule(
-            training.checkpoint_every,
-            training.checkpoint_minutes,
-            has_one=restored_from is not None,
-            now=time.monotonic(),
-        )
+        self._t_saved = time.monotonic()
 
     def adopt(self, state: dict[str, Any]) -> None:
         """Commits the checkpoint that this trainer was restored from again, as of this incarnation, with `state`."""
         if self.restored_from is not None:
-            self._saved = self._writer.adopt(self.restored_from, state).step
+            self._saved = self.writer.adopt(self.restored_from, state).step
 
     def save_if_due(self, state: dict[str, Any], *, evaluate_every: int | None = None) -> None:
         """Begins a checkpoint, which holds `state`, if one is due by `training` or the version will be evaluated."""
-        version = self.trainer.policy_version
+        version, training = self.trainer.policy_version, self.stage.config.training
         evaluated = evaluate_every is not None and version % evaluate_every == 0
-        if evaluated or self._schedule.is_due(version, time.monotonic()):
+        late = time.monotonic() - self._t_saved >= 60 * training.checkpoint_minutes
+        if evaluated or late or version % training.checkpoint_every == 0:
             self._save(state)
 
     def finish(self, state: dict[str, Any]) -> None:
@@ -108,7 +95,7 @@ class TrainState:
             self.consumed.flush()
             self.checkpoints.begin(self.trainer.policy_version, self.trainer.tensors(), state)
         self._saved = self.trainer.policy_version
-        self._schedule.saved(time.monotonic())
+        self._t_saved = time.monotonic()
 
 
 @contextmanager
@@ -127,7 +114,15 @@ def open_train_state(stage: Stage, trainer: Trainer) -> Iterator[TrainState]:
             checkpoints.after_commit = lambda: carry_out(stage.store, plan_checkpoints(stage.store, keep))
         restored_from = _restore_newest(stage, trainer, decisions)
         _report_rollback(stage, trainer)
-        yield TrainState(stage, trainer, writer, checkpoints, consumed, decisions, restored_from)
+        yield TrainState(
+            stage=stage,
+            trainer=trainer,
+            writer=writer,
+            checkpoints=checkpoints,
+            consumed=consumed,
+            decisions=decisions,
+            restored_from=restored_from,
+        )
 
 
 def _report_rollback(stage: Stage, trainer: Trainer) -> None:

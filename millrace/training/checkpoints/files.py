@@ -11,9 +11,8 @@ the offsets of the blocks, so torch's own reader reads them too, from a folder.
                                                ▲        ▲
     blocks, where the trainer computes ──copied┴────────┘             at every checkpoint
 
-So a checkpoint stops training for one copy, and takes no more memory than its files, or than one of them where a large
-policy on a CPU is copied file by file (`saving.py`). Nothing has to be serialized afterwards: that would hold Python's
-lock, and stop training too.
+So a checkpoint stops training for one copy, and takes no more memory than its files. Nothing has to be serialized
+afterwards: that would hold Python's lock, and stop training too.
 """
 
 import json
@@ -26,6 +25,7 @@ from torch.distributed.checkpoint.default_planner import create_default_local_sa
 from torch.distributed.tensor import DTensor
 
 from millrace.training.checkpoints.names import MODEL, file_name
+from millrace.training.parallel.ranks import local
 
 _OFFSETS, _VERSION = "DCP_SHARDING_INFO", {"DCP_VERSION": "1.0"}
 """Header keys, as torch writes them: JSON {name: {"saved_offsets": [int]}}, and its version."""
@@ -78,12 +78,7 @@ def blocks_to_write(tensors: Mapping[str, torch.Tensor], rank: int) -> Iterator[
         chunk = item.tensor_data.chunk
         # A rank may hold no part of a small tensor.
         if _is_ours(tensor, rank) and not (isinstance(tensor, DTensor) and chunk.sizes.numel() == 0):
-            yield item.index.fqn, Block(local(tensor), tuple(chunk.offsets))
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of `tensor`: a view without gradient."""
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+            yield item.index.fqn, Block(local(tensor.detach()), tuple(chunk.offsets))
 
 
 def _is_ours(tensor: torch.Tensor, rank: int) -> bool:
@@ -98,11 +93,8 @@ def _is_ours(tensor: torch.Tensor, rank: int) -> bool:
 
 
 def file_header(kind: str, blocks: Mapping[str, Block], size: int) -> bytes:
-    """The header of the safetensors file of one of `size` ranks, byte for byte as the library writes it.
-
-    Format: https://github.com/huggingface/safetensors#format. The library makes a header only together with copies of
-    all values.
-    """
+    """The header of the safetensors file of one of `size` ranks, byte for byte as the library writes it, which makes a
+    header only together with copies of all values. Format: https://github.com/huggingface/safetensors#format."""
     ranks = {name: rank for rank, name in enumerate(_DTYPES)}
     names = {dtype: name for name, dtype in _DTYPES.items()}
     described: dict[str, Any] = {}
@@ -132,10 +124,7 @@ def header_length(start: bytes) -> int:
 
 
 def extents(header: bytes) -> dict[str, Extent]:
-    """The blocks of a safetensors file by name, from its header.
-
-    Raises ValueError, KeyError, TypeError or AttributeError if that is damaged.
-    """
+    """The blocks of a safetensors file by name. Raises ValueError, KeyError, TypeError or AttributeError for damage."""
     described = json.loads(header[8:])
     offsets = json.loads(described.pop("__metadata__", {}).get(_OFFSETS, "{}"))
     return {
@@ -151,10 +140,7 @@ def extents(header: bytes) -> dict[str, Extent]:
 
 
 class FileImage:
-    """The file of `blocks`, of one of `size` ranks; in pinned memory if they are on a GPU.
-
-    It holds their names and shapes, and no values before `take`.
-    """
+    """The file of `blocks`, of one of `size` ranks, without values before `take`; pinned if they are on a GPU."""
 
     def __init__(self, kind: str, blocks: Mapping[str, Block], size: int) -> None:
         header = file_header(kind, blocks, size)

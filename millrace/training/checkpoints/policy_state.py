@@ -14,21 +14,17 @@ from collections.abc import Mapping
 import torch
 
 from millrace.errors import InputError
-from millrace.training.checkpoints.files import local
 from millrace.training.checkpoints.names import MODEL, OPTIMIZER, RNG
 from millrace.training.checkpoints.reading import StoredFiles, StoredTensors
 from millrace.training.lora import merged
+from millrace.training.parallel.ranks import local
 from storage.checkpoints import Checkpoint
 from storage.stores.base import Store
 
 _STEP, _MOMENTS = "step", ("exp_avg", "exp_avg_sq")
 """AdamW's state of a parameter: a number, and two tensors like the parameter."""
-_CPU = "cpu"
-"""Name of the CPU's random state."""
-_SCALING = "lora_scaling"
-"""Name of the factor alpha / rank among the parameters."""
-_FROZEN = "frozen_layers"
-"""Name of the number of frozen layers among the parameters."""
+_CPU, _SCALING, _FROZEN = "cpu", "lora_scaling", "frozen_layers"
+"""Names of the CPU's random state, and among the parameters of alpha / rank and of the number of frozen layers."""
 _DOWN, _UP = ".lora_A.default.weight", ".lora_B.default.weight"
 """peft's names of an adapter's two matrices, in place of `.weight`."""
 
@@ -66,7 +62,14 @@ def restore_policy_state(
     has another number of frozen layers, and StreamCorrupt; then nothing on this rank has changed.
     """
     model = StoredTensors(files, MODEL)
-    _check_frozen(model, frozen_layers)
+    frozen = int(model.read({_FROZEN: torch.tensor(0)})[_FROZEN]) if _FROZEN in model.shapes else 0
+    if frozen != frozen_layers:
+        # Otherwise layers that the checkpoint's run trained would silently stay those of the start model.
+        raise InputError(
+            f"{frozen_layers}, but the checkpoint's run froze {frozen} layers",
+            key="training.frozen_layers",
+            expected=f"{frozen}, or a start from the start model",
+        )
     weights = model.read(parameters)
     stored = StoredTensors(files, OPTIMIZER)
     # A checkpoint of version 0 has no optimizer state yet.
@@ -75,7 +78,7 @@ def restore_policy_state(
     steps = stored.read({f"{_STEP}.{name}": torch.empty(()) for name in stepped})
     rng = StoredTensors(files, RNG).read_whole()[_CPU]
     for name, parameter in parameters.items():
-        local(parameter).copy_(weights[name])
+        local(parameter.detach()).copy_(weights[name])
     optimizer.state.clear()
     for name, parameter in stepped.items():
         slots = {slot: torch.empty_like(parameter.detach()) for slot in _MOMENTS}
@@ -83,17 +86,6 @@ def restore_policy_state(
             local(tensor).copy_(moments[f"{slot}.{name}"])
         optimizer.state[parameter] = {_STEP: steps[f"{_STEP}.{name}"], **slots}
     torch.set_rng_state(rng)
-
-
-def _check_frozen(model: StoredTensors, frozen_layers: int) -> None:
-    # Without this, layers that the checkpoint's run trained would silently stay those of the start model.
-    stored = int(model.read({_FROZEN: torch.tensor(0)})[_FROZEN]) if _FROZEN in model.shapes else 0
-    if stored != frozen_layers:
-        raise InputError(
-            f"{frozen_layers}, but the checkpoint's run froze {stored} layers",
-            key="training.frozen_layers",
-            expected=f"{stored}, or a start from the start model",
-        )
 
 
 def load_weights(store: Store, checkpoint: Checkpoint, start: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

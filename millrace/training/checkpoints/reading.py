@@ -24,8 +24,9 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import ReadItem
 
 from millrace.errors import WeightsMismatch
-from millrace.training.checkpoints.files import Extent, extents, header_length, local
+from millrace.training.checkpoints.files import Extent, extents, header_length
 from millrace.training.checkpoints.names import kind_of
+from millrace.training.parallel.ranks import local
 from storage.checkpoints import Checkpoint, load_file
 from storage.errors import NotInStore, StreamCorrupt
 from storage.stores.base import Store
@@ -93,7 +94,7 @@ class StoredTensors:
                 for tensor, extent in self._extents(name).items():
                     extents_of[tensor].append(extent)
                     self._file_of[tensor, extent.offsets] = name
-        self._metadata = {tensor: _described(parts) for tensor, parts in extents_of.items()}
+        self._metadata = {tensor: _metadata(parts) for tensor, parts in extents_of.items()}
 
     @property
     def shapes(self) -> dict[str, torch.Size]:
@@ -106,7 +107,14 @@ class StoredTensors:
         They have the stored dtypes. Raises WeightsMismatch if a tensor of `like` is missing in the checkpoint or has
         another shape there, and StreamCorrupt.
         """
-        self._check(like)
+        for name, tensor in like.items():
+            if (shape := self.shapes.get(name)) != tensor.shape:
+                self._verify()
+                stored_shape = "no such tensor" if shape is None else f"one of {list(shape)}"
+                raise WeightsMismatch(
+                    f"the model has {name} of {list(tensor.shape)} and the checkpoint {stored_shape}; "
+                    "expected a checkpoint of the same model"
+                )
         made = {
             name: torch.empty(local(tensor).shape, dtype=self._metadata[name].properties.dtype)
             for name, tensor in like.items()
@@ -139,17 +147,6 @@ class StoredTensors:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StreamCorrupt(self._path(file), f"not a safetensors file: {error!r}") from error
 
-    def _check(self, like: Mapping[str, torch.Tensor]) -> None:
-        for name, tensor in like.items():
-            stored = self.shapes.get(name)
-            if stored != tensor.shape:
-                self._verify()
-                stored_shape = "no such tensor" if stored is None else f"one of {list(stored)}"
-                raise WeightsMismatch(
-                    f"the model has {name} of {list(tensor.shape)} and the checkpoint {stored_shape}; "
-                    "expected a checkpoint of the same model"
-                )
-
     def _planned(self, like: Mapping[str, torch.Tensor]) -> dict[str, list[ReadItem]]:
         """The parts to read, by file."""
         items_of: dict[str, list[ReadItem]] = defaultdict(list)
@@ -176,7 +173,7 @@ class StoredTensors:
         return self._files.path(file) if isinstance(self._files, StoredFiles) else file
 
 
-def _described(parts: list[Extent]) -> TensorStorageMetadata:
+def _metadata(parts: list[Extent]) -> TensorStorageMetadata:
     chunks = [ChunkStorageMetadata(torch.Size(part.offsets), torch.Size(part.shape)) for part in parts]
     ends = ([at + length for at, length in zip(part.offsets, part.shape, strict=True)] for part in parts)
     return TensorStorageMetadata(

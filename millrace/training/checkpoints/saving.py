@@ -4,16 +4,11 @@
                          images in main memory          └─► thread: images ─► store, durable ─┐
     rank 0                                                  all files of all ranks are stored ┴─► record: the commit
 
-A copy of a large policy would take most of a trainer's memory on a CPU. There the thread copies and writes one small
-file after the other while the next step computes its gradient. The step must call `wait_until_read` before it updates
-any value.
-
 At most one checkpoint is in flight. Its record is written last: after a crash before that, the previous checkpoint is
 the latest, and `millrace gc` removes the files. An error in the thread is raised by the next call.
 """
 
 import json
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from copy import deepcopy
@@ -35,13 +30,6 @@ from storage.streams.files import FileRef, put_file
 
 _LOOK_SECONDS = 0.5
 """While a checkpoint is waited for, how often to look whether another of its files was written."""
-MOST_COPIED = 256 << 20
-"""Bytes. On a CPU, larger states are copied file by file while they are written."""
-MOST_BYTES_EACH = 64 << 20
-"""Limit for the tensors of each of those files."""
-
-_FIRST_SHARE = 0.1
-"""Share of `checkpoint_minutes` until a run's first checkpoint: without one it loses everything with its trainer."""
 
 Tensors = Mapping[str, Mapping[str, torch.Tensor]]
 """The tensors of a checkpoint, by kind and name: see `millrace.training.checkpoints.policy_state`."""
@@ -50,9 +38,8 @@ Tensors = Mapping[str, Mapping[str, torch.Tensor]]
 class AsyncCheckpoints:
     """The checkpoints of a run's trainer, on this rank; the `with` block ends when all is written.
 
-    `writer` is rank 0's, None on the others; between `begin` and `finish` only the thread may use it. Every rank makes
-    one of these at the same point, and begins the same checkpoints. A file holds at most `most_bytes` of tensors. A
-    state of more than `most_copied` bytes on a CPU is copied while it is written.
+    `writer` is rank 0's, None on the others; between `begin` and `finish` only the thread may use it. Every rank begins
+    the same checkpoints. A file holds at most `most_bytes` of tensors.
     """
 
     def __init__(
@@ -62,18 +49,16 @@ class AsyncCheckpoints:
         writer: CheckpointWriter | None,
         *,
         most_bytes: int = MOST_BYTES,
-        most_copied: int = MOST_COPIED,
     ) -> None:
         self._store = store
         self._ranks = ranks
         self._writer = writer
         self._most_bytes = most_bytes
-        self._most_copied = most_copied
-        self._read = threading.Event()
-        """Set unless the thread has still to copy values of the checkpoint in flight."""
-        self._read.set()
-        # The thread needs its own group: the main threads use the default one at the same time.
-        self._group = None if ranks.size == 1 else _make_group(ranks)
+        self._group: dist.ProcessGroup | None = None
+        if ranks.mesh is not None:
+            # The thread needs its own group: the main threads use the default one at the same time. These ranks may be
+            # some of the process group's.
+            self._group = dist.new_group(ranks.mesh.mesh.flatten().tolist(), backend="gloo")
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._in_flight: Future[None] | None = None
         self.on_progress: Callable[[], None] = lambda: None
@@ -96,37 +81,22 @@ class AsyncCheckpoints:
         """
         self.finish()
         self._step = step
-        nbytes = sum(tensor.nbytes for named in tensors.values() for tensor in named.values())
-        if self._ranks.device.type == "cpu" and nbytes > self._most_copied:
-            self._images = {}
-            self._read.clear()
-            images = self._copied(tensors, min(self._most_bytes, MOST_BYTES_EACH))
-        else:
-            self._images = dict(self._copied(tensors, self._most_bytes))
-            if self._ranks.device.type == "cuda":
-                torch.cuda.synchronize(self._ranks.device)
-            images = iter(self._images.items())
-        self._in_flight = self._thread.submit(self._save, step, images, deepcopy(dict(state)))
-
-    def wait_until_read(self) -> None:
-        """Returns once the values of the tensors of the last `begin` may change."""
-        while not self._read.wait(_LOOK_SECONDS):
-            self._look()
+        self._images = dict(self._copied(tensors))
+        if self._ranks.device.type == "cuda":
+            torch.cuda.synchronize(self._ranks.device)
+        self._in_flight = self._thread.submit(self._save, step, deepcopy(dict(state)))
 
     def finish(self) -> None:
         """Waits until the checkpoint in flight, if any, is committed. Raises its error."""
         in_flight, self._in_flight = self._in_flight, None
         if in_flight is not None:
             while not wait([in_flight], _LOOK_SECONDS).done:
-                self._look()
+                # Waiting alone does not count as progress: the thread may hang.
+                if self._written != self._seen:
+                    self._seen = self._written
+                    self.on_progress()
             in_flight.result()
             self.on_saved(self._step)
-
-    def _look(self) -> None:
-        # Waiting alone does not count as progress: the thread may hang.
-        if self._written != self._seen:
-            self._seen = self._written
-            self.on_progress()
 
     def check(self) -> None:
         """Raises the error of the checkpoint in flight, if it has failed already; never waits."""
@@ -148,11 +118,11 @@ class AsyncCheckpoints:
         finally:
             self._thread.shutdown()
 
-    def _copied(self, tensors: Tensors, most_bytes: int) -> Iterator[tuple[str, FileImage]]:
-        """This rank's files by name, each with the values of the moment when it is asked for."""
+    def _copied(self, tensors: Tensors) -> Iterator[tuple[str, FileImage]]:
+        """This rank's files by name, with the values of this moment."""
         rank, size = self._ranks.rank, self._ranks.size
         for kind, named in tensors.items():
-            for part, blocks in enumerate(in_files(dict(blocks_to_write(named, rank)), most_bytes)):
+            for part, blocks in enumerate(in_files(dict(blocks_to_write(named, rank)), self._most_bytes)):
                 if not blocks and size > 1:
                     continue
                 name = file_name(kind, rank, size, part)
@@ -162,7 +132,7 @@ class AsyncCheckpoints:
                 image.take(blocks)
                 yield name, image
 
-    def _save(self, step: int, images: Iterator[tuple[str, FileImage]], state: dict[str, Any]) -> None:
+    def _save(self, step: int, state: dict[str, Any]) -> None:
         """Runs in the thread. A rank that fails reports it before it raises, because the others wait for it."""
         failure: Exception | None = None
         outcome: dict[str, Any]
@@ -170,15 +140,12 @@ class AsyncCheckpoints:
             named = f"{layout.CHECKPOINTS}/{layout.new_checkpoint_data(step)}"
             folder = exchange(named, self._ranks.size, self._group)[0]
             refs: dict[str, FileRef] = {}
-            for name, image in images:
+            for name, image in self._images.items():
                 refs[name] = put_file(self._store, f"{folder}/{name}", image.data)
                 self._written += 1
             outcome = {"files": {name: asdict(ref) for name, ref in refs.items()}}
         except Exception as error:  # noqa: BLE001 — raised below
             failure, outcome = error, {"error": repr(error)}
-        finally:
-            # Also where a write failed half-way.
-            self._read.set()
         outcomes = [json.loads(text) for text in exchange(json.dumps(outcome), self._ranks.size, self._group)]
         if failure is not None:
             raise failure
@@ -192,37 +159,3 @@ class AsyncCheckpoints:
         files = {name: FileRef(**ref) for report in outcomes for name, ref in report["files"].items()}
         self._writer.commit_stored(step, files, state)
         self.after_commit()
-
-
-def _make_group(ranks: Ranks) -> dist.ProcessGroup:
-    # These ranks may be some of the process group's.
-    assert ranks.mesh is not None
-    group = dist.new_group(ranks.mesh.mesh.flatten().tolist(), backend="gloo")
-    assert isinstance(group, dist.ProcessGroup)
-    return group
-
-
-class CheckpointSchedule:
-    """Due at each version that `every` divides, and `minutes` after the last checkpoint (None: not by time).
-
-    A run that does not have one yet gets it after a tenth of that time. `now` is in seconds of any clock.
-    """
-
-    def __init__(self, every: int, minutes: float | None, *, has_one: bool, now: float) -> None:
-        self._every = every
-        self._minutes = minutes
-        self._has_one = has_one
-        self._t_last = now
-
-    def is_due(self, version: int, now: float) -> bool:
-        """Whether version `version`, which was just made, is to be saved."""
-        if version % self._every == 0:
-            return True
-        if self._minutes is None:
-            return False
-        share = 1.0 if self._has_one else _FIRST_SHARE
-        return now - self._t_last >= 60 * self._minutes * share
-
-    def saved(self, now: float) -> None:
-        """A checkpoint has begun."""
-        self._has_one, self._t_last = True, now

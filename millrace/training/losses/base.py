@@ -18,7 +18,21 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class LossInputs:
-    """The trainable tokens of a microbatch."""
+    """The trainable tokens of a microbatch: what a loss gets, built in or your own.
+
+    Examples:
+        >>> def gentle(inputs, training):  # training: {loss: "my_losses:gentle"}
+        ...     ratio_N = importance_ratio(inputs)
+        ...     return weighted(inputs, ratio_N.clamp(max=4).sqrt(), ratio_N > 4)
+        >>> log_pi, log_mu, one = (torch.tensor([value]) for value in (-1.0, -2.0, 1.0))
+        >>> index = torch.tensor([0])
+        >>> tokens = LossInputs(
+        ...     trainer_logprobs_N=log_pi, rollout_logprobs_N=log_mu, advantages_N=one,
+        ...     response_N=index, num_responses=1, staleness_N=index,
+        ... )
+        >>> round(gentle(tokens, None).weight.item(), 2)
+        1.65
+    """
 
     trainer_logprobs_N: torch.Tensor
     """[N] log π, nats, with gradient."""
@@ -111,8 +125,7 @@ def surrogate(
     """The loss −objective · A with gradient −weight · A · ∇ log π, for objectives that are functions of a ratio.
 
     A token without advantage has loss and gradient 0, even where its ratio is infinite. A token without weight has a
-    finite loss too: where its objective overflows, the largest number replaces it. Any other token with an infinite
-    weight has a gradient that is not finite; the trainer refuses to step along it.
+    finite loss too: where its objective overflows, the largest number replaces it.
     """
     no_advantage_N = inputs.advantages_N == 0
     value_N = (objective_N * inputs.advantages_N).masked_fill(no_advantage_N, 0)

@@ -13,12 +13,7 @@ versions behind. On stale rollouts many tokens are clipped from the start.
 import torch
 from torch.nn.functional import logsigmoid
 
-from configs.losses import (
-    DecoupledPpoConfig,
-    GspoConfig,
-    PpoClipConfig,
-    SapoConfig,
-)
+from configs.losses import DecoupledPpoConfig, GspoConfig, PpoClipConfig, SapoConfig
 from millrace.training.losses.base import LossInputs, LossOutputs, importance_ratio, mean_ratio, surrogate
 
 
@@ -28,8 +23,7 @@ def ppo_clip(inputs: LossInputs, config: PpoClipConfig) -> LossOutputs:
     The optional dual clip c > 1 bounds the other direction (arXiv 1912.09729): with A < 0 the loss is at most −c · A,
     and a token whose ratio exceeds c is clipped too.
     """
-    dual_clip = config.dual_clip
-    return _clipped(inputs, importance_ratio(inputs), config.clip_low, config.clip_high, dual_clip)
+    return _clipped(inputs, importance_ratio(inputs), config.clip_low, config.clip_high, config.dual_clip)
 
 
 def gspo(inputs: LossInputs, config: GspoConfig) -> LossOutputs:
@@ -56,15 +50,11 @@ def decoupled_ppo(inputs: LossInputs, config: DecoupledPpoConfig) -> LossOutputs
         recomputed      π_prox = π as it was before the batch's first update
         interpolated    log π_prox = log π + (log μ − log π) / d        d: staleness in versions; π_prox = π where d = 0
 
-    `recomputed` is AReaL's. With several updates on a batch (`training.minibatches`, `training.epochs`) it bounds how
-    far they move the policy together, however stale the batch is. In the first of them, and so where a batch takes only
-    one, x is 1, nothing is clipped, and a token weighs its full importance ratio.
-
-    `interpolated` is A-3PO (arXiv 2512.06547): a geometric mean of μ and π that puts π_prox about one version behind π.
-    At d = 1 it is μ, and the loss is `ppo_clip`. π is the live policy, in each update. A-3PO's d is the token's; here d
-    is the response's, counted from the oldest version that sampled any of it.
-
-    Neither bounds π/μ. AReaL's code drops tokens where it is large; `icepop` does that.
+    `recomputed` is AReaL's. With several updates on a batch it bounds how far they move the policy together, however
+    stale the batch is. In the first of them x is 1, nothing is clipped, and a token weighs its full importance ratio.
+    `interpolated` is A-3PO (arXiv 2512.06547), which puts π_prox about one version behind the live π. At d = 1 it is μ,
+    and the loss is `ppo_clip`. A-3PO's d is the token's; here it counts from the oldest version that sampled any of the
+    response. Neither bounds π/μ. AReaL's code drops tokens where it is large; `icepop` does that.
     """
     low, high = config.clip_low, config.clip_high
     trainer_logprobs_N, rollout_logprobs_N = inputs.trainer_logprobs_N.detach(), inputs.rollout_logprobs_N.detach()

@@ -8,9 +8,8 @@ The first mask is the veto of prime-rl (`sequence_mask_ratio_low`) and verl (`ro
 verl's `seq_mean_k3`, the third DeepSeek-V3.2's off-policy sequence mask (arXiv 2512.02556) and TRL's
 `off_policy_mask_threshold`. All are over the response's trainable tokens.
 
-A token is replaced before the loss is computed, by one on policy and without advantage. To set its loss to 0 afterwards
-would not do: the gradient is then 0 times an infinite weight, which is NaN. It stays in the denominators of the batch,
-which follow from lengths alone, and counts as `clipped`.
+A token is replaced before the loss is computed, by one on policy and without advantage: 0 times an infinite weight
+would be NaN. It stays in the denominators of the batch, which follow from lengths alone, and counts as `clipped`.
 """
 
 from dataclasses import replace
@@ -84,14 +83,8 @@ def replace_dropped(inputs: LossInputs, dropped_N: torch.Tensor) -> LossInputs:
 @torch.no_grad()
 def not_finite(outputs: LossOutputs, kl_N: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
     """[N] bool: where the loss of a token, its weight, its KL or what these are made of is not finite."""
-    columns = (
-        outputs.loss,
-        outputs.weight,
-        kl_N,
-        inputs.trainer_logprobs_N,
-        inputs.rollout_logprobs_N,
-        inputs.advantages_N,
-    )
+    of_inputs = inputs.trainer_logprobs_N, inputs.rollout_logprobs_N, inputs.advantages_N
+    columns = (outputs.loss, outputs.weight, kl_N, *of_inputs)
     return ~torch.stack([values_N.isfinite() for values_N in columns]).all(dim=0)
 
 

@@ -8,43 +8,18 @@ import torch
 from configs.training import TrainingConfig
 from millrace.errors import InputError, TrainingDiverged
 from millrace.rewards.import_path import imported_function
+from millrace.training.losses import clipped, weighted
 from millrace.training.losses.base import LossInputs, LossOutputs
-from millrace.training.losses.clipped import decoupled_ppo, gspo, ppo_clip, sapo
-from millrace.training.losses.weighted import (
-    aipo,
-    cispo,
-    dppo_tv,
-    geometric_mask,
-    icepop,
-    reinforce,
-    sequence_mask,
-    sequence_tis,
-    tis,
-    topr,
-)
 
 LossFunction = Callable[[LossInputs, Any], LossOutputs]
 """Gets the parameters of its name in `configs.losses`; a loss of your own gets the section `training`."""
 
-LOSSES: dict[str, LossFunction] = {
-    function.__name__: function
-    for function in (
-        aipo,
-        reinforce,
-        ppo_clip,
-        decoupled_ppo,
-        tis,
-        sequence_tis,
-        icepop,
-        sequence_mask,
-        geometric_mask,
-        cispo,
-        gspo,
-        sapo,
-        dppo_tv,
-        topr,
-    )
-}
+_BUILT_IN: tuple[LossFunction, ...] = (
+    *(weighted.aipo, weighted.reinforce, clipped.ppo_clip, clipped.decoupled_ppo, weighted.tis, weighted.sequence_tis),
+    *(weighted.icepop, weighted.sequence_mask, weighted.geometric_mask, weighted.cispo, clipped.gspo, clipped.sapo),
+    *(weighted.dppo_tv, weighted.topr),
+)
+LOSSES = {function.__name__: function for function in _BUILT_IN}
 
 
 class Loss:
@@ -53,9 +28,8 @@ class Loss:
     needs_advantage = True
     """Whether a token without advantage has no gradient, so that a backward pass is spared."""
 
-    def __init__(self, name: str, function: LossFunction, training: TrainingConfig, parameters: object) -> None:
+    def __init__(self, name: str, function: LossFunction, parameters: object) -> None:
         self.name = name
-        self.training = training
         self.parameters = parameters
         self._function = function
 
@@ -65,24 +39,21 @@ class Loss:
 
 
 class OwnLoss(Loss):
-    """Calls `package.module:function`, and checks its result, which has to follow from its arguments alone.
+    """A loss `package.module:function`, tried when it is made. Keep no state in it: it may be called twice for a token.
 
-    Tries it out when it is made. Raises InputError if it can't be imported or called, or returns something else.
+    Raises InputError if it can't be imported, fails or returns something else than `LossOutputs`, and TrainingDiverged
+    for a loss that is not finite, unless the config has such tokens masked.
     """
 
     needs_advantage = False
 
     def __init__(self, path: str, training: TrainingConfig) -> None:
-        function = imported_function("training.loss", path, ("tokens", "training"))
-        super().__init__(path, function, training, training)
+        super().__init__(path, imported_function("training.loss", path, ("tokens", "training")), training)
+        self._masks_non_finite = training.non_finite == "mask"
         with torch.enable_grad():
             self(_sample())
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
-        """Raises InputError if the function fails or returns something else.
-
-        Raises TrainingDiverged for a loss that is not finite, unless the config has such tokens masked.
-        """
         try:
             outputs = super().__call__(inputs)
         except Exception as error:  # whatever a user's function raises
@@ -101,10 +72,8 @@ class OwnLoss(Loss):
         needs_gradient = inputs.trainer_logprobs_N.requires_grad and torch.is_grad_enabled()
         if needs_gradient and not outputs.loss.requires_grad:
             raise self._unusable("its loss has no gradient; expected one that depends on inputs.trainer_logprobs_N")
-        if self.training.non_finite == "mask":
-            return
         bad_N = ~(outputs.loss.detach().isfinite() & outputs.weight.isfinite())
-        if count := int(bad_N.sum()):
+        if not self._masks_non_finite and (count := int(bad_N.sum())):
             raise TrainingDiverged(
                 f"the loss {self.name} or its weight is not finite at {count} of {len(bad_N)} trainable tokens; "
                 "expected finite numbers"
@@ -125,8 +94,7 @@ def make_loss(training: TrainingConfig, name: str | None = None) -> Loss:
     if name not in LOSSES:
         expected = f"one of {', '.join(LOSSES)}, or package.module:function"
         raise InputError(f'"{name}"', key="loss", expected=expected)
-    training = training.with_loss(name)
-    return Loss(name, LOSSES[name], training, training.loss)
+    return Loss(name, LOSSES[name], training.with_loss(name).loss)
 
 
 def _sample() -> LossInputs:

@@ -7,16 +7,7 @@ far from 1 suggests that one of the two numbers is wrong.
 
 import torch
 
-from configs.losses import (
-    AipoConfig,
-    CispoConfig,
-    DppoTvConfig,
-    GeometricMaskConfig,
-    IcePopConfig,
-    PlainConfig,
-    SequenceMaskConfig,
-    TruncatedConfig,
-)
+from configs import losses as loss_configs
 from millrace.training.losses.base import (
     LossInputs,
     LossOutputs,
@@ -27,7 +18,7 @@ from millrace.training.losses.base import (
 )
 
 
-def aipo(inputs: LossInputs, config: AipoConfig) -> LossOutputs:
+def aipo(inputs: LossInputs, config: loss_configs.AipoConfig) -> LossOutputs:
     """AIPO: asynchronous importance-weighted policy optimization (LlamaRL, arXiv 2505.24034).
 
     −∇ loss = min(r, ρ_max) · A · ∇ log π
@@ -35,7 +26,7 @@ def aipo(inputs: LossInputs, config: AipoConfig) -> LossOutputs:
     return _truncated(inputs, config.max_importance_ratio)
 
 
-def tis(inputs: LossInputs, config: TruncatedConfig) -> LossOutputs:
+def tis(inputs: LossInputs, config: loss_configs.TruncatedConfig) -> LossOutputs:
     """TIS: truncated importance sampling.
 
     −∇ loss = min(r, C) · A · ∇ log π
@@ -48,44 +39,43 @@ def tis(inputs: LossInputs, config: TruncatedConfig) -> LossOutputs:
     return _truncated(inputs, config.max_importance_ratio)
 
 
-def cispo(inputs: LossInputs, config: CispoConfig) -> LossOutputs:
+def cispo(inputs: LossInputs, config: loss_configs.CispoConfig) -> LossOutputs:
     """CISPO: clipped importance-sampling policy optimization (MiniMax-M1, arXiv 2506.13585).
 
     −∇ loss = min(r, 1 + ε_high) · A · ∇ log π        ε_high: that of `ppo_clip`
 
-    The paper's lower bound is left out: the paper sets it so low that it never acts. The paper also divides advantages
-    by their group's standard deviation; that is the advantage `grpo`.
+    The paper's lower bound, so low that it never acts, is left out. The paper also divides advantages by their group's
+    standard deviation; that is the advantage `grpo`.
     """
     return _truncated(inputs, 1 + config.clip_high)
 
 
-def reinforce(inputs: LossInputs, config: PlainConfig) -> LossOutputs:
+def reinforce(inputs: LossInputs, config: loss_configs.PlainConfig) -> LossOutputs:
     """REINFORCE with a baseline (Williams 1992): the policy gradient of tokens that π itself sampled.
 
     −∇ loss = A · ∇ log π
 
-    Nothing corrects for tokens that an older policy sampled: each weighs 1, however unlikely it has become. On fresh
-    rollouts the other losses reduce to this one; on stale ones it shows what their correction is worth.
+    Nothing corrects for tokens that an older policy sampled. On fresh rollouts the other losses reduce to this one; on
+    stale ones it shows what their correction is worth.
     """
     weight_N = torch.ones_like(inputs.rollout_logprobs_N)
     return weighted(inputs, weight_N, torch.zeros_like(weight_N, dtype=torch.bool))
 
 
-def topr(inputs: LossInputs, config: PlainConfig) -> LossOutputs:
+def topr(inputs: LossInputs, config: loss_configs.PlainConfig) -> LossOutputs:
     """TOPR: tapered off-policy REINFORCE (arXiv 2503.14286).
 
     −∇ loss = A · ∇ log π where A ≥ 0, else min(ρ, 1) · A · ∇ log π        ρ = Π r over the response
 
-    Good responses are learned at full weight, however unlikely they have become: that is how they become likely again.
-    Bad ones are unlearned only while the policy is still likely to produce them, so that their probability is not
-    driven towards 0 for ever. The paper's R, with its baseline, is the advantage here.
+    Good responses are learned at full weight, however unlikely they have become. Bad ones are unlearned only while the
+    policy is still likely to produce them. The paper's R, with its baseline, is the advantage here.
     """
     ratio_N = response_ratio(inputs).to(inputs.trainer_logprobs_N)
     is_bad_N = inputs.advantages_N < 0
     return weighted(inputs, torch.where(is_bad_N, ratio_N.clamp(max=1), 1), is_bad_N & (ratio_N > 1))
 
 
-def sequence_tis(inputs: LossInputs, config: TruncatedConfig) -> LossOutputs:
+def sequence_tis(inputs: LossInputs, config: loss_configs.TruncatedConfig) -> LossOutputs:
     """Seq-TIS: truncated importance sampling of whole responses.
 
     −∇ loss = min(ρ, C) · A · ∇ log π        ρ = Π r over the response
@@ -97,7 +87,7 @@ def sequence_tis(inputs: LossInputs, config: TruncatedConfig) -> LossOutputs:
     return weighted(inputs, ratio_N.clamp(max=bound).to(inputs.trainer_logprobs_N), ratio_N > bound)
 
 
-def sequence_mask(inputs: LossInputs, config: SequenceMaskConfig) -> LossOutputs:
+def sequence_mask(inputs: LossInputs, config: loss_configs.SequenceMaskConfig) -> LossOutputs:
     """Seq-MIS: masked importance sampling of whole responses.
 
     −∇ loss = ρ · A · ∇ log π where low ≤ ρ ≤ high, else 0        ρ = Π r over the response
@@ -111,7 +101,7 @@ def sequence_mask(inputs: LossInputs, config: SequenceMaskConfig) -> LossOutputs
     return weighted(inputs, ratio_N.masked_fill(dropped_N, 0).to(inputs.trainer_logprobs_N), dropped_N)
 
 
-def geometric_mask(inputs: LossInputs, config: GeometricMaskConfig) -> LossOutputs:
+def geometric_mask(inputs: LossInputs, config: loss_configs.GeometricMaskConfig) -> LossOutputs:
     """Geo-RS with token-level TIS: a mask of responses that does not depend on their length, and truncated weights.
 
     −∇ loss = min(r, C) · A · ∇ log π where low ≤ s ≤ high, else 0        s = (Π r)^(1/L), L: response tokens
@@ -122,7 +112,7 @@ def geometric_mask(inputs: LossInputs, config: GeometricMaskConfig) -> LossOutpu
     return _truncated(inputs, config.max_importance_ratio, _outside(mean_ratio(inputs), config))
 
 
-def icepop(inputs: LossInputs, config: IcePopConfig) -> LossOutputs:
+def icepop(inputs: LossInputs, config: loss_configs.IcePopConfig) -> LossOutputs:
     """IcePop: drops tokens on which trainer and generator disagree too much (Ring-1T, arXiv 2510.18855).
 
     −∇ loss = r · A · ∇ log π where low ≤ r ≤ high, else 0
@@ -134,7 +124,7 @@ def icepop(inputs: LossInputs, config: IcePopConfig) -> LossOutputs:
     return weighted(inputs, ratio_N.masked_fill(dropped_N, 0), dropped_N)
 
 
-def dppo_tv(inputs: LossInputs, config: DppoTvConfig) -> LossOutputs:
+def dppo_tv(inputs: LossInputs, config: loss_configs.DppoTvConfig) -> LossOutputs:
     """DPPO-TV: divergence proximal policy optimization, by total variation.
 
     −∇ loss = min(r, C) · A · ∇ log π, or 0 where A > 0 and π − μ > δ, or A < 0 and μ − π > δ
@@ -161,5 +151,8 @@ def _truncated(inputs: LossInputs, bound: float, dropped_N: torch.Tensor | None 
     return weighted(inputs, weight_N, clipped_N)
 
 
-def _outside(ratio_N: torch.Tensor, bounds: IcePopConfig | SequenceMaskConfig | GeometricMaskConfig) -> torch.Tensor:
+_Bounds = loss_configs.IcePopConfig | loss_configs.SequenceMaskConfig | loss_configs.GeometricMaskConfig
+
+
+def _outside(ratio_N: torch.Tensor, bounds: _Bounds) -> torch.Tensor:
     return (ratio_N < bounds.low) | (ratio_N > bounds.high)

@@ -1,15 +1,14 @@
 """Messages between ranks: commands of rank 0, samples as Arrow, text for all. Nothing is ever unpickled.
 
-    rank 0 ──[command, bytes] int64──► all others     send ─► receive: the others wait here, for hours if need be
-           ──payload uint8───────────►
-    all    ──text──► all                              exchange
+    rank 0 ──sizes, then JSON and payload──► all others     send ─► receive: the others wait here, for hours if need be
+    all    ──text──► all                                    exchange
 
 Everything goes through the CPU's memory over gloo, whatever device the ranks compute on.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import fields
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -20,43 +19,26 @@ import torch.distributed as dist
 from millrace.training.batch import Sample
 
 
-class Command(IntEnum):
-    """Commands of rank 0 to the other ranks."""
+def send(command: str, payload: bytes = b"", **arguments: Any) -> None:
+    """Sends a command of rank 0 with its arguments, plain JSON, to all other ranks.
 
-    END = 0
-    """Rank 0 has finished, or failed outside of a command: end normally."""
-    STEP = 1
-    """Payload: factor of the learning rate as float64, samples."""
-    WEIGHTS = 2
-    NEXT_LOGPROBS = 3
-    """Payload: the tokens before, and the number of next tokens."""
-    CHECKPOINT = 4
-    """Payload: the policy version, in decimal."""
-    RESTORE = 5
-    """Payload: the checkpoint and its run."""
-    SLEEP = 6
-    WAKE = 7
-    HAND_OVER = 8
-    """Payload: the manifest of the version whose shards each rank hands over."""
+    Raises RuntimeError if one of them is gone.
+    """
+    text = json.dumps([command, arguments]).encode()
+    dist.broadcast(torch.tensor([len(text), len(payload)]), 0)
+    # A copy: torch makes no tensors from read-only memory.
+    dist.broadcast(torch.frombuffer(bytearray(text + payload), dtype=torch.uint8), 0)
 
 
-def send(command: Command, payload: bytes = b"") -> None:
-    """Called by rank 0: sends a command to all other ranks. Raises RuntimeError if one of them is gone."""
-    dist.broadcast(torch.tensor([command, len(payload)], dtype=torch.int64), 0)
-    if payload:
-        # A copy: torch makes no tensors from read-only memory.
-        dist.broadcast(torch.frombuffer(bytearray(payload), dtype=torch.uint8), 0)
-
-
-def receive() -> tuple[Command, bytes]:
-    """Called by the other ranks: waits for the next command and its payload. Raises RuntimeError if rank 0 is gone."""
-    heading = torch.empty(2, dtype=torch.int64)
-    dist.broadcast(heading, 0)
-    command, nbytes = heading.tolist()
-    payload = torch.empty(nbytes, dtype=torch.uint8)
-    if nbytes:
-        dist.broadcast(payload, 0)
-    return Command(command), payload.numpy().tobytes()
+def receive() -> tuple[str, dict[str, Any], bytes]:
+    """Waits for rank 0's next command, its arguments and its payload. Raises RuntimeError if rank 0 dies."""
+    sizes = torch.empty(2, dtype=torch.int64)
+    dist.broadcast(sizes, 0)
+    message = torch.empty(int(sizes.sum()), dtype=torch.uint8)
+    dist.broadcast(message, 0)
+    content = message.numpy().tobytes()
+    command, arguments = json.loads(content[: int(sizes[0])])
+    return command, arguments, content[int(sizes[0]) :]
 
 
 def exchange(text: str, size: int, group: dist.ProcessGroup | None = None) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Literal, Self
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 
 DATA, TENSOR = "data", "tensor"
 """Names of the mesh's two dimensions."""
@@ -51,9 +52,8 @@ class Ranks:
     def join(cls, *, data: int, tensor: int, device: Literal["cpu", "cuda"], shrunk: bool = False) -> Self:
         """Joins the process group of a `torchrun` of data · tensor processes. A single process has no group.
 
-        The group uses gloo for tensors on the CPU and NCCL for those on GPUs. `shrunk`: hosts may be missing, which
-        reduces the data ranks. Raises ValueError if `torchrun` started another number of processes, and KeyError if it
-        did not start this one.
+        `shrunk`: hosts may be missing, which reduces the data ranks. Raises ValueError if `torchrun` started another
+        number of processes, and KeyError if it did not start this one.
         """
         if shrunk:
             data = min(data, int(os.environ["WORLD_SIZE"]) // tensor)
@@ -89,6 +89,11 @@ class Ranks:
         """Leaves the process group, once; every rank has to call this."""
         if self.mesh is not None:
             dist.destroy_process_group()
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a DTensor; any other tensor as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def mesh_of_one(device: torch.device) -> DeviceMesh:

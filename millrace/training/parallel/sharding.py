@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from millrace.models.modules import decoder_layers
 from millrace.training.lora import adapters, base_name, is_adapter, merged, parts
-from millrace.training.parallel.ranks import DATA, TENSOR, Ranks, mesh_of_one
+from millrace.training.parallel.ranks import DATA, TENSOR, Ranks, local, mesh_of_one
 from millrace.training.parallel.tensor import replicate, split_layer
 from millrace.training.policy import PackedPolicy
 from millrace.weights.direct.layout import ShardLayout, TensorSpec
@@ -32,9 +32,9 @@ step."""
 def shard(policy: PackedPolicy, ranks: Ranks, *, compute_dtype: torch.dtype | None = None) -> None:
     """Shards `policy` over the ranks, in place; it computes in `compute_dtype`, or in the weights' dtype if None.
 
-    Every rank calls this with the same weights, still on the CPU, before making an optimizer. Frozen weights may have
-    another dtype than trained ones. With a single rank and all weights in the dtype to compute in, it only moves the
-    policy to the device. Raises InputError for a module that can't be divided.
+    Every rank calls this with the same weights, still on the CPU, before making an optimizer. A single rank, with all
+    weights in the dtype to compute in, only moves the policy to its device. Raises InputError for a module that can't
+    be divided.
     """
     parameters = list(policy.parameters())
     weights_dtype = next((parameter.dtype for parameter in parameters if parameter.requires_grad), torch.float32)
@@ -65,40 +65,25 @@ def shard(policy: PackedPolicy, ranks: Ranks, *, compute_dtype: torch.dtype | No
 
 
 @torch.no_grad()
-def full_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, tensor) of each parameter of the base model, whole and without a gradient, tied ones once.
+def base_tensors(model: PreTrainedModel, *, whole: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, tensor) of each parameter of the base model, or of this rank's part as in `layout`; tied ones once.
 
-    Adapters are merged in: W + (alpha / rank) · B · A. Every rank has to iterate to the end, because each tensor is
-    gathered from all ranks when it is yielded; only one exists at a time unless the caller keeps more. A parameter that
-    is neither sharded nor has an adapter is yielded live and changes with the next step.
+    Adapters are merged in: W + (alpha / rank) · B · A. Every rank has to iterate to the end, because tensors are
+    gathered from all ranks when they are yielded; only one exists at a time unless the caller keeps more. What is
+    neither gathered nor has an adapter is yielded live and changes with the next step.
     """
     adapted = adapters(model)
     for name, parameter in model.named_parameters():
         if is_adapter(name):
             continue
-        tensor = _gathered(parameter)
+        tensor = _gathered(parameter) if whole else local(parameter.detach())
         if (layer := adapted.get(name)) is not None:
             down, up, scaling = parts(layer)
-            tensor = merged(tensor, _gathered(down), _gathered(up), scaling)
+            if whole:
+                tensor = merged(tensor, _gathered(down), _gathered(up), scaling)
+            else:
+                tensor = merged(tensor, _own_columns(down.detach()), local(up.detach()), scaling)
         yield base_name(name), tensor
-
-
-@torch.no_grad()
-def own_shards(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, this rank's part) of each parameter of the base model, as `layout` says, tied ones once.
-
-    Adapters are merged in part by part, for which all ranks gather A, so every rank has to iterate to the end. A part
-    without an adapter is yielded live and changes with the next step.
-    """
-    adapted = adapters(model)
-    for name, parameter in model.named_parameters():
-        if is_adapter(name):
-            continue
-        part = _own(parameter.detach())
-        if (layer := adapted.get(name)) is not None:
-            down, up, scaling = parts(layer)
-            part = merged(part, _own_columns(down.detach()), _own(up.detach()), scaling)
-        yield base_name(name), part
 
 
 @torch.no_grad()
@@ -112,9 +97,9 @@ def sample_weights(model: PreTrainedModel, dtype: torch.dtype) -> torch.Tensor:
     changing = {name for name in changing if not is_adapter(name)} | {base_name(name) for name in adapters(model)}
     sizes = [parameter.numel() for name, parameter in model.named_parameters() if base_name(name) in changing]
     spacing = max(1, sum(sizes) // _SAMPLE)
-    parts = [part.reshape(-1)[::spacing].to(dtype) for name, part in own_shards(model) if name in changing]
+    own_tensors = ((name, part) for name, part in base_tensors(model, whole=False) if name in changing)
     # Off the GPU, whose memory the step needs.
-    return torch.cat(parts).cpu()
+    return torch.cat([part.reshape(-1)[::spacing].to(dtype) for _, part in own_tensors]).cpu()
 
 
 def changed_share(sample: torch.Tensor, later_sample: torch.Tensor, ranks: Ranks) -> float:
@@ -138,10 +123,6 @@ def layout(model: PreTrainedModel, ranks: Ranks, dtype: torch.dtype) -> ShardLay
 def _gathered(parameter: torch.Tensor) -> torch.Tensor:
     tensor = parameter.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def _own(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _own_columns(down: torch.Tensor) -> torch.Tensor:

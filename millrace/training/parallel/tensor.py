@@ -3,9 +3,9 @@
     hidden ─► q, k, v: a share of the heads ─► attention of these heads ─► o: a summand ──sum over the row──► hidden
     hidden ─► gate, up: a share of the features ─► their products ─► down: a summand ──sum over the row──► hidden
 
-Between these the hidden states are whole on every rank: embeddings, norms and the output head compute the same
-everywhere. Their weights are replicated DTensors, because an optimizer and a norm of the gradient can't mix parameters
-of several meshes. The plan is that of Megatron-LM (arXiv 1909.08053, section 3).
+Between these the hidden states are whole on every rank. Weights of embeddings, norms and the output head are replicated
+DTensors, because an optimizer and a norm of the gradient can't mix parameters of several meshes. The plan is that of
+Megatron-LM (arXiv 1909.08053, section 3).
 """
 
 from typing import Any
@@ -91,11 +91,6 @@ def replicate(modules: list[nn.Module], row: DeviceMesh) -> None:
         parallelize_module(module, row, _Replicated())
         for name, parameter in parameters.items():
             module.register_parameter(name, made.setdefault(parameter, module.get_parameter(name)))
-
-
-def whole(parameter: Tensor) -> Tensor:
-    """The plain tensor of a replicated parameter, for code without DTensors; any other parameter as it is."""
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def _plan() -> dict[str, ParallelStyle]:

@@ -9,7 +9,7 @@ from support.training.sharded_trainers import CASES, make_trainer, samples
 
 from millrace.training.parallel.leader import hand_over
 from millrace.training.parallel.ranks import Ranks
-from millrace.training.parallel.sharding import layout, own_shards
+from millrace.training.parallel.sharding import base_tensors, layout
 from millrace.weights.base import Manifest, WeightsId
 from millrace.weights.direct.sender import ShardSender
 
@@ -29,5 +29,5 @@ def test_a_rank_s_shards_are_copied_to_the_host_once_in_the_generators_dtype(nam
                 "weights/direct/sender.py:publish": sum(kept.nbytes for kept in sender._snapshot.values())
             }
             assert not gpu.waits
-            for tensor, part in own_shards(trainer.model):
+            for tensor, part in base_tensors(trainer.model, whole=False):
                 assert torch.equal(sender._snapshot[tensor], part.to(dtype).cpu()), tensor

@@ -38,7 +38,7 @@ class Counting(Loss):
     """A loss that counts the microbatches it is asked for."""
 
     def __init__(self, loss: Loss) -> None:
-        super().__init__(loss.name, lambda inputs, parameters: loss(inputs), loss.training, loss.parameters)
+        super().__init__(loss.name, lambda inputs, parameters: loss(inputs), loss.parameters)
         self.microbatches = 0
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:

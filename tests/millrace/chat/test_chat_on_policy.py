@@ -82,7 +82,7 @@ def test_on_policy_every_ratio_is_one_at_the_assistant_s_tokens(name: str) -> No
             staleness=0,
         )
         with torch.no_grad():
-            result = policy(pack(sample)).logprobs_N.numpy()
+            result = policy(pack(sample))[0].numpy()
         ratios = np.exp(result - sample.rollout_logprobs)[mask == 1]
         np.testing.assert_allclose(ratios, 1.0, atol=1e-4)
         roles = [role for role, _ in trajectory.message_starts]

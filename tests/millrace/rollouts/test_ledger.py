@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.errors import LedgerMismatch
-from millrace.rollouts.ledger import Account, Amount, balance
+from millrace.rollouts.ledger import Account, Amount
 
 amounts = st.builds(Amount, rollouts=st.integers(0, 100), tokens=st.integers(0, 1000))
 events = st.lists(st.tuples(st.sampled_from(["train", "stale", "error"]), amounts, st.integers(0, 4)), max_size=20)
@@ -60,8 +60,8 @@ def test_masked_tokens_are_part_of_the_trained_ones() -> None:
     account.train(amount(4, 40), generator=0, staleness=2, reward_sum=1.0, masked=amount(2, 9))
     account.train(amount(4, 30), generator=0, staleness=0, reward_sum=1.0)
     assert (account.masked, account.trained, account.taken()) == (amount(2, 9), amount(8, 70), amount(8, 70))
-    ledger = balance(generated=amount(8, 70), scored=amount(8, 70), consumed=[amount(8, 70)], account=account)
-    assert ledger.to_json()["masked"] == {"rollouts": 2, "tokens": 9}
+    account.balance(generated=amount(8, 70), scored=amount(8, 70), consumed=[amount(8, 70)])
+    assert account.ledger()["masked"] == {"rollouts": 2, "tokens": 9}
     assert Account.from_json(json.loads(json.dumps(account.to_json()))) == account
 
 
@@ -82,18 +82,18 @@ def test_each_generated_trajectory_is_in_one_place(
 ) -> None:
     account = account_of(story)
     scored = account.taken() + buffered
-    ledger = balance(generated=scored + in_flight, scored=scored, consumed=consumed_by(account), account=account)
-    assert (ledger.buffered, ledger.in_flight) == (buffered, in_flight)
-    places = [ledger.trained, *ledger.dropped.values(), ledger.buffered, ledger.in_flight]
-    assert sum(places, Amount()) == ledger.generated
+    account.balance(generated=scored + in_flight, scored=scored, consumed=consumed_by(account))
+    assert (account.buffered, account.in_flight) == (buffered, in_flight)
+    places = [account.trained, *account.dropped.values(), account.buffered, account.in_flight]
+    assert sum(places, Amount()) == account.generated
 
 
 def test_a_ledger_is_json_of_its_places() -> None:
     account = Account()
     account.train(amount(8, 80), generator=0, staleness=1, reward_sum=1.0)
     account.drop("error", amount(2, 20), generator=0, reward_sum=0.0)
-    ledger = balance(generated=amount(20, 200), scored=amount(14, 140), consumed=[amount(10, 100)], account=account)
-    assert json.loads(json.dumps(ledger.to_json())) == {
+    account.balance(generated=amount(20, 200), scored=amount(14, 140), consumed=[amount(10, 100)])
+    assert json.loads(json.dumps(account.ledger())) == {
         "generated": {"rollouts": 20, "tokens": 200},
         "trained": {"rollouts": 8, "tokens": 80},
         "masked": {"rollouts": 0, "tokens": 0},
@@ -106,7 +106,7 @@ def test_a_ledger_is_json_of_its_places() -> None:
 def mismatch(*scored_of: Amount, consumed: list[Amount], account: Account, balanced: list[Amount] | None = None) -> str:
     generated, scored = scored_of
     with pytest.raises(LedgerMismatch) as caught:
-        balance(generated=generated, scored=scored, consumed=consumed, account=account, balanced=balanced)
+        account.balance(generated=generated, scored=scored, consumed=consumed, balanced=balanced or [])
     return str(caught.value)
 
 

@@ -111,7 +111,7 @@ def test_counts_that_no_bound_explains_are_refused(counts: list[int]) -> None:
 def test_a_truncated_response_is_masked_and_counts_in_the_baseline() -> None:
     group = mask_truncated(scored_group(0, [[1], [1, 1], [1]], [1.0, 0.0, 0.5], truncated=[1]), MASK)
     assert (group.trained, group.verified, group.drop_reason) == ([0, 2], [0, 1, 2], None)
-    assert group.left_out == {"truncated": [1]}
+    assert group.drop_reason_of(1) == "truncated"
     assert [mask.tolist() for mask in group.loss_mask] == [[1], [0, 0], [1]]
     assert [sample.advantage for sample in samples_of([group], "group_mean", 1)] == [0.5, 0.0]
 
@@ -142,4 +142,4 @@ def test_a_replay_masks_truncated_and_too_old_tokens_alike() -> None:
     replayed = mask_truncated(mask_as_stored(stored, trained.masked_tokens), MASK)
     assert trained.masked_tokens == [0, 1, 0]
     assert [mask.tolist() for mask in replayed.loss_mask] == [mask.tolist() for mask in trained.loss_mask]
-    assert replayed.left_out == trained.left_out == {"truncated": [0]}
+    assert replayed.drop_reason_of(0) == trained.drop_reason_of(0) == "truncated"

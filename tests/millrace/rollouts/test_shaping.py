@@ -8,7 +8,7 @@ from support.streams.scored_groups import scored_group
 from configs.training import SelectionConfig
 from millrace.prompts.packages import PromptSource
 from millrace.rollouts.scored_group import ScoredGroup
-from millrace.rollouts.shaping import ZERO_ADVANTAGE, SpreadFilter, has_spread, shaped_rewards, source_factor
+from millrace.rollouts.shaping import ZERO_ADVANTAGE, SpreadFilter, shaped_rewards, source_factor
 from millrace.training.samples import ADVANTAGES, samples_of
 
 DROP = SelectionConfig(drop_zero_advantage=True)
@@ -32,12 +32,13 @@ def test_all_advantages_are_0_exactly_without_spread(advantage: str, of_members:
     rewards = [reward for reward in of_members if reward is not None]
     # The batch has another group, whose rewards differ.
     advantages = ADVANTAGES[advantage]([rewards, [0.0, 1.0]])[0]
-    assert any(advantages) == has_spread(group(of_members), DROP)
+    assert any(advantages) == (SpreadFilter(DROP, 1).drop_reason(group(of_members)) is None)
 
 
 @pytest.mark.parametrize(("lengths", "spread"), [([16, 2], True), ([5, 2], False)])
 def test_equal_rewards_that_are_shaped_differently_have_spread(lengths: list[int], spread: bool) -> None:
-    assert has_spread(group([1.0, 1.0], lengths), SelectionConfig(overlong_buffer=8)) == spread
+    config = SelectionConfig(overlong_buffer=8, drop_zero_advantage=True)
+    assert (SpreadFilter(config, 1).drop_reason(group([1.0, 1.0], lengths)) is None) == spread
 
 
 def test_groups_without_spread_are_dropped_only_if_configured() -> None:

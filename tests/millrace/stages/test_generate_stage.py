@@ -134,7 +134,7 @@ def test_in_sync_mode_groups_in_flight_are_restarted_and_committed_together(make
     workshop.turn(NOTHING_FINISHES, new=weights(0))
     workshop.turn(NOTHING_FINISHES, new=weights(0, incarnation=1))
     assert all(request.response_tokens == () for request, _ in workshop.engine.requests)
-    assert workshop.carry_over.store(1) == ""
+    assert workshop.carry_over.store(1) == []
     workshop.turn([0, 2])
     assert workshop.committed() == [], "the step's share is not whole"
     workshop.turn(NOTHING_FINISHES)

@@ -68,7 +68,7 @@ def test_packed_log_pi_and_gradients_are_those_of_transformers(family: str) -> N
     expected.sum().backward()
     logprobs = torch.zeros(len(expected))
     for microbatch in microbatches(batch, max_tokens=100):
-        logprobs_N = policy(microbatch).logprobs_N
+        logprobs_N = policy(microbatch)[0]
         logprobs_N.sum().backward()
         logprobs[microbatch.in_batch_N] = logprobs_N.detach()
     assert expected.std() > 0.3, "the model has opinions"

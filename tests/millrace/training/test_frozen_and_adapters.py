@@ -15,7 +15,7 @@ from millrace.errors import InputError
 from millrace.maintenance.export import write_model_folder
 from millrace.training.checkpoints.policy_state import load_weights
 from millrace.training.lora import add_adapters, is_adapter
-from millrace.training.parallel.sharding import full_tensors
+from millrace.training.parallel.sharding import base_tensors
 from storage.checkpoints import CheckpointWriter, read_latest
 from storage.stores.memory import MemoryStore
 
@@ -146,14 +146,14 @@ def test_only_adapters_have_a_gradient_and_they_are_of_the_models_type() -> None
 def test_a_new_adapter_changes_nothing() -> None:
     model, base = tiny_qwen3(), dict(tiny_qwen3().named_parameters())
     add_adapters(model, rank=4, alpha=8.0, target_modules=TARGETS)
-    for name, tensor in full_tensors(model):
+    for name, tensor in base_tensors(model, whole=True):
         assert torch.equal(tensor, base[name]), name
 
 
 def test_merged_weights_have_the_base_models_names_and_are_those_that_peft_makes() -> None:
     model = adapted()
     start = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    merged = dict(full_tensors(model))
+    merged = dict(base_tensors(model, whole=True))
     assert merged.keys() == dict(tiny_qwen3().named_parameters()).keys()
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, start[name]), f"{name} was changed"
@@ -173,7 +173,7 @@ def test_adapters_in_bfloat16_are_added_up_before_they_are_rounded() -> None:
         layer.get_parameter(name).float()
         for name in ("base_layer.weight", "lora_A.default.weight", "lora_B.default.weight")
     )
-    merged = dict(full_tensors(model))["model.layers.0.self_attn.q_proj.weight"]
+    merged = dict(base_tensors(model, whole=True))["model.layers.0.self_attn.q_proj.weight"]
     assert torch.equal(merged, (weight + up @ down * 2.0).bfloat16())
 
 

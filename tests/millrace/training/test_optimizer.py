@@ -8,14 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.training.samples import make_sample
 
-from configs.training import ScheduleConfig
+from configs.training import TrainingConfig
 from millrace.training.batch import Sample
-from millrace.training.optimizer import ess_factor, plan_updates, share_of_rate
+from millrace.training.optimizer import plan_updates, planned_rate
+from millrace.training.step_report import ratio_effective_sample_size
 
 
 def shares(num_steps: int, **schedule: object) -> list[float]:
-    config = ScheduleConfig.model_validate(schedule)
-    return [share_of_rate(config, step) for step in range(1, num_steps + 1)]
+    training = TrainingConfig.model_validate({"max_steps": 9, "learning_rate": 1.0, "schedule": schedule})
+    return [planned_rate(training, step) for step in range(1, num_steps + 1)]
 
 
 @pytest.mark.parametrize(
@@ -60,15 +61,11 @@ def test_a_rate_first_rises_then_falls_and_is_never_above_the_full_one(
     assert rates[-1] == pytest.approx(1.0 if decay == "constant" else final, abs=1e-12)
 
 
-def test_ratios_of_1_leave_the_rate_as_it_is() -> None:
-    assert ess_factor(np.zeros(7)) == 1.0
-
-
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=20), st.floats(-1000, 1000))
-def test_the_rate_is_multiplied_by_the_root_of_the_effective_sample_size(log_ratios: list[float], shift: float) -> None:
+def test_the_effective_sample_size_does_not_depend_on_the_scale(log_ratios: list[float], shift: float) -> None:
     ratio = np.exp(log_ratios)
-    expected = math.sqrt(ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum()))
-    assert ess_factor(np.array(log_ratios) + shift) == pytest.approx(expected, rel=1e-9)
+    expected = ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum())
+    assert ratio_effective_sample_size(np.array(log_ratios) + shift) == pytest.approx(expected, rel=1e-9)
 
 
 def batch(sizes: list[int], trainable: set[int] | None = None) -> list[Sample]:
@@ -89,8 +86,8 @@ def test_each_epoch_has_every_group_once_and_whole(sizes: list[int], minibatches
     assert per_epoch == min(minibatches, num_groups)
     for epoch in range(epochs):
         parts = plan[epoch * per_epoch : (epoch + 1) * per_epoch]
-        assert sorted(place for part in parts for place in part) == list(range(len(samples)))
-        groups = [{samples[place].group for place in part} for part in parts]
+        assert sorted(index for part in parts for index in part) == list(range(len(samples)))
+        groups = [{samples[index].group for index in part} for part in parts]
         assert sum(map(len, groups)) == num_groups
         assert max(map(len, groups)) - min(map(len, groups)) <= 1
         assert all(part == sorted(part) for part in parts)

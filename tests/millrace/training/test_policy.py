@@ -107,8 +107,8 @@ def test_log_pi_is_that_of_each_sequence_alone_however_they_are_packed(
     with torch.no_grad():
         expected = [response_logprobs(model, item) for item in samples]
         batches = microbatches(samples, max_tokens, num_ranks)
-        logprobs = flat(batches, lambda batch: policy(batch).logprobs_N, 25)
-        entropy = flat(batches, lambda batch: policy(batch).entropy_N, 25)
+        logprobs = flat(batches, lambda batch: policy(batch)[0], 25)
+        entropy = flat(batches, lambda batch: policy(batch)[1], 25)
     chosen = torch.cat([taken(item, of) for item, of in zip(expected, samples, strict=True)])
     torch.testing.assert_close(logprobs, chosen, rtol=0, atol=1e-11)
     torch.testing.assert_close(entropy, torch.special.entr(torch.cat(expected).exp()).sum(-1), rtol=0, atol=1e-11)
@@ -126,7 +126,7 @@ def test_the_gradient_is_that_of_the_sequences_alone(
         policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     sum(taken(response_logprobs(model, item), item).sum() for item in samples).backward()  # type: ignore[union-attr]
     for batch in microbatches(samples, 20, 3):
-        policy(batch).logprobs_N.sum().backward()
+        policy(batch)[0].sum().backward()
     for (name, parameter), other in zip(model.named_parameters(), policy.model.parameters(), strict=True):
         torch.testing.assert_close(other.grad, parameter.grad, rtol=0, atol=1e-10, msg=name)
 
@@ -148,9 +148,9 @@ def test_progress_is_told_of_at_each_layer_and_at_each_chunk_of_the_output_layer
     progress: list[None] = []
     policy.on_progress = lambda: progress.append(None)
     (batch,) = microbatches(mixed(), 1000, 1)
-    result = policy(batch)
+    logprobs_N, _ = policy(batch)
     assert len(progress) == 2 + 25, "two layers, and a chunk for each of 25 tokens"
-    result.logprobs_N.sum().backward()
+    logprobs_N.sum().backward()
     assert len(progress) == 2 * (2 + 25)
 
 
@@ -160,7 +160,7 @@ def test_no_token_sees_one_of_another_sequence() -> None:
     other[2].prompt_tokens[:] = 7
     with torch.no_grad():
         before, after = (
-            flat(microbatches(them, 1000), lambda batch: policy(batch).logprobs_N, 25) for them in (samples, other)
+            flat(microbatches(them, 1000), lambda batch: policy(batch)[0], 25) for them in (samples, other)
         )
     ours = torch.zeros(25, dtype=torch.bool)
     ours[5:7] = True
@@ -173,18 +173,17 @@ def test_in_half_precision_log_pi_is_float32_and_near_the_exact_one() -> None:
     exact, half = (PackedPolicy(model_of(CONFIGS["llama"], dtype)) for dtype in (torch.float64, torch.bfloat16))
     with torch.no_grad():
         (batch,) = microbatches(samples, 1000)
-        result = half(batch)
-        assert result.logprobs_N.dtype == result.entropy_N.dtype == torch.float32
-        apart = flat([batch], lambda item: half(item).logprobs_N - exact(item).logprobs_N, size)
+        assert [values_N.dtype for values_N in half(batch)] == [torch.float32] * 2
+        apart = flat([batch], lambda item: half(item)[0] - exact(item)[0], size)
     assert 0 < apart.abs().mean() < 0.1
 
 
 def test_an_idle_rank_goes_through_every_layer_and_adds_nothing() -> None:
     policy = PackedPolicy(model_of(CONFIGS["llama"]))
     *_, idle = microbatches(mixed()[:1], 1000, num_ranks=2)
-    result = policy(idle)
-    assert len(result.logprobs_N) == 0
-    result.logprobs_N.sum().backward()
+    logprobs_N, _ = policy(idle)
+    assert len(logprobs_N) == 0
+    logprobs_N.sum().backward()
     for name, parameter in policy.model.named_parameters():
         assert parameter.grad is not None, name
         assert not parameter.grad.any(), name
@@ -200,4 +199,4 @@ def test_attention_dropout_is_left_out_so_that_pi_is_the_same_in_each_pass() -> 
     policy = PackedPolicy(model_of(LlamaConfig(**SMALL, attention_dropout=0.5)).train())
     assert policy.model.config._attn_implementation == PACKED
     batch = pack(mixed()[0])
-    assert torch.equal(policy(batch).logprobs_N, policy(batch).logprobs_N)
+    assert torch.equal(policy(batch)[0], policy(batch)[0])

@@ -101,7 +101,7 @@ def test_the_trainer_routes_by_recorded_experts_and_its_routers_learn(kind: str)
     result = torch.zeros(len(expected))
     replayed = [recorded(*item) for item in zip(samples, experts, strict=True)]
     for batch in microbatches(replayed, max_tokens=25):
-        logprobs_N = policy(batch).logprobs_N
+        logprobs_N = policy(batch)[0]
         logprobs_N.sum().backward()
         result[batch.in_batch_N] = logprobs_N.detach()
     torch.testing.assert_close(result, expected.detach(), rtol=0, atol=1e-5)
@@ -120,7 +120,7 @@ def test_without_option_or_record_the_router_chooses(kind: str) -> None:
 
     def logprobs(policy: PackedPolicy, batch: list[Sample]) -> torch.Tensor:
         with torch.no_grad():
-            return torch.cat([policy(item).logprobs_N for item in microbatches(batch, max_tokens=25)])
+            return torch.cat([policy(item)[0] for item in microbatches(batch, max_tokens=25)])
 
     unrecorded = logprobs(plain, samples)
     assert torch.equal(logprobs(plain, other), unrecorded)
@@ -227,7 +227,7 @@ def test_the_balance_loss_alone_brings_the_experts_into_balance() -> None:
     policy = PackedPolicy(trainer.model, balances_experts=True)
     (batch,) = microbatches(some_samples(), 1000)
     policy(batch)
-    after = policy.routing.imbalance(batch).item() / len(batch.places)
+    after = policy.routing.imbalance(batch).item() / len(batch.indices)
     initial = imbalance_of("qwen3_moe", some_samples(), 1000)
     assert initial > 1.1
     assert after - 1 < (initial - 1) / 2

@@ -10,8 +10,9 @@ import torch
 from support.training.update_batches import SEED, batch_of_groups, carrying_logprobs, make_trainer
 from transformers import LlamaForCausalLM
 
+from configs.training import TrainingConfig
 from millrace.training.batch import Sample
-from millrace.training.optimizer import plan_updates
+from millrace.training.optimizer import plan_updates, planned_rate
 
 MakeModel = Callable[..., LlamaForCausalLM]
 
@@ -27,10 +28,10 @@ def by_hand(
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
     with torch.no_grad():
         before = [carrying_logprobs(model, sample)[0] for sample in samples]
-    for places in plan_updates(samples, **TWICE, seed=SEED, policy_version=1):
+    for indices in plan_updates(samples, **TWICE, seed=SEED, policy_version=1):
         optimizer.zero_grad()
-        tokens = sum(int(samples[place].loss_mask.sum()) for place in places)
-        parts = [loss(samples[at], carrying_logprobs(model, samples[at])[0], before[at]).sum() for at in places]
+        tokens = sum(int(samples[index].loss_mask.sum()) for index in indices)
+        parts = [loss(samples[at], carrying_logprobs(model, samples[at])[0], before[at]).sum() for at in indices]
         (torch.stack(parts).sum() / tokens).backward()
         optimizer.step()
 
@@ -90,7 +91,9 @@ def test_the_report_is_the_mean_of_the_updates_and_of_their_tokens(make_model: M
 
 
 @pytest.mark.parametrize("dies_at", [1, 2, 3, 4])
-def test_a_step_that_dies_in_any_update_is_repeated_whole(make_model: MakeModel, dies_at: int) -> None:
+def test_a_step_that_dies_in_any_update_is_repeated_whole(
+    make_model: MakeModel, dies_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parameters: dict[str, Any] = {**TWICE, "kl": {"coefficient": 0.1}, "schedule": {"ess_scaling": True}}
     undisturbed, dying, resumed = (
         make_trainer(make_model(seed), reference=make_model(1), **parameters) for seed in (0, 0, 2)
@@ -99,14 +102,16 @@ def test_a_step_that_dies_in_any_update_is_repeated_whole(make_model: MakeModel,
         trainer.step(batch_of_groups(seed=1))
     checkpoint, updated = dying.state(), []
 
-    def die() -> None:
+    def die(training: TrainingConfig, step: int) -> float:
         updated.append(dying.state() != checkpoint)
         if len(updated) == dies_at:
             raise OSError("killed here")
+        return planned_rate(training, step)
 
-    dying.before_update = die
+    monkeypatch.setattr("millrace.training.trainer.planned_rate", die)
     with pytest.raises(OSError):
         dying.step(batch_of_groups(seed=2))
+    monkeypatch.undo()
     assert updated == [False] + [True] * (dies_at - 1)
     assert dying.policy_version == 1
     resumed.restore(1, checkpoint)

@@ -53,7 +53,7 @@ def log_pi(model: PreTrainedModel, samples: Sequence[Sample], max_tokens: int, s
     logprobs = torch.zeros(sum(len(item.response_tokens) for item in samples), dtype=torch.float64)
     pulls = torch.randn(len(logprobs), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     for batch in microbatches(samples, max_tokens, share_prefixes=share):
-        logprobs_N = policy(batch).logprobs_N
+        logprobs_N = policy(batch)[0]
         (logprobs_N * pulls[batch.in_batch_N]).sum().backward()
         logprobs[batch.in_batch_N] = logprobs_N.detach().double()
     return logprobs
@@ -118,12 +118,12 @@ def test_every_sample_is_in_one_microbatch_within_the_budget(
 ) -> None:
     samples = groups(shapes)
     batches = microbatches(samples, max_tokens, num_ranks)
-    assert sorted(place for batch in batches for place in batch.places) == list(range(len(samples)))
+    assert sorted(place for batch in batches for place in batch.indices) == list(range(len(samples)))
     assert len(batches) % num_ranks == 0
     for batch in batches:
-        assert len(batch.input_ids_S) <= max_tokens or len(batch.places) == 1
+        assert len(batch.input_ids_S) <= max_tokens or len(batch.indices) == 1
         for n, place in zip(batch.predicts_N.tolist(), batch.response_N.tolist(), strict=True):
-            assert batch.positions_S[n] >= len(samples[batch.places[place]].prompt_tokens) - 1
+            assert batch.positions_S[n] >= len(samples[batch.indices[place]].prompt_tokens) - 1
 
 
 def test_few_groups_are_divided_among_many_ranks() -> None:

@@ -276,7 +276,7 @@ def test_samples_without_advantage_take_no_backward_pass(
     trainer, whole = (make_trainer(make_model(0), loss=loss) for _ in range(2))
     passes = []
     trainer.policy.register_forward_pre_hook(
-        lambda _, arguments: passes.append((torch.is_grad_enabled(), sorted(arguments[0].places)))
+        lambda _, arguments: passes.append((torch.is_grad_enabled(), sorted(arguments[0].indices)))
     )
     report = trainer.step(SOME_WITHOUT_ADVANTAGE)
     monkeypatch.setattr(Objective, "has_gradient", lambda *_: True)

@@ -85,7 +85,7 @@ def compared(model: PreTrainedModel, samples: list[Sample], *, replays: bool) ->
         router.register_forward_hook(lambda module, inputs, output: chosen.append(output[2]))
     log_ratios, others, picks = [], 0.0, 0
     for batch in microbatches(samples, max_tokens=4096):
-        log_ratios.append(policy(batch).logprobs_N - batch.rollout_logprobs_N)
+        log_ratios.append(policy(batch)[0] - batch.rollout_logprobs_N)
         assert batch.routed_experts_SX is not None
         recorded_SLK = batch.routed_experts_SX.view(-1, LAYERS, K)[batch.predicts_N]
         found_SLK = torch.stack(chosen, dim=1)[batch.predicts_N]

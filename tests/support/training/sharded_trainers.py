@@ -39,7 +39,7 @@ from millrace.training.batch import Sample
 from millrace.training.lora import add_adapters
 from millrace.training.parallel.messages import exchange
 from millrace.training.parallel.ranks import ALONE, Ranks
-from millrace.training.parallel.sharding import full_tensors, layout, own_shards
+from millrace.training.parallel.sharding import base_tensors, layout
 from millrace.training.trainer import Trainer
 
 Report = dict[str, dict[str, Any]]
@@ -216,8 +216,12 @@ def disagreement(case: Case, ranks: Ranks) -> dict[str, Any]:
     # Alone it computes in the type of the weights, without sharing prompts.
     by_itself = replace(case, training=case.training.model_copy(update={"share_prefixes": False}))
     alone, spread = make_trainer(by_itself, ALONE, None), make_trainer(case, ranks, case.compute_dtype)
-    start = dict(full_tensors(spread.model))
-    result: dict[str, Any] = {"start": _apart(dict(full_tensors(alone.model)), start), "loss": 0.0, "report": 0.0}
+    start = dict(base_tensors(spread.model, whole=True))
+    result: dict[str, Any] = {
+        "start": _apart(dict(base_tensors(alone.model, whole=True)), start),
+        "loss": 0.0,
+        "report": 0.0,
+    }
     for number, count in enumerate(BATCHES):
         batch = samples(count, seed=number, shared_prompt=case.shared_prompt)
         expected, report = alone.step(batch), spread.step(batch)
@@ -228,12 +232,12 @@ def disagreement(case: Case, ranks: Ranks) -> dict[str, Any]:
         values = report.measured()
         result["loss"] = max(result["loss"], abs(report.loss - expected.loss))
         result["report"] = max([result["report"], *(abs(v - values[name]) for name, v in expected.measured().items())])
-    end = dict(full_tensors(spread.model))
+    end = dict(base_tensors(spread.model, whole=True))
     tokens = [1, 2, 3]
     next_logprobs, expected_next = spread.next_logprobs(tokens, 5), alone.next_logprobs(tokens, 5)
     trained = [parameter for parameter in spread.model.parameters() if parameter.requires_grad]
     return result | {
-        "weights": _apart(dict(full_tensors(alone.model)), end),
+        "weights": _apart(dict(base_tensors(alone.model, whole=True)), end),
         "next_logprobs": max(abs(next_logprobs.get(token, 0.0) - value) for token, value in expected_next.items()),
         "moved": sorted(name for name, tensor in end.items() if not torch.equal(tensor, start[name])),
         "weights_dtype": sorted({str(parameter.dtype) for parameter in spread.model.parameters()}),
@@ -294,7 +298,7 @@ def _apart(expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tenso
 def _shards_apart(trainer: Trainer, whole: Mapping[str, torch.Tensor]) -> float:
     """The largest difference, on any rank, of its shards from its boxes of the whole; inf without a box."""
     boxes = layout(trainer.model, trainer.ranks, torch.float32).held(trainer.ranks.rank)
-    shards = {name: shard for name, shard in own_shards(trainer.model) if shard.numel()}
+    shards = {name: shard for name, shard in base_tensors(trainer.model, whole=False) if shard.numel()}
     apart = 0.0 if shards.keys() == boxes.keys() else float("inf")
     for name in shards.keys() & boxes.keys():
         box = whole[name][tuple(slice(begin, end) for begin, end in boxes[name])]

@@ -84,30 +84,6 @@ def test_what_training_changes_meanwhile_is_not_in_the_checkpoint(gate: Gate) ->
     assert torch.equal(load_weights(gate, checkpoint, {})["weight"], torch.full((3, 2), 1.0))
 
 
-def test_a_large_state_is_copied_while_it_is_written(gate: Gate) -> None:
-    live = {MODEL: {name: torch.full((3, 2), 1.0) for name in ("one", "two", "three")}}
-    with AsyncCheckpoints(gate, ALONE, CheckpointWriter(gate), most_bytes=20, most_copied=71) as checkpoints:
-
-        def change() -> None:
-            checkpoints.wait_until_read()
-            for tensor in live[MODEL].values():
-                tensor.fill_(2.0)
-
-        checkpoints.begin(1, live, {})
-        gate.reached.wait()
-        update = threading.Thread(target=change)
-        update.start()
-        update.join(0.05)
-        assert update.is_alive(), "the first file is on its way, and the others have not been copied"
-        gate.open.set()
-        update.join()
-        checkpoints.finish()
-        checkpoint = latest(gate)
-    assert len(checkpoint.files) == 3
-    for name, tensor in load_weights(gate, checkpoint, {}).items():
-        assert torch.equal(tensor, torch.full((3, 2), 1.0)), name
-
-
 class Turnstile(DictStore):
     """Writes of data pass one by one, as they are let through."""
 
@@ -137,16 +113,6 @@ def test_whoever_waits_for_a_checkpoint_tells_of_each_file_that_is_written_meanw
         store.passes.release()
         waiting.join()
     assert len(latest(store).files) == 3
-
-
-def test_where_writing_a_large_state_fails_nobody_waits_for_it_to_be_read(gate: Gate) -> None:
-    gate.broken = True
-    gate.open.set()
-    with AsyncCheckpoints(gate, ALONE, CheckpointWriter(gate), most_copied=0) as checkpoints:
-        checkpoints.begin(1, tensors(1.0), {})
-        checkpoints.wait_until_read()
-        with pytest.raises(OSError):
-            checkpoints.finish()
 
 
 def test_the_next_one_waits_for_the_one_before(gate: Gate) -> None:

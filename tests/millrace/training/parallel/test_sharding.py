@@ -16,7 +16,7 @@ from support.training.sharded_trainers import CASES, LAYOUTS, Case, Report, laun
 
 from millrace.errors import InputError
 from millrace.training.parallel.ranks import ALONE, mesh_of_one
-from millrace.training.parallel.sharding import full_tensors, shard
+from millrace.training.parallel.sharding import base_tensors, shard
 from millrace.training.parallel.tensor import split_layer
 from millrace.training.policy import PackedPolicy
 
@@ -119,11 +119,11 @@ def test_bfloat16_is_only_for_passes_through_the_layers(
 def test_one_rank_computes_in_bfloat16_and_learns_in_float32() -> None:
     case = CASES["llama aipo bfloat16"]
     alone, mixed = make_trainer(case, ALONE, None), make_trainer(case, ALONE, "bfloat16")
-    start = {name: tensor.clone() for name, tensor in full_tensors(mixed.model)}
+    start = {name: tensor.clone() for name, tensor in base_tensors(mixed.model, whole=True)}
     expected, report = alone.step(samples(7, seed=0)), mixed.step(samples(7, seed=0))
     assert report.loss != expected.loss
     assert report.loss == pytest.approx(expected.loss, abs=0.05)
-    for name, tensor in full_tensors(mixed.model):
+    for name, tensor in base_tensors(mixed.model, whole=True):
         assert tensor.dtype == torch.float32, name
         # AdamW's first step is one learning rate for each element; a bfloat16 of 1 would not move at all.
         moved = (tensor - start[name]).abs().max().item()
@@ -137,7 +137,7 @@ def test_a_policy_that_is_alone_in_its_own_type_is_left_as_it_is() -> None:
     assert {name: id(tensor) for name, tensor in policy.model.named_parameters()} == {
         name: id(tensor) for name, tensor in before.items()
     }
-    assert all(tensor.data_ptr() == before[name].data_ptr() for name, tensor in full_tensors(policy.model))
+    assert all(tensor.data_ptr() == before[name].data_ptr() for name, tensor in base_tensors(policy.model, whole=True))
 
 
 @pytest.mark.usefixtures("process_group")
