@@ -3,22 +3,18 @@
 two numbers  ─┬─ integers, fractions, finite decimals ─► exactly
               ├─ a decimal and 1/3, sqrt(2), pi, …    ─► to six significant digits
               └─ no decimal: sqrt(12) and 2*sqrt(3)   ─► to 30 digits
-all else: sets, intervals, equations, terms           ─► math-verify, with more decimals where numbers are small
+all else: sets, intervals, equations, terms           ─► math-verify, to six decimals
 """
 
-import math
 import sys
-from collections.abc import Iterator
 
 from math_verify import verify
-from sympy import Basic, Expr, Float, Rational, UnevaluatedExpr
+from sympy import Expr, Float, Rational, UnevaluatedExpr
 
 _SIX_DIGITS = 5e-6
 """Largest relative error of a number that is rounded to six significant digits."""
 _DIGITS = 30
 _EXACT = 1e-25
-_DECIMALS, _PRECISION = 6, 15
-"""What math-verify compares by default: absolute, so too few for numbers far below 1."""
 _FRAMES = 10_000
 """Of Python's stack, while expressions are compared: there a library takes a full stack for "not equal"."""
 
@@ -30,17 +26,7 @@ def equal(gold: list[object], answer: list[object]) -> bool:
     try:
         if _is_number(gold[0]) and _is_number(answer[0]):
             return _same_number(gold[0], answer[0])
-        more = _decimals_below_one(gold[0], answer[0])
-        return bool(
-            verify(
-                gold,
-                answer,
-                float_rounding=_DECIMALS + more,
-                numeric_precision=_PRECISION + more,
-                timeout_seconds=None,
-                raise_on_error=True,
-            )
-        )
+        return bool(verify(gold, answer, timeout_seconds=None, raise_on_error=True))
     finally:
         sys.setrecursionlimit(recursion_limit)
 
@@ -66,19 +52,3 @@ def _is_finite_decimal(number: Rational) -> bool:
         while rest % prime == 0:
             rest //= prime
     return rest == 1
-
-
-def _decimals_below_one(*values: object) -> int:
-    """How many zeros follow the decimal point in the smallest number of `values`."""
-    smallest = min((number for value in values for number in _sizes(value)), default=1.0)
-    return max(0, -math.floor(math.log10(smallest)))
-
-
-def _sizes(value: object) -> Iterator[float]:
-    if not isinstance(value, Basic):
-        return
-    if not _is_number(value):
-        for part in value.args:
-            yield from _sizes(part)
-    elif (size := float(abs(value.evalf()))) > 0:
-        yield size

@@ -36,22 +36,19 @@ class PythonReward(Reward):
         self.version = f"{self.name} {digest}"
 
     def score(self, prompt: Prompt, response: str) -> Score:
-        """Raises the function's exceptions, and TypeError or ValueError if it returned no reward."""
+        """Raises the function's exceptions, and TypeError if it returned no reward."""
         meta = asdict(prompt)
         text, answer = meta.pop("text"), meta.pop("answer")
         result = self._function(text, response, answer, meta)
         values = dict(result) if isinstance(result, Mapping) else {"reward": result}
         key = "reward" if "reward" in values else "score"
         if key not in values:
-            raise ValueError(f"the function returned {sorted(values)}; expected a dict with the key reward or score")
+            raise TypeError(f"the function returned {sorted(values)}; expected a dict with the key reward or score")
         numbers = {str(name): _number(str(name), value) for name, value in values.items()}
         return Score(reward=numbers.pop(key), components=numbers)
 
 
 def _number(name: str, value: object) -> float:
-    if not hasattr(value, "__float__"):
-        raise TypeError(f"{name} is of type {type(value).__name__}; expected a number")
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"{name} is {number}; expected a finite number")
+    if not hasattr(value, "__float__") or not math.isfinite(number := float(value)):
+        raise TypeError(f"{name} is {value!r}; expected a finite number")
     return number

@@ -4,7 +4,7 @@ response ─► after the last </think> ─► in the last <answer> ─► the l
                                                                  ├─ none, or no mathematics ─► 0
                                                                  └─ an expression ─┐ equal? ─► 1 or 0
 prompt's answer ─► an expression ──────────────────────────────────────────────────┘
-brackets nested too deep, or a parser that gives up ─► error
+brackets nested too deep ─► error
 
 Two answers of several letters, such as the order of three runners, are compared as text: as products, ABC and BAC would
 be equal.
@@ -14,22 +14,21 @@ import logging
 import re
 from importlib import metadata
 
-from millrace.prompts.answers import after_thoughts
+from millrace.prompts.answers import after_thoughts, boxed
 from millrace.prompts.messages import shown
 from millrace.rewards.base import Reward, Score
-from millrace.rewards.notation import clock_time, last_clock_time, plain_expression, plain_prose, unit
+from millrace.rewards.notation import clock_time, last_clock_time, plain_expression, plain_prose
 from millrace.types import Prompt
 
 _LIBRARIES = ("math-verify", "latex2sympy2_extended", "sympy")
 _DEEPEST = 200
 """Nested brackets. The parser recurses. It would skip brackets that it can't read, and take something within them."""
 _BRACKET = re.compile(r"[{(\[})\]]")
-_BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _BOX_CHOICE = re.compile(r"\\boxed\{([^{}\n]{1,100})\}[\s$]*,?\s*(?:or|and)[\s$]*\\boxed\{([^{}\n]{1,100})\}")
 _LETTERS = re.compile(r"(?:\\text(?:bf|rm|it)?\s*\{)?\s*\(?([A-Za-z]+)\)?\.?\s*\}?")
 _AROUND = " \n*`\"'"
-_SPACING = re.compile(r"\\(?:q?quad|text(?:bf|it|rm)?|math(?:bf|it|rm)|[,;:! ])")
+_SPACING = re.compile(r"\\(?:boxed|q?quad|text(?:bf|it|rm)?|math(?:bf|it|rm)|[,;:! ])")
 _SIGN = re.compile(r"[^\W_]|[∞∅]")
 """A letter, a digit or a symbol that is an answer alone. An expression has one."""
 _PROSE = re.compile(r"[^\W\d_]+(?:[\s'’-]+[^\W\d_]+)+[.!?]?")
@@ -58,7 +57,7 @@ class MathReward(Reward):
 
         from millrace.rewards import equality
 
-        self.version = "4 " + " ".join(f"{name}-{metadata.version(name)}" for name in _LIBRARIES)
+        self.version = "5 " + " ".join(f"{name}-{metadata.version(name)}" for name in _LIBRARIES)
         # It warns that its own time limit is off; the pool has one.
         for name in ("math_verify.parser", "math_verify.grader"):
             logging.getLogger(name).setLevel(logging.ERROR)
@@ -68,7 +67,7 @@ class MathReward(Reward):
         self.warm_up()
 
     def warm_up(self) -> None:
-        """A forked process copies each page of the libraries that it first touches: tens of milliseconds in all."""
+        """Touch the libraries' pages, which a forked process copies: tens of milliseconds in all."""
         for answer, response in _SAMPLES:
             self.score(Prompt(prompt_id="", text="", answer=answer, source=""), response)
 
@@ -90,7 +89,7 @@ class MathReward(Reward):
         answer = _answer_part(response)
         if answer is None:
             return _scored(equal=False, extracted=False)
-        box = _last_box(answer)
+        box = boxed(answer)
         verdict = _compare_as_text(expected, answer, box)
         if verdict is not None:
             return verdict
@@ -101,16 +100,13 @@ class MathReward(Reward):
         except SympifyError:
             # A bare "-07", which sympy refuses: a wrong answer, not a failure of the judge.
             parsed = []
-        units = {unit(expected), unit(box or "")} - {None}
-        return _scored(equal=bool(parsed) and len(units) < 2 and self._equal(gold, parsed), extracted=bool(parsed))
+        return _scored(equal=bool(parsed) and self._equal(gold, parsed), extracted=bool(parsed))
 
     def _parse(self, text: str) -> list[object]:
         # Only the first match: where the last box can't be read, a number elsewhere in the text is not the answer.
         parsed: list[object] = self._library.parse(
             text, extraction_mode="first_match", parsing_timeout=None, raise_on_error=True
         )
-        if len(parsed) == 1 and isinstance(parsed[0], str):
-            _raise_if_exhausted(parsed[0])
         return parsed
 
 
@@ -119,7 +115,7 @@ def _scored(*, equal: bool, extracted: bool) -> Score:
 
 
 def _expected(answer: str) -> str:
-    box = _last_box(answer)
+    box = boxed(answer)
     return plain_expression(answer if box is None else box)
 
 
@@ -158,40 +154,10 @@ def _answer_part(response: str) -> str | None:
     return _BOX_CHOICE.sub(r"\\boxed{\1,\2}", marked[-1] if marked else text)
 
 
-def _last_box(text: str) -> str | None:
-    r"""The content of the last `\boxed{…}` that is closed, the innermost if they are nested; None if there is none."""
-    last: tuple[int, int] | None = None
-    # Where the content of each box begins that is not closed yet; None for other braces.
-    opened: list[int | None] = []
-    for match in _BRACE.finditer(text):
-        if match[0] != "}":
-            opened.append(match.end() if match[0] != "{" else None)
-        elif opened and (begin := opened.pop()) is not None and (last is None or begin > last[0]):
-            last = begin, match.start()
-    return None if last is None else text[last[0] : last[1]]
-
-
 def _check_depth(text: str) -> None:
-    """Counts brackets that are closed; one that is not, as in a smiley, nests nothing."""
-    heights = [0]
+    depth = deepest = 0
     for bracket in _BRACKET.findall(text):
-        if bracket in "{([":
-            heights.append(0)
-        elif len(heights) > 1:
-            inner = heights.pop()
-            heights[-1] = max(heights[-1], inner + 1)
-    deepest = max(heights)
+        depth = depth + 1 if bracket in "{([" else max(0, depth - 1)
+        deepest = max(deepest, depth)
     if deepest > _DEEPEST:
         raise ValueError(f"brackets are nested {deepest:,} deep; at most {_DEEPEST} are judged")
-
-
-def _raise_if_exhausted(text: str) -> None:
-    """Raise the parser's RecursionError or MemoryError, which the library hides. Other errors mean a wrong answer."""
-    from latex2sympy2_extended import latex2sympy
-
-    try:
-        latex2sympy(text, is_real=True, convert_degrees=False, normalization_config=None)
-    except (RecursionError, MemoryError):
-        raise
-    except Exception:  # noqa: BLE001 — a wrong answer: 0
-        return

@@ -45,11 +45,7 @@ _NO_NUMBER = re.compile(r"\\[a-z{]|\d\s?:\s?\d|[<>]|\d[a-z]\b|[a-z]\s*[-+^]|^[(\
 """In a term: it is more than a number, so that no number in it is the answer."""
 
 _LONGEST = 40
-"""Characters of a time of day, or of a unit."""
-_UNIT = re.compile(
-    r"(?:\\(?:text|mathrm|mbox)\s*\{\s*|(?<=\d)\s*)([A-Za-z]{1,3}(?:/[a-z]{1,3})?)\s*\}?(?:\^\{?\d\}?)?\s*"
-)
-_UNITS = frozenset(["mm", "cm", "dm", "m", "km", "in", "ft", "yd", "mi", "mg", "g", "kg", "ml", "l", "s", "min", "h"])
+"""Characters of a time of day."""
 
 
 def plain(text: str) -> str:
@@ -90,13 +86,6 @@ def last_clock_time(text: str) -> tuple[str, str] | None:
     times = list(_CLOCK_TIME.finditer(text))
     chosen = times and not text[: times[-1].start()].rstrip().endswith(" or")
     return _time(times[-1]) if chosen else None
-
-
-def unit(text: str) -> str | None:
-    """The unit at the end of an expression, if it is a common symbol for a length, mass, volume, time or speed."""
-    end = text[-_LONGEST:]
-    symbols = [match[1].lower() for match in _UNIT.finditer(end) if match.end() == len(end)]
-    return symbols[-1] if symbols and _UNITS.issuperset(symbols[-1].split("/")) else None
 
 
 def _time(match: re.Match[str] | None) -> tuple[str, str] | None:

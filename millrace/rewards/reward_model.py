@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _HEAD = "ForSequenceClassification"
-_FILES = ("*.safetensors", "*.json", "*.jinja")
-"""Files that affect the model's output."""
 
 
 class RewardModel(Reward):
@@ -63,7 +61,9 @@ class RewardModel(Reward):
             raise _unusable(self._folder, f"can't be loaded ({error})", "a model folder with its tokenizer") from error
         self._model: PreTrainedModel = model.to(self._device).eval()
         digest = hashlib.sha256()
-        for file in sorted(file for pattern in _FILES for file in self._folder.glob(pattern)):
+        # The files that affect the model's output.
+        names = ("*.safetensors", "*.json", "*.jinja")
+        for file in sorted(file for name in names for file in self._folder.glob(name)):
             with file.open("rb") as content:
                 digest.update(f"{file.name} {hashlib.file_digest(content, 'sha256').hexdigest()}\n".encode())
         self.version = f"{self._folder.name} {digest.hexdigest()[:12]}"

@@ -124,19 +124,13 @@ class Pool:
             adopts=False,
             environment=scrubbed(dict(os.environ)),
         )
-        names = ", ".join(self._options)
         try:
             loaded = server.loaded(_LOAD_SECONDS)
             if "refusal" in loaded:
                 raise InputError(**loaded["refusal"])
-        except BaseException as error:
+        except (TimeoutError, ForkServerLost) as error:
             server.close()
-            if isinstance(error, TimeoutError):
-                read = f"{names} is not loaded after {_LOAD_SECONDS:.0f} s"
-            elif isinstance(error, ForkServerLost):
-                read = f"the process that was to load {names} ended with {error}"
-            else:
-                raise
+            read = f"{', '.join(self._options)} can't be loaded ({type(error).__name__}: {error})"
             raise InputError(read, file="scoring", expected="a reward that can be imported") from error
         return server, loaded
 
