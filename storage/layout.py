@@ -78,10 +78,8 @@ def validate_run_id(run_id: str) -> str:
     """`run_id` unchanged if it can name a run's folder on every store. Raises BadName."""
     if not _RUN_ID.fullmatch(run_id):
         shown = repr(run_id) if len(run_id) <= 128 else f"{run_id[:32]!r}… ({len(run_id)} characters)"
-        raise BadName(
-            f"run id {shown} is not allowed: expected 1 to 128 characters of A-Z a-z 0-9 . _ -, "
-            "the first not being '.' or '_'"
-        )
+        expected = "1 to 128 characters of A-Z a-z 0-9 . _ -, the first not being '.' or '_'"
+        raise BadName("not allowed", file=f"run id {shown}", expected=expected)
     return run_id
 
 

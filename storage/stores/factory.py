@@ -15,9 +15,7 @@ def open_store(url: str, *, fsync: bool = True) -> Store:
     Opening reads and writes no object. `fsync=False` gives up durability where the store is a local folder.
     Raises StoreRefused for any other URL, for one that holds credentials, and for S3 settings that can't be used.
     """
-    if not url:
-        raise StoreRefused("the store's URL is empty: expected a path, file://, memory:// or s3://")
-    if "://" not in url:
+    if url and "://" not in url:
         return LocalStore(Path(url).expanduser(), fsync=fsync)
     scheme, _, rest = url.partition("://")
     host, _, path = rest.partition("/")
@@ -32,7 +30,5 @@ def open_store(url: str, *, fsync: bool = True) -> Store:
         return ObjectStore(url)
     # The text before an '@' may be a secret.
     shown = f"{scheme}://…@{rest.rpartition('@')[2]}" if "@" in url else url
-    raise StoreRefused(
-        f"{shown.partition('?')[0]!r}: this kind of store is not supported; "
-        "expected a path, file:///path, memory://name or s3://bucket/prefix"
-    )
+    expected = "a path, file:///path, memory://name or s3://bucket/prefix"
+    raise StoreRefused("not the URL of a store", file=repr(shown.partition("?")[0]), expected=expected)
