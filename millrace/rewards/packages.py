@@ -30,7 +30,7 @@ from millrace.prompts.packages import (
 )
 from millrace.rewards.base import Reward, Score
 from millrace.rewards.exact_match import extracted_answer
-from millrace.rewards.import_path import source_hash
+from millrace.rewards.function import source_hash
 from millrace.types import Prompt
 
 _CACHED_ENTRIES = 1024

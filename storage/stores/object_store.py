@@ -28,7 +28,7 @@ from obstore.store import S3Store
 from storage.errors import NotInStore, StoreRefused, StoreUnreachable
 from storage.failpoints import failpoint
 from storage.stores.base import TEMPORARY_PREFIX, BytesLike, Entry, Store, checked_path
-from storage.stores.s3_answers import Answer, storage_error
+from storage.stores.s3_answers import IN_CONFLICT, Answer, storage_error
 from storage.stores.s3_settings import read_settings
 
 T = TypeVar("T")
@@ -136,7 +136,7 @@ class ObjectStore(Store):
                 self._ask(path, create, len(data))
                 return True
             except AlreadyExistsError as error:
-                if not Answer.of(error).in_conflict:
+                if Answer.of(error).code not in IN_CONFLICT:
                     return False
             time.sleep(self.poll_seconds)
         raise StoreUnreachable(f"another request for {path} has been in progress all the time", file=self.url)
@@ -150,7 +150,8 @@ class ObjectStore(Store):
                 return memoryview(self._client().get(path, options={"range": {"offset": start}}).bytes())
             return memoryview(self._client().get(path).bytes())
         except BaseError as error:
-            if not Answer.of(error).past_end:
+            # The object exists but ends before the range.
+            if Answer.of(error).status != 416:
                 raise
             return memoryview(b"")
 

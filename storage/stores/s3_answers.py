@@ -25,7 +25,8 @@ _DENIED = {
 }
 _FULL = ("QuotaExceeded", "XMinioStorageFull", "InsufficientStorage")
 _ELSEWHERE = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException")
-_IN_CONFLICT = ("ConditionalRequestConflict", "OperationAborted")
+IN_CONFLICT = ("ConditionalRequestConflict", "OperationAborted")
+"""Codes while another request for the same name is in progress: whether an object exists is not decided yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,16 +60,6 @@ class Answer:
             transport=reason[1] if kind and reason else kind[1].lower() if kind else "",
             summary=re.sub(r"\S+://\S+", "…", text.partition("<")[0].partition("\n")[0])[:200],
         )
-
-    @property
-    def in_conflict(self) -> bool:
-        """Another request for the same name is in progress: whether an object exists is not decided yet."""
-        return self.code in _IN_CONFLICT
-
-    @property
-    def past_end(self) -> bool:
-        """The object exists but ends before the requested range."""
-        return self.status == 416
 
     def is_lost(self, bucket: str) -> bool:
         """Whether the connection to the bucket's server broke, so that the request may have succeeded."""

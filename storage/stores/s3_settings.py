@@ -18,13 +18,6 @@ from storage.errors import StoreRefused
 if TYPE_CHECKING:
     from obstore.store import S3Config
 
-_ELSEWHERE = (
-    ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN"),
-    ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",),
-    ("AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
-)
-"""If all variables of one of these are set, the library fetches credentials from there."""
-
 
 def read_settings(environment: Mapping[str, str]) -> "S3Config":
     """The settings in `environment` and the files it points to, for the library; it reads the rest itself.
@@ -36,8 +29,7 @@ def read_settings(environment: Mapping[str, str]) -> "S3Config":
     region = _first(environment, "AWS_REGION", "AWS_DEFAULT_REGION") or profile.get("region") or "us-east-1"
     # Conditional, whatever the environment says: the whole protocol depends on it.
     config: S3Config = {"region": region, "conditional_put": "etag"}
-    elsewhere = any(all(environment.get(name) for name in names) for names in _ELSEWHERE)
-    if not environment.get("AWS_ACCESS_KEY_ID") and not elsewhere and "aws_access_key_id" in profile:
+    if not environment.get("AWS_ACCESS_KEY_ID") and "aws_access_key_id" in profile:
         config["access_key_id"] = profile["aws_access_key_id"]
         config["secret_access_key"] = profile.get("aws_secret_access_key", "")
         if "aws_session_token" in profile:

@@ -7,7 +7,7 @@ import torch
 
 from configs.training import TrainingConfig
 from millrace.errors import InputError, TrainingDiverged
-from millrace.rewards.import_path import imported_function
+from millrace.rewards.function import imported_function
 from millrace.training.losses.base import LossInputs, LossOutputs
 from millrace.training.losses.clipped import decoupled_ppo, gspo, ppo_clip, sapo
 from millrace.training.losses.weighted import (
