@@ -39,7 +39,9 @@ TRAJECTORY: pa.Schema = pa.schema(
         column(
             "response_tokens", _INTS, "[R] token ids with end tokens, of the policy or (loss_mask 0) its environment"
         ),
-        column("rollout_logprobs", _FLOATS, "[R] under the sampling policy, after temperature and top-p, nats; else 0"),
+        column(
+            "rollout_logprobs", _FLOATS, "[R] log-probability when sampled, after temperature and top-p, nats; or 0"
+        ),
         column("span_versions", _LONGS, "[spans] policy version that sampled each span of tokens"),
         column("span_starts", _INTS, "[spans] index of each span's first token in the response"),
         column("min_policy_version", pa.int64(), "oldest policy version that sampled a token of the response"),
@@ -103,8 +105,7 @@ CONSUMED: pa.Schema = pa.schema(
         column("trajectory_row_id", pa.int64(), "row_id of the trajectory in its generator's stream"),
         column("group_id", pa.int64(), "group of the trajectory; -1 if its part can't be read"),
         column("sample_index", pa.int32(), "index of the trajectory in its group, from 0"),
-        # Drop reasons: stale, error, corrupt, rolled_back, zero_advantage, truncated.
-        column("outcome", pa.string(), "trained, or the reason why it was dropped"),
+        column("outcome", pa.string(), "trained, stale, error, corrupt, rolled_back, zero_advantage or truncated"),
         column("staleness", pa.int32(), "trainer's policy version at admission minus the group's oldest unmasked one"),
         column("staleness_in_flight", pa.int32(), "part of the staleness that arose during sampling, not in queues"),
         column("min_policy_version", pa.int64(), "oldest policy version that sampled a token of the response"),
@@ -122,7 +123,7 @@ TRAINER_LOGPROBS: pa.Schema = pa.schema(
         column("policy_version", pa.int64(), "policy version made by the step that trained on it"),
         column("generator", pa.int32(), "number of the generator that made the trajectory"),
         column("trajectory_row_id", pa.int64(), "row_id of the trajectory in its generator's stream"),
-        column("trainer_logprobs", _FLOATS, "[R] under the policy before the step, as rollout_logprobs, nats"),
+        column("trainer_logprobs", _FLOATS, "[R] log-probability under the policy before the step, nats"),
     ]
 )
 
