@@ -39,7 +39,7 @@ def make_scorer(scoring: ScoringConfig, prompts: PromptsConfig, further: Sequenc
 class Scorer:
     """A reward that is ready to score, within a `with` block; its processes end with the block.
 
-    Entering loads the reward, which may take a while, and raises InputError if it can't be loaded.
+    Entering loads the reward and raises InputError if it can't be loaded.
     """
 
     def __init__(self, reward: Reward, limits: Limits | None = None) -> None:
@@ -56,10 +56,9 @@ class Scorer:
         self._has_failed = False
 
     def check(self) -> dict[str, str]:
-        """Check that the isolated rewards can be loaded, by loading them in a process that then ends.
+        """Load the isolated rewards in a process that then ends; the others were checked when they were made.
 
-        The others were checked when they were made. Returns the version of each reward, without those whose version is
-        known only when they are loaded. Raises InputError as entering does.
+        Returns the versions of the rewards that are known so far. Raises InputError as entering does.
         """
         versions = {part.name: part.version for part in self._local if hasattr(part, "version")}
         if self._pool is not None:

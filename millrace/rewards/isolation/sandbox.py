@@ -87,12 +87,7 @@ class Limits:
 
 
 class _Comparison(ctypes.Structure):
-    _fields_ = (
-        ("argument", ctypes.c_uint),
-        ("operator", ctypes.c_int),
-        ("a", ctypes.c_uint64),
-        ("b", ctypes.c_uint64),
-    )
+    _fields_ = (("argument", ctypes.c_uint), ("operator", ctypes.c_int), ("a", ctypes.c_uint64), ("b", ctypes.c_uint64))
 
 
 class _Program(ctypes.Structure):
@@ -137,11 +132,8 @@ class Sandbox:
         try:
             self._library = ctypes.CDLL("libseccomp.so.2", use_errno=True)
         except OSError as error:
-            raise InputError(
-                f"libseccomp.so.2 can't be loaded ({error})",
-                file=_SUBJECT,
-                expected="Linux with the package libseccomp2",
-            ) from error
+            read = f"libseccomp.so.2 can't be loaded ({error})"
+            raise InputError(read, file=_SUBJECT, expected="Linux with the package libseccomp2") from error
         self._library.seccomp_init.restype = ctypes.c_void_p
         self._filter = ctypes.c_void_p(self._library.seccomp_init(_ERRNO | _EPERM))
         self._add_rules()
