@@ -16,11 +16,12 @@ def open_store(url: str, *, fsync: bool = True) -> Store:
     Raises StoreRefused for any other URL, for one that holds credentials, and for S3 settings that can't be used.
 
     Examples:
-        >>> store = open_store("memory://example")
+        >>> store = open_store("memory://open-store-example")
         >>> store.put_if_absent("notes/first", b"hello"), store.put_if_absent("notes/first", b"again")
         (True, False)
         >>> bytes(store.get("notes/first"))
         b'hello'
+        >>> store.delete_tree("notes")
     """
     if url and "://" not in url:
         return LocalStore(Path(url).expanduser(), fsync=fsync)
