@@ -46,8 +46,6 @@ class StorageConfig(Section):
 
     root: Text = "runs"
     """Path, file:///path, s3://bucket/prefix or memory://name; the run is stored at root/run id."""
-    fsync: bool = True
-    """Whether local writes are flushed to disk before they count as committed."""
     commit_max_ms: NonNegative = 10.0
     """A generator commits once the oldest finished trajectory has waited this long, milliseconds, or once there are
     4096 of them or 64 MiB; 0 commits each batch before the next."""
@@ -79,7 +77,7 @@ class SupervisionConfig(Section):
     hang_seconds: Positive = 120.0
     """Maximum time without progress, seconds. A layer of a pass counts as progress, and so does a sampled token; an
     upload of a file does not."""
-    start_seconds: Positive = 600.0
+    start_seconds: ClassVar[float] = 600.0
     """The same limit while a stage starts and loads its model, seconds."""
     drain_seconds: Positive = 600.0
     """Maximum time for a stage that is asked to stop to finish its optimizer step, batch or checkpoint, seconds. Then

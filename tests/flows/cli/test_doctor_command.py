@@ -10,7 +10,7 @@ import pytest
 from support.campaigns.command import run_command
 from support.doctor.scripted_machine import scripted_machine, with_two_gpus
 
-from flows.cli.doctor import NOT_READY
+from flows.cli.before_run import NOT_READY
 from millrace.doctor import machine
 from millrace.doctor.machine import Machine
 
