@@ -16,9 +16,7 @@ class StalenessConfig(Section):
     """Lowest bound of `adaptive` control."""
     ess_target: ClassVar[float] = 0.95
     """With `adaptive` control the bound falls while the effective sample size of the ratios π/μ, as a share of what it
-    is on policy, is below this …"""
-    ess_floor: ClassVar[float] = 0.5
-    """… and at once to `min_staleness` if it is below this in three steps in a row."""
+    is on policy, is below this."""
     max_staleness: Versions = 4
     """Maximum policy versions by which the trainer is ahead of the oldest one in a trajectory; 0 in `sync` mode."""
     too_old: Literal["drop", "wait", "mask"] = "mask"
@@ -77,7 +75,7 @@ class SupervisionConfig(Section):
     hang_seconds: Positive = 120.0
     """Maximum time without progress, seconds. A layer of a pass counts as progress, and so does a sampled token; an
     upload of a file does not."""
-    start_seconds: ClassVar[float] = 600.0
+    start_seconds: Positive = 600.0
     """The same limit while a stage starts and loads its model, seconds."""
     drain_seconds: Positive = 600.0
     """Maximum time for a stage that is asked to stop to finish its optimizer step, batch or checkpoint, seconds. Then

@@ -20,7 +20,7 @@ from benchmarks.gpu_check.checking import Equipment, check
 from benchmarks.gpu_check.parts import PARTS
 from benchmarks.gpu_check.report import EARLIER, NEVER, passed_before, write
 from millrace.doctor.diagnosis import as_json, diagnose
-from millrace.doctor.machine import Machine, inspect_machine
+from millrace.doctor.machine import Machine
 
 
 def main() -> int:
@@ -29,9 +29,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("gpu-check.txt"), help="the report (default: gpu-check.txt)")
     parser.add_argument("--only", nargs="+", choices=[part.name for part in PARTS], help="only these parts")
     arguments = parser.parse_args()
-    machine = inspect_machine("runs")
+    machine = Machine("runs")
     num_gpus = 0 if machine.torch_devices is None else machine.torch_devices.num_gpus
-    gpus = [gpu.name for gpu in machine.gpus][:num_gpus]
+    gpus = machine.gpus[:num_gpus]
     if not gpus:
         print("gpu-check: torch sees no GPU, so there is nothing to check; millrace doctor says why.", file=sys.stderr)
         return 2
@@ -53,7 +53,7 @@ def _about(machine: Machine, gpus: Sequence[str]) -> dict[str, Any]:
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit.stdout.strip() or "unknown",
         "gpus": list(gpus),
-        "doctor": as_json(diagnose(machine, "runs")),
+        "doctor": as_json(diagnose(machine)),
     }
 
 

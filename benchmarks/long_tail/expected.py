@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.long_tail.campaign import GROUP_SIZE, MAX_TOKENS, Case, settings
 from benchmarks.sleeping.pace import LongTail
 from configs.schema import RunConfig
-from millrace.planning.durations import Costs
+from millrace.planning.durations import Costs, Lengths
 from millrace.planning.simulation import simulate
 
 
@@ -29,8 +29,8 @@ class Figures:
     """Tokens that carried loss ÷ tokens that the engine could have sampled."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Lengths:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Lengths(Lengths):
     """Those of the sleeping engine; its prompts cost nothing."""
 
     tail: LongTail
@@ -54,7 +54,8 @@ def expected(case: Case, *, steps: int, warmup: int) -> Figures:
         checkpoint=0.0,
     )
     config = RunConfig.model_validate(settings(case, Path("runs"), steps))
-    found = simulate(config, costs, _Lengths(tail), steps=steps, warmup=warmup)
+    lengths = _Lengths(tail=tail, groups=(), group_size=GROUP_SIZE, max_tokens=MAX_TOKENS)
+    found = simulate(config, costs, lengths, steps=steps, warmup=warmup)
     with_loss = found.tokens_per_second * (1 - found.masked_token_share)
     return Figures(
         share=1 / found.step_seconds,

@@ -19,9 +19,9 @@ _MARKS = {"ok": ("✓", "green"), "wrong": ("!", "yellow"), "absent": ("–", "d
 
 def _doctor(arguments: argparse.Namespace) -> int:
     from millrace.doctor.diagnosis import as_json, diagnose, is_ready
-    from millrace.doctor.machine import inspect_machine
+    from millrace.doctor.machine import Machine
 
-    lines = diagnose(inspect_machine(arguments.root), arguments.root)
+    lines = diagnose(Machine(arguments.root))
     code = 0 if is_ready(lines) else NOT_READY
     if arguments.json:
         print(json.dumps(as_json(lines), indent=1, ensure_ascii=False))

@@ -49,8 +49,7 @@ def plan(config: RunConfig, request: PlanRequest) -> dict[str, Any]:
     markdown = "\n\n".join([f"# {headline(made)}", *map(for_markdown, sections(made)), ""])
     show(markdown, key="plan", description=f"What {config.name} will take")
     table = [
-        {**dict(zip(COLUMNS, line(entry), strict=True)), "bottleneck": entry.bottleneck or ""}
-        for entry in made.simulated
+        {**dict(zip(COLUMNS, line(entry), strict=True)), "bottleneck": entry.bottleneck} for entry in made.simulated
     ]
     create_table_artifact(table, key="plan-simulated", description="Every config that was simulated, best first")
     return made.to_json()

@@ -32,7 +32,6 @@ from support.models.folder_edits import (
 GATE = "model.layers.0.mlp.gate_proj.weight"
 DEEP = "[" * 100_000 + "]" * 100_000
 NESTED = json.loads('{"a":' * 400 + "1" + "}" * 400)
-_LARGE_HEADER = struct.pack("<Q", 40 << 20) + b"{" + b" " * ((40 << 20) - 2) + b"}"
 _WHOLE = r"model.safetensors: .*; expected a whole file of weights"
 _LOADABLE = "that transformers can load "
 
@@ -43,7 +42,7 @@ REFUSED: dict[str, tuple[Edit, str]] = {
     "an empty config": (write("config.json", ""), r"config\.json: not JSON"),
     "a list as config": (write("config.json", "[]"), r"config\.json: no JSON object"),
     "a config nested without end": (write("config.json", DEEP), r"config\.json: not JSON: .*nested too deeply"),
-    "a config of many megabytes": (write("config.json", " " * (17 << 20)), r"config\.json: .* bytes; expected"),
+    "a config of blanks": (write("config.json", " " * (17 << 20)), r"config\.json: not JSON"),
     "a million layers": (change_config(num_hidden_layers=1_000_000), "lack layer 1; expected 1000000 layers"),
     "no layers": (change_config(num_hidden_layers=0), "num_hidden_layers is 0; expected a whole number above 0"),
     "three heads": (change_config(num_attention_heads=3, num_key_value_heads=3), "not a multiple of the number of at"),
@@ -63,7 +62,7 @@ REFUSED: dict[str, tuple[Edit, str]] = {
     "rotary embeddings that lack a number": (set_rotary(rope_type="llama3", factor=8.0), "high_freq_factor"),
     "rotary embeddings stretched by nothing": (set_rotary(rope_type="linear", factor=0.0), "factor is 0.0; expected"),
     "a size without end": (change_config(hidden_size=float("inf")), "hidden_size is inf; expected a whole number"),
-    "a norm that is no number": (change_config(rms_norm_eps=float("nan")), "rms_norm_eps is nan; expected a finite"),
+    "a norm that is no number": (change_config(rms_norm_eps=float("nan")), "rms_norm_eps is nan; expected a number"),
     "an unknown type of numbers": (change_config(dtype="float7"), f"{_LOADABLE}.*float7"),
     "a quantised model": (change_config(quantization_config={"quant_method": "gptq", "bits": 4}), "quantized weights"),
     "an unknown attention": (change_config(attn_implementation="flash_9"), "attn_implementation is 'flash_9'"),
@@ -107,8 +106,7 @@ REFUSED: dict[str, tuple[Edit, str]] = {
     ),
     "a value that is no number": (fill(GATE, float("nan")), f"{GATE} holds values that are not finite"),
     "garbage as weights": (write(WEIGHTS, os.urandom(4096)), _WHOLE),
-    "a header of exabytes": (write(WEIGHTS, struct.pack("<Q", 2**62) + b"{}"), "its header claims 4,611,"),
-    "a header of many megabytes": (write(WEIGHTS, _LARGE_HEADER), "its header claims 41,943,040 bytes"),
+    "a header of exabytes": (write(WEIGHTS, struct.pack("<Q", 2**62) + b"{}"), _WHOLE),
     "weights cut off": (
         lambda folder: os.truncate(folder / WEIGHTS, (folder / WEIGHTS).stat().st_size - 9),
         _WHOLE,
@@ -134,8 +132,6 @@ REFUSED: dict[str, tuple[Edit, str]] = {
     "garbage as tokenizer": (write("tokenizer.json", os.urandom(512)), "tokenizer.json: not JSON"),
     "a tokenizer of another kind": (write("tokenizer.json", '{"model": 7}'), "not a tokenizer that transformers c"),
     "a pipe as tokenizer": (put_fifo("tokenizer.json"), "no tokenizer; expected one of"),
-    "a tokenizer without tokens": (change_vocabulary(dict.clear), "tokenizer.json: its vocabulary is empty"),
-    "a token number without end": (change_vocabulary(lambda vocab: vocab.update(far=2**31)), "has the number 21474836"),
     "an end of the text that is an object": (
         change("tokenizer_config.json", eos_token={"content": [1]}),
         "not a tokenizer that transformers can load .*eos_token",
