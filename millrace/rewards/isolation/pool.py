@@ -80,7 +80,7 @@ class Pool:
         for worker in self._workers:
             worker.socket.close()
         self._workers.clear()
-        self._spare.close()
+        self._spare.socket.close()
         # The kernel then kills its workers.
         self._server.close()
 
@@ -121,7 +121,6 @@ class Pool:
         server = ForkServer(
             [sys.executable, "-m", "millrace.rewards.isolation.worker"],
             {"rewards": self._options, "limits": asdict(self._limits), "late": late},
-            adopts=False,
             environment=scrubbed(dict(os.environ)),
         )
         try:
@@ -173,20 +172,16 @@ class Pool:
         """Kill a worker: its current task gets `score`, by default how the worker ended; the others wait again."""
         number = worker.tasks.popleft()
         waiting.extendleft(reversed(worker.tasks))
-        if score is None:
-            self._workers.remove(worker)
-            worker.kill()
-            code = self._server.exit_code(worker.pid)
-            how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            score = failed(f"the process that scored it ended ({how})")
-        else:
-            self._kill(worker)
+        code = self._kill(worker)
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        score = score or failed(f"the process that scored it ended ({how})")
         return number, replace(score, seconds=worker.seconds())
 
-    def _kill(self, worker: "_Worker") -> None:
+    def _kill(self, worker: "_Worker") -> int:
+        """Kill a worker unless it has ended; return its exit code, or minus the signal that ended it."""
         self._workers.remove(worker)
         worker.kill()
-        self._server.forget(worker.pid)
+        return self._server.exit_code(worker.pid)
 
 
 class _Worker:
