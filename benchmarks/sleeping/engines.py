@@ -77,9 +77,6 @@ class SleepingEngine(EngineOnNoDevice):
     def tokens_in_flight(self) -> int:
         return 0
 
-    def abort(self) -> None:
-        self._waiting = []
-
     def interrupt(self) -> list[Trajectory]:
         requests, self._waiting = self._waiting, []
         return [unstarted(request) for request in requests]
@@ -150,9 +147,6 @@ class LongTailEngine(EngineOnNoDevice):
             now = self._advance()
         ended, self._ended = self._ended, []
         return ended
-
-    def abort(self) -> None:
-        self.interrupt()
 
     def interrupt(self) -> list[Trajectory]:
         now = self._advance()

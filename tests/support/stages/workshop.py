@@ -121,9 +121,6 @@ class ObedientEngine(Engine):
     def tokens_in_flight(self) -> int:
         return sum(len(versions) for _, versions in self.requests)
 
-    def abort(self) -> None:
-        self.requests = []
-
     def interrupt(self) -> list[Trajectory]:
         requests, self.requests = self.requests, []
         return [answer(request, versions, finish_reason="unfinished") for request, versions in requests]
