@@ -1,18 +1,14 @@
-"""How fast rewards score, and how much hostile responses slow down the others: `python -m benchmarks.rewards`.
+"""How fast rewards score, and how soon hostile responses are ended: `python -m benchmarks.rewards`.
 
-good responses alone                       ─► their rate                     ┐
-the same with hostile ones among them      ─► the rate of the good ones      ├─► share that remains
-each hostile one with a good one           ─► the seconds until its verdict  ┘   in deadlines
-
-The rate of the good ones counts until the last of them has its verdict; hostile ones may still be in a worker then.
+good responses                             ─► their rate
+each hostile one with a good one           ─► the seconds until its verdict, in deadlines
 """
 
 import statistics
 import time
-from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.harness import finish, make_parser, median_ratio, print_table
+from benchmarks.harness import finish, make_parser, print_table
 from configs.scoring import ScoringConfig
 from millrace.rewards.base import Reward
 from millrace.rewards.factory import make_reward
@@ -59,41 +55,18 @@ def good_tasks(name: str, num: int) -> list[Task]:
     ]
 
 
-def good_rate(pool: Pool, good: Sequence[Task], hostile: Sequence[str]) -> float:
-    """Measures good responses per second with the hostile ones spread evenly among them."""
-    every = len(good) // (len(hostile) + 1)
-    tasks: list[Task] = []
-    for number, task in enumerate(good):
-        turn, rest = divmod(number, every)
-        if number and rest == 0 and turn <= len(hostile):
-            tasks.append(Task(reward=task.reward, prompt=task.prompt, response=hostile[turn - 1]))
-        tasks.append(task)
-    bad = set(hostile)
-    left = len(good)
-    started = time.perf_counter()
-    last = started
-    for number, _ in pool.score(tasks):
-        if tasks[number].response not in bad:
-            left -= 1
-            last = time.perf_counter()
-    assert left == 0
-    return len(good) / (last - started)
-
-
-def measure(name: str, reward: Reward, limits: Limits, num: int, shares: Sequence[float]) -> dict[str, Any]:
-    """Measures one reward: medians over the rounds, in each of which the shares of hostile responses take turns."""
-    good, texts = good_tasks(name, num), _HOSTILE[name]
-    rates: dict[float, list[float]] = {share: [] for share in (0.0, *shares)}
+def measure(name: str, reward: Reward, limits: Limits, num: int) -> dict[str, Any]:
+    """Measures one reward: the median rate of the rounds, and the wait for each hostile response's verdict."""
+    good, rates = good_tasks(name, num), []
     with Pool([reward], limits) as pool:
-        good_rate(pool, good[:50], [])
+        list(pool.score(good[:50]))
         for _ in range(_ROUNDS):
-            for share, values in rates.items():
-                hostile = [texts[turn % len(texts)] for turn in range(round(share * num))]
-                values.append(good_rate(pool, good, hostile))
-        waits = {text[:24]: _seconds_to_verdict(pool, good[0], text) for text in texts}
+            started = time.perf_counter()
+            list(pool.score(good))
+            rates.append(num / (time.perf_counter() - started))
+        waits = {text[:24]: _seconds_to_verdict(pool, good[0], text) for text in _HOSTILE[name]}
     return {
-        "responses_per_second": statistics.median(rates[0.0]),
-        "left": {f"{share:g}": median_ratio(rates[share], rates[0.0]) for share in shares},
+        "responses_per_second": statistics.median(rates),
         "seconds_to_verdict": waits,
         "deadlines_to_verdict": max(waits.values()) / limits.timeout_seconds,
     }
@@ -120,26 +93,16 @@ def main() -> None:
     parser.add_argument("--responses", type=int, default=500, help="good ones in each measurement (default: 500)")
     parser.add_argument("--workers", type=int, default=1, help="worker processes (default: 1)")
     parser.add_argument("--timeout", type=float, default=2.0, help="deadline per response, seconds (default: 2)")
-    parser.add_argument("--hostile", type=float, nargs="+", default=[0.002, 0.01], help="shares of hostile responses")
     arguments = parser.parse_args()
     limits = Limits(workers=arguments.workers, timeout_seconds=arguments.timeout, memory_mb=256)
-    figures = {
-        name: measure(name, reward, limits, arguments.responses, arguments.hostile)
-        for name, reward in rewards().items()
-    }
+    figures = {name: measure(name, reward, limits, arguments.responses) for name, reward in rewards().items()}
     local = in_process_rate(arguments.responses)
     rows = [
-        [
-            name,
-            f"{values['responses_per_second']:,.0f}",
-            *(f"{share:.0%}" for share in values["left"].values()),
-            f"{values['deadlines_to_verdict']:.2f}",
-        ]
+        [name, f"{values['responses_per_second']:,.0f}", f"{values['deadlines_to_verdict']:.2f}"]
         for name, values in figures.items()
     ]
     rows.append(["exact_match, no pattern", f"{local:,.0f}"])
-    headings = ("", "responses/s", *(f"left with {share:.1%} hostile" for share in arguments.hostile), "deadlines")
-    print_table("Rewards", headings, rows)
+    print_table("Rewards", ("", "responses/s", "deadlines"), rows)
     settings = {"workers": limits.workers, "timeout_seconds": limits.timeout_seconds, "responses": arguments.responses}
     result = {"settings": settings, "rewards": figures, "exact_match_in_process_per_second": local}
     finish(arguments.json, result)

@@ -201,8 +201,7 @@ def _bounds(store: Store, path: str, data: bytes) -> tuple[Callable[[], object],
     """Returns calls that move `data` to the folder `path` of `store`, and back, with as few calls as possible."""
     folder = store.local_path(path)
     if folder is None:
-        settings = read_settings(os.environ)
-        client = S3Store.from_url(store.url, config=settings.config, client_options={"allow_http": True})
+        client = S3Store.from_url(store.url, config=read_settings(os.environ), client_options={"allow_http": True})
         obstore.put(client, f"{path}/kept", data, use_multipart=False)
         return (
             lambda: obstore.put(client, f"{path}/{uuid.uuid4().hex}", data, use_multipart=False),

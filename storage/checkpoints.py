@@ -64,17 +64,11 @@ class CheckpointWriter:
         return self.commit_stored(step, refs, state)
 
     def adopt(self, checkpoint: Checkpoint, state: dict[str, Any]) -> Checkpoint:
-        """Commit an earlier checkpoint as the latest, with another state; its files are referred to, not copied.
-
-        Raises as `commit` does.
-        """
+        """Commit an earlier checkpoint as the latest, with another state; its files are referred to, not copied."""
         return self.commit_stored(checkpoint.step, checkpoint.files, state)
 
     def commit_stored(self, step: int, files: Mapping[str, FileRef], state: dict[str, Any]) -> Checkpoint:
-        """Commit a checkpoint whose files are already durable in the store.
-
-        Raises as `commit` does.
-        """
+        """Commit a checkpoint whose files are already durable in the store."""
         body = {"step": step, "files": {name: asdict(ref) for name, ref in files.items()}, "state": state}
         record = self._log.commit("checkpoint", body=body)
         self.latest = checkpoint_of(record, self._root)
@@ -87,19 +81,13 @@ def read_latest(store: Store, root: str = layout.CHECKPOINTS) -> Checkpoint | No
 
 
 def checkpoints_backwards(store: Store, root: str = layout.CHECKPOINTS) -> Iterator[Checkpoint]:
-    """Every checkpoint committed so far, newest first, to fall back to when files are damaged or removed.
-
-    Raises StreamCorrupt.
-    """
+    """Every checkpoint committed so far, newest first. Raises StreamCorrupt."""
     cursor = LogReader.at_head(store, root).cursor
     return (checkpoint_of(record, root) for record in backwards(store, root, cursor) if record.kind == "checkpoint")
 
 
 def stored_checkpoints(store: Store, root: str = layout.CHECKPOINTS) -> dict[int, Checkpoint]:
-    """The checkpoints that were not rolled back and whose files exist, by policy version, ascending.
-
-    Raises StreamCorrupt.
-    """
+    """The checkpoints by policy version, ascending: those that were not rolled back and have their files."""
     checkpoints: list[Checkpoint] = []
     for checkpoint in checkpoints_backwards(store, root):
         # A trainer starts from the newest: earlier records of the same or a later step were rolled back.

@@ -1,26 +1,25 @@
-"""Errors of storage. Each is also the stdlib error that it refines.
-
-StorageError
-├── BadName       (ValueError)         a run id or path that is not allowed: a user error
-├── StoreRefused  (ValueError)         a store that can't hold a run: a user error
-├── NotInStore    (FileNotFoundError)  nothing exists at this path
-├── StoreDenied   (PermissionError)    access was refused; never means that nothing exists
-├── StoreFull     (OSError)            no space left
-├── StoreUnreachable (ConnectionError) the store does not answer
-├── StreamCorrupt (ValueError)         committed data is not what its writer committed
-│   └── PartCorrupt                    a part's file is damaged, but its commit record is sound: it can be set aside
-├── PartRemoved   (FileNotFoundError)  `millrace gc` removed this part
-├── SchemaUnknown (ValueError)         written by a newer Millrace
-└── Fenced        (RuntimeError)       another writer took over: stop for good
-"""
+"""Errors of storage. Each is also the standard error that it refines."""
 
 
 class StorageError(Exception):
-    """Base of every error of this package."""
+    """Base of every error of this package, printed as "FILE: READ; expected EXPECTED".
+
+    `read`: what is wrong. `file`: the store's URL, the path or the setting where. `expected`: what would be right.
+    """
+
+    def __init__(self, read: object, *, file: object = None, expected: str | None = None) -> None:
+        super().__init__(read)
+        self.read = str(read)
+        self.file = None if file is None else str(file)
+        self.expected = expected
+
+    def __str__(self) -> str:
+        place = "" if self.file is None else f"{self.file}: "
+        return f"{place}{self.read}{'' if self.expected is None else f'; expected {self.expected}'}"
 
 
 class BadName(StorageError, ValueError):
-    """A run id or a path inside a store breaks the naming rules; the message names the rule."""
+    """A run id or a path inside a store breaks the naming rules."""
 
 
 class StoreRefused(StorageError, ValueError):
@@ -28,11 +27,11 @@ class StoreRefused(StorageError, ValueError):
 
 
 class NotInStore(StorageError, FileNotFoundError):
-    """Nothing exists at this path; the message names the path and the store's URL."""
+    """Nothing exists at this path."""
 
 
 class StoreDenied(StorageError, PermissionError):
-    """The store refuses access: credentials are missing or wrong, or may not do this; the message names the URL."""
+    """The store refuses access, for example to wrong credentials. Never means that nothing exists."""
 
 
 class StoreFull(StorageError, OSError):
@@ -40,18 +39,21 @@ class StoreFull(StorageError, OSError):
 
 
 class StoreUnreachable(StorageError, ConnectionError):
-    """The store does not answer, or reports an internal error; the message names the URL."""
+    """The store does not answer, or reports an internal error."""
 
 
 class StreamCorrupt(StorageError, ValueError):
-    """Something committed is damaged, missing or impossible.
+    """Committed data is damaged, missing or impossible.
 
     `file` is the path of the damaged file, relative to the store; `record` the sequence number of the commit record
     that names it (None if no record does); `reason` says what was read and what was expected.
     """
 
+    file: str
+
     def __init__(self, file: str, reason: str, record: int | None = None) -> None:
-        super().__init__(file, reason, record)
+        super().__init__(reason, file=file)
+        self.args = (file, reason, record)
         self.file = file
         self.reason = reason
         self.record = record
@@ -67,7 +69,7 @@ def damaged_record(file: str, reason: str) -> StreamCorrupt:
 
 
 class PartCorrupt(StreamCorrupt):
-    """A part's file is damaged or missing, but its commit record is sound, so the loss is known exactly."""
+    """A part's file is damaged or missing, but its commit record is sound, so the part can be set aside."""
 
 
 class PartRemoved(StorageError, FileNotFoundError):
@@ -75,7 +77,7 @@ class PartRemoved(StorageError, FileNotFoundError):
 
 
 class SchemaUnknown(StorageError, ValueError):
-    """A part has a schema version newer than this code knows; the message names the file and both versions."""
+    """A part was written by another version of Millrace, with a schema that is not known here."""
 
 
 class Fenced(StorageError, RuntimeError):

@@ -78,20 +78,16 @@ def validate_run_id(run_id: str) -> str:
     """`run_id` unchanged if it can name a run's folder on every store. Raises BadName."""
     if not _RUN_ID.fullmatch(run_id):
         shown = repr(run_id) if len(run_id) <= 128 else f"{run_id[:32]!r}… ({len(run_id)} characters)"
-        raise BadName(
-            f"run id {shown} is not allowed: expected 1 to 128 characters of A-Z a-z 0-9 . _ -, "
-            "the first not being '.' or '_'"
-        )
+        expected = "1 to 128 characters of A-Z a-z 0-9 . _ -, the first not being '.' or '_'"
+        raise BadName("not allowed", file=f"run id {shown}", expected=expected)
     return run_id
 
 
 def trajectories(generator: int) -> str:
-    """The stream that generator number `generator` writes."""
     return f"{TRAJECTORIES}/{generator}"
 
 
 def unfinished(generator: int) -> str:
-    """The stream in which generator number `generator` stores its unfinished trajectories."""
     return f"streams/unfinished/{generator}"
 
 
@@ -116,57 +112,46 @@ def num_scored_parts(scorer: int, end: int, num_scorers: int) -> int:
 
 
 def metrics(stage: str, replica: int) -> str:
-    """The metrics stream of one stage replica."""
     return f"streams/metrics/{stage}-{replica}"
 
 
 def attempt(number: int) -> str:
-    """The record of one attempt: a start of the run's controller."""
     return f"{ATTEMPTS}/{number:04d}.json"
 
 
 def ended(number: int) -> str:
-    """How that attempt ended."""
     return f"{ATTEMPTS}/{number:04d}.ended"
 
 
 def promotion(attempt: int) -> str:
-    """Path of the promotion gate's decision at the end of an attempt."""
     return f"{ATTEMPTS}/{attempt:04d}.promotion"
 
 
 def early_stop(attempt: int) -> str:
-    """Why the training of an attempt ended early."""
     return f"{ATTEMPTS}/{attempt:04d}.early_stop"
 
 
 def report(attempt: int) -> str:
-    """The report on an attempt, for people."""
     return f"{REPORTS}/{attempt:04d}.md"
 
 
 def progress(stage: str, replica: int) -> str:
-    """The status record of one stage replica."""
     return f"{PROGRESS}/{stage}-{replica}.json"
 
 
 def decision(number: int) -> str:
-    """Path of the trainer's decision number `number`."""
     return f"{DECISIONS}/{number:08d}.json"
 
 
 def curriculum_block(number: int) -> str:
-    """The prompts of the block of groups number `number`."""
     return f"{CURRICULUM}/{number:08d}.json"
 
 
 def evaluation(policy_version: int) -> str:
-    """The held-out results of one policy version."""
     return f"{EVALUATIONS}/{policy_version:08d}.json"
 
 
 def log_file(stage: str, replica: int) -> str:
-    """Path of the output of a stage replica."""
     return f"{LOGS}/{stage}-{replica}.log"
 
 

@@ -1,7 +1,7 @@
 """The columns of every stream.
 
 Each field has the metadata `doc`: unit, shape, whose policy. Columns are fixed and flat: one value, or one list of
-numbers, per row. R is the number of response tokens of the row.
+numbers, per row. P, R and M are the numbers of prompt tokens, response tokens and messages of the row.
 """
 
 import pyarrow as pa
@@ -15,23 +15,16 @@ def column(name: str, dtype: pa.DataType, doc: str, *, nullable: bool = False) -
     return pa.field(name, dtype, nullable=nullable, metadata={"doc": doc})
 
 
+_INTS, _LONGS = pa.list_(pa.int32()), pa.list_(pa.int64())
+_BYTES, _FLOATS, _STRINGS = pa.list_(pa.uint8()), pa.list_(pa.float32()), pa.list_(pa.string())
+
 _DRAWN = (
-    column(
-        "kept_tokens",
-        pa.list_(pa.int32()),
-        "token ids that truncated sampling (top_p) could draw from, response token by response token; empty if "
-        "nothing was truncated",
-    ),
-    column(
-        "kept_counts",
-        pa.list_(pa.int32()),
-        "[R] how many of `kept_tokens` belong to each response token; empty if nothing was truncated",
-    ),
+    column("kept_tokens", _INTS, "token ids that truncated sampling (top_p) could draw from; empty if not truncated"),
+    column("kept_counts", _INTS, "[R] how many of kept_tokens each response token has; empty if not truncated"),
     column(
         "routed_experts",
         pa.list_(pa.uint16()),
-        "[P + R - 1, layers, experts per token] flat: the experts that computed each token but the last, in the "
-        "layers that have experts; empty if they were not recorded",
+        "[P + R - 1, layers with experts, experts per token] flat: experts of each token but the last; may be empty",
     ),
 )
 """How each token was drawn: the columns that finished and unfinished responses share."""
@@ -42,29 +35,20 @@ TRAJECTORY: pa.Schema = pa.schema(
         column("group_id", pa.int64(), "group of the trajectories that answer the same prompt"),
         column("prompt_id", pa.string(), "id of the prompt in its prompt set"),
         column("sample_index", pa.int32(), "index of the trajectory in its group, from 0"),
-        column("prompt_tokens", pa.list_(pa.int32()), "[P] token ids of the prompt"),
+        column("prompt_tokens", _INTS, "[P] token ids of the prompt"),
         column(
-            "response_tokens",
-            pa.list_(pa.int32()),
-            "[R] token ids sampled by the policy, end tokens included, or written by its environment (loss_mask 0)",
+            "response_tokens", _INTS, "[R] token ids with end tokens, of the policy or (loss_mask 0) its environment"
         ),
         column(
-            "rollout_logprobs",
-            pa.list_(pa.float32()),
-            "[R] log-probability of each response token under the policy that sampled it, after temperature and top-p, "
-            "nats; 0 for tokens written by an environment",
+            "rollout_logprobs", _FLOATS, "[R] log-probability when sampled, after temperature and top-p, nats; or 0"
         ),
-        column("span_versions", pa.list_(pa.int64()), "[spans] policy version that sampled each span of tokens"),
-        column("span_starts", pa.list_(pa.int32()), "[spans] index of each span's first token in the response"),
+        column("span_versions", _LONGS, "[spans] policy version that sampled each span of tokens"),
+        column("span_starts", _INTS, "[spans] index of each span's first token in the response"),
         column("min_policy_version", pa.int64(), "oldest policy version that sampled a token of the response"),
         column("max_policy_version", pa.int64(), "newest policy version that sampled a token of the response"),
         column("incarnation", pa.int32(), "incarnation of the trainer that made the sampling policy's weights"),
-        column("loss_mask", pa.list_(pa.uint8()), "[R] 1 if the token takes part in the loss, else 0"),
-        column(
-            "finish_reason",
-            pa.string(),
-            "stop: ended by the policy or its environment; length: ended by max_new_tokens or the limit of turns",
-        ),
+        column("loss_mask", _BYTES, "[R] 1 if the token takes part in the loss, else 0"),
+        column("finish_reason", pa.string(), "stop: by the policy or its environment; length: by a limit"),
         column("temperature", pa.float32(), "divisor of the sampling policy's logits, dimensionless; 0 is greedy"),
         column("top_p", pa.float32(), "nucleus probability mass of the sampling policy, in (0, 1]"),
         column("max_new_tokens", pa.int32(), "maximum length of the response, tokens"),
@@ -74,48 +58,26 @@ TRAJECTORY: pa.Schema = pa.schema(
         column("t_admitted", pa.float64(), "when the prompt was admitted, unix seconds"),
         column("t_started", pa.float64(), "when its first token was requested, unix seconds"),
         column("t_finished", pa.float64(), "when its last token was sampled, unix seconds"),
-        column(
-            "meta",
-            pa.string(),
-            "JSON object: the prompt's answer and source; environment_error if that ended the response",
-        ),
-        column(
-            "message_roles",
-            pa.list_(pa.string()),
-            "[M] role of each message of the conversation, in order; empty if the prompt is plain text",
-        ),
-        column(
-            "message_starts",
-            pa.list_(pa.int32()),
-            "[M] index of each message's first token in prompt and response together; the marks of a chat template "
-            "belong to the message they open or close",
-        ),
+        column("meta", pa.string(), "JSON object: the prompt's answer and source, and maybe environment_error"),
+        column("message_roles", _STRINGS, "[M] role of each message of the conversation; empty for plain text"),
+        column("message_starts", _INTS, "[M] first token of each message with its marks, in prompt + response"),
         *_DRAWN,
     ]
 )
 
+
+def _of_trajectory(*names: str) -> list[pa.Field]:
+    return [TRAJECTORY.field(name) for name in names]
+
+
 UNFINISHED: pa.Schema = pa.schema(
     [
-        column("group_id", pa.int64(), "group of the trajectory, which is not whole yet"),
-        column("sample_index", pa.int32(), "index of the trajectory in its group, from 0"),
-        column("response_tokens", pa.list_(pa.int32()), "[R] token ids so far"),
-        column(
-            "rollout_logprobs",
-            pa.list_(pa.float32()),
-            "[R] log-probability of each token under the policy that sampled it, after temperature and top-p, nats",
-        ),
-        column(
-            "loss_mask", pa.list_(pa.uint8()), "[R] 1 if the policy sampled the token, 0 if an environment wrote it"
-        ),
-        column("span_versions", pa.list_(pa.int64()), "[spans] policy version that sampled each span of tokens"),
-        column("span_starts", pa.list_(pa.int32()), "[spans] index of each span's first token in the response"),
-        column("min_policy_version", pa.int64(), "oldest policy version that sampled a token of the response"),
-        column("max_policy_version", pa.int64(), "newest policy version that sampled a token of the response"),
+        *_of_trajectory("group_id", "sample_index", "response_tokens", "rollout_logprobs", "loss_mask"),
+        *_of_trajectory("span_versions", "span_starts", "min_policy_version", "max_policy_version"),
         column("incarnation", pa.int32(), "incarnation of the trainer that made the newest of these weights"),
         column("finish_reason", pa.string(), "as of a trajectory; null if the response is unfinished", nullable=True),
         column("environment_error", pa.string(), "exception of the environment that ended it", nullable=True),
-        column("t_admitted", pa.float64(), "when the prompt was admitted, unix seconds"),
-        column("t_started", pa.float64(), "when its first token was requested, unix seconds"),
+        *_of_trajectory("t_admitted", "t_started"),
         column("t_finished", pa.float64(), "when its last token was sampled, unix seconds; 0 if it is unfinished"),
         *_DRAWN,
     ]
@@ -143,32 +105,15 @@ CONSUMED: pa.Schema = pa.schema(
         column("trajectory_row_id", pa.int64(), "row_id of the trajectory in its generator's stream"),
         column("group_id", pa.int64(), "group of the trajectory; -1 if its part can't be read"),
         column("sample_index", pa.int32(), "index of the trajectory in its group, from 0"),
-        column(
-            "outcome",
-            pa.string(),
-            "trained, or the drop_reason: stale, error, corrupt, rolled_back, zero_advantage, truncated",
-        ),
-        column(
-            "staleness",
-            pa.int32(),
-            "of its group, policy versions: the trainer's when it took the group, minus the oldest one that sampled it "
-            "(masked tokens aside)",
-        ),
-        column(
-            "staleness_in_flight",
-            pa.int32(),
-            "part of the staleness that arose while the group was sampled, policy versions; the rest arose in queues",
-        ),
+        column("outcome", pa.string(), "trained, stale, error, corrupt, rolled_back, zero_advantage or truncated"),
+        column("staleness", pa.int32(), "trainer's policy version at admission minus the group's oldest unmasked one"),
+        column("staleness_in_flight", pa.int32(), "part of the staleness that arose during sampling, not in queues"),
         column("min_policy_version", pa.int64(), "oldest policy version that sampled a token of the response"),
         column("max_policy_version", pa.int64(), "newest policy version that sampled a token of the response"),
         column("tokens", pa.int32(), "number of response tokens; an equal share of the part's if that can't be read"),
         column("reward", pa.float32(), "reward of the whole response; null if the verifier failed", nullable=True),
         column("advantage", pa.float32(), "advantage of its tokens; null unless trained", nullable=True),
-        column(
-            "masked_tokens",
-            pa.int32(),
-            "response tokens masked because they were too old, the oldest ones; 0 if its group was dropped",
-        ),
+        column("masked_tokens", pa.int32(), "response tokens masked because they were too old; 0 if dropped"),
     ]
 )
 
@@ -178,12 +123,7 @@ TRAINER_LOGPROBS: pa.Schema = pa.schema(
         column("policy_version", pa.int64(), "policy version made by the step that trained on it"),
         column("generator", pa.int32(), "number of the generator that made the trajectory"),
         column("trajectory_row_id", pa.int64(), "row_id of the trajectory in its generator's stream"),
-        column(
-            "trainer_logprobs",
-            pa.list_(pa.float32()),
-            "[R] log-probability of each response token under the trained policy before the step, at the temperature "
-            "it was sampled with and over the tokens that sampling kept, nats",
-        ),
+        column("trainer_logprobs", _FLOATS, "[R] log-probability under the policy before the step, nats"),
     ]
 )
 

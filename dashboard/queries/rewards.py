@@ -11,7 +11,7 @@ import numpy.typing as npt
 from dashboard.queries.learning import TRAINER, measured
 from dashboard.queries.series import Floats, Line, thin
 from dashboard.read.model import RunData
-from millrace.rewards.components import REWARD_COMPONENT
+from millrace.rewards.base import REWARD_COMPONENT
 
 SPREAD_QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 LENGTH_QUANTILES = {**SPREAD_QUANTILES, "p99": 0.99, "max": 1.0}

@@ -16,7 +16,7 @@ from configs.schema import RunConfig
 from millrace.errors import InputError
 from millrace.evaluation.examiner import EvaluationSet, evaluation_sets
 from millrace.prompts.dataset import PromptSet, load_prompts
-from millrace.rewards.import_path import source_hash
+from millrace.rewards.function import source_hash
 from millrace.rewards.scorer import make_scorer
 from millrace.runs.record import Attempt, changed_inputs
 from millrace.types import Prompt

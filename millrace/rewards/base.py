@@ -1,7 +1,9 @@
 """The interface of a reward: a prompt and a response in, a `Score` out. If it fails, that is an error, never a 0."""
 
+import json
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
@@ -14,6 +16,12 @@ _LARGEST = 3.4028234663852886e38
 """The largest float32: rewards are stored as such."""
 _LONGEST_ERROR = 500
 """Characters. A library's error may quote the whole response."""
+
+REWARD_COMPONENT = "reward_component/"
+"""Prefix of the metrics of components; the component's name follows."""
+MOST_COMPONENTS = 16
+"""Such metrics per step: a reward may name its components freely, and each name is a separate series."""
+_LONGEST_NAME = 80
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,3 +112,18 @@ def failed(reason: str, status: ScoreStatus = "error") -> Score:
     line = " ".join(reason[: 2 * _LONGEST_ERROR].split()).encode("utf-8", "backslashreplace").decode()
     shown = line if len(line) <= _LONGEST_ERROR else f"{line[: _LONGEST_ERROR - 1]}…"
     return Score(reward=None, status=status, error=shown)
+
+
+def component_means(texts: Iterable[str]) -> dict[str, float]:
+    """Return the mean of each component over the responses that have it, by the metric's name.
+
+    `texts` holds the components of each response as JSON. Of more than `MOST_COMPONENTS`, the first by name. Infinite
+    and NaN values, and names of more than 80 characters, are left out.
+    """
+    values: dict[str, list[float]] = {}
+    for components in map(json.loads, texts):
+        for name, value in components.items():
+            if math.isfinite(value) and len(name) <= _LONGEST_NAME:
+                values.setdefault(name, []).append(value)
+    names = sorted(values)[:MOST_COMPONENTS]
+    return {f"{REWARD_COMPONENT}{name}": sum(values[name]) / len(values[name]) for name in names}

@@ -9,9 +9,8 @@ from millrace.rewards.base import Reward, Score, failed
 from millrace.rewards.exact_match import ExactMatch
 from millrace.rewards.function import PythonReward
 from millrace.rewards.math import MathReward
-from millrace.rewards.reasoning_gym import ReasoningGym
+from millrace.rewards.packages import ReasoningGym, Verifiers
 from millrace.rewards.reward_model import RewardModel
-from millrace.rewards.verifiers import Verifiers
 from millrace.types import Prompt
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _HEAD = "ForSequenceClassification"
-_FILES = ("*.safetensors", "*.json", "*.jinja")
-"""Files that affect the model's output."""
 
 
 class RewardModel(Reward):
@@ -52,18 +50,18 @@ class RewardModel(Reward):
         """
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+        load_model = AutoModelForSequenceClassification.from_pretrained
+        self._tokenizer: PreTrainedTokenizerBase
         try:
-            self._tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-                self._folder, local_files_only=True
-            )
-            model = AutoModelForSequenceClassification.from_pretrained(
-                self._folder, local_files_only=True, dtype="auto"
-            )
+            self._tokenizer = AutoTokenizer.from_pretrained(self._folder, local_files_only=True)
+            model = load_model(self._folder, local_files_only=True, dtype="auto")
         except (OSError, ValueError, RuntimeError, KeyError) as error:
             raise _unusable(self._folder, f"can't be loaded ({error})", "a model folder with its tokenizer") from error
         self._model: PreTrainedModel = model.to(self._device).eval()
         digest = hashlib.sha256()
-        for file in sorted(file for pattern in _FILES for file in self._folder.glob(pattern)):
+        # The files that affect the model's output.
+        names = ("*.safetensors", "*.json", "*.jinja")
+        for file in sorted(file for name in names for file in self._folder.glob(name)):
             with file.open("rb") as content:
                 digest.update(f"{file.name} {hashlib.file_digest(content, 'sha256').hexdigest()}\n".encode())
         self.version = f"{self._folder.name} {digest.hexdigest()[:12]}"
@@ -118,9 +116,8 @@ def _check_folder(folder: Path) -> None:
     except (OSError, ValueError, AttributeError) as error:
         raise _unusable(folder, "has no config.json of a model", "a Hugging Face model folder") from error
     if not any(name.endswith(_HEAD) for name in architectures):
-        raise _unusable(
-            folder, f"has the architecture {', '.join(architectures) or 'null'}", f"one that ends in {_HEAD}"
-        )
+        read = f"has the architecture {', '.join(architectures) or 'null'}"
+        raise _unusable(folder, read, f"one that ends in {_HEAD}")
     # A config that names no labels has two, as transformers counts.
     num_labels = len(config.get("id2label") or {"0": "", "1": ""})
     if num_labels != 1:

@@ -7,8 +7,6 @@
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import groupby
-from operator import itemgetter
 from types import TracebackType
 from typing import Self
 
@@ -23,8 +21,6 @@ from millrace.rewards.isolation.sandbox import Limits
 from millrace.rewards.isolation.worker import Task
 from millrace.types import Prompt
 
-_SANDBOX = "Operation not permitted"
-"""The error of a system call that the sandbox of a worker refuses."""
 Pairs = Sequence[tuple[Prompt, str]]
 """Prompts, each with a decoded response to it."""
 
@@ -43,7 +39,7 @@ def make_scorer(scoring: ScoringConfig, prompts: PromptsConfig, further: Sequenc
 class Scorer:
     """A reward that is ready to score, within a `with` block; its processes end with the block.
 
-    Entering loads the reward, which may take a while, and raises InputError if it can't be loaded.
+    Entering loads the reward and raises InputError if it can't be loaded.
     """
 
     def __init__(self, reward: Reward, limits: Limits | None = None) -> None:
@@ -60,10 +56,9 @@ class Scorer:
         self._has_failed = False
 
     def check(self) -> dict[str, str]:
-        """Check that the isolated rewards can be loaded, by loading them in a process that then ends.
+        """Load the isolated rewards in a process that then ends; the others were checked when they were made.
 
-        The others were checked when they were made. Returns the version of each reward, without those whose version is
-        known only when they are loaded. Raises InputError as entering does.
+        Returns the versions of the rewards that are known so far. Raises InputError as entering does.
         """
         versions = {part.name: part.version for part in self._local if hasattr(part, "version")}
         if self._pool is not None:
@@ -145,34 +140,28 @@ class Scorer:
 class FailingReward:
     """Ends a run whose reward fails for every response: it would generate and drop groups forever.
 
-    Counts the groups in a row without any score, among those that one scorer process gets, up to a step's worth,
-    `groups_per_step`. Another process begins to count at 0, so a resumed run can use a corrected reward.
+    Counts the responses in a row without a score in this process, up to a step's worth, `responses_per_step`.
     """
 
-    def __init__(self, reward: str, groups_per_step: int) -> None:
+    def __init__(self, reward: str, responses_per_step: int) -> None:
         self._reward = reward
-        self._groups_per_step = groups_per_step
-        self._groups = 0
+        self._responses_per_step = responses_per_step
         self._errors: list[str] = []
 
-    def check(self, group_ids: Iterable[int], errors: Sequence[str | None]) -> None:
-        """Count further groups. `errors`: per response the reason why it got no score, None if it got one.
+    def check(self, errors: Sequence[str | None]) -> None:
+        """Count further responses. `errors`: per response the reason why it got no score, None if it got one.
 
-        Raises InputError once there are too many groups without a score.
+        Raises InputError once there are too many without a score.
         """
-        for _, rows in groupby(zip(group_ids, errors, strict=True), key=itemgetter(0)):
-            reasons = [reason for _, reason in rows]
-            if None in reasons:
-                self._groups, self._errors = 0, []
-                continue
-            self._groups += 1
-            self._errors += [reason for reason in reasons if reason is not None]
-            if self._groups < self._groups_per_step:
-                continue
-            first = self._errors[0]
-            hint = "; a reward's process has no network, starts no process and writes no file"
-            raise InputError(
-                f"{self._reward}, and none of {len(self._errors):,} responses got a score: the last {self._groups:,} "
-                f"groups, a whole step's worth; the first error: {first}{hint if _SANDBOX in first else ''}",
-                key="scoring.reward",
-            )
+        for error in errors:
+            self._errors = [] if error is None else [*self._errors, error]
+        if len(self._errors) < self._responses_per_step:
+            return
+        # The error of a system call that the sandbox refuses.
+        is_sandboxed = "Operation not permitted" in self._errors[0]
+        raise InputError(
+            f"{self._reward}, and none of the last {len(self._errors):,} responses, a whole step's worth, got a score; "
+            f"the first error: {self._errors[0]}",
+            key="scoring.reward",
+            expected="a reward that needs no network, process or written file" if is_sandboxed else None,
+        )

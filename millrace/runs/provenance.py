@@ -20,7 +20,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from configs.stored import config_hash
-from millrace.rewards.import_path import source_hash
+from millrace.rewards.function import source_hash
 from storage import layout
 from storage.errors import NotInStore
 from storage.json_text import parse_as

@@ -47,7 +47,8 @@ def _score_all(stage: Stage, scorer: Scorer, decode: Decoder) -> None:
     spec = read_spec(stage.store)
     source = stage.store if spec is None else open_store(spec.sources[0])
     streams = [_GeneratorStream(stage, generator, source) for generator in range(stage.config.generation.replicas)]
-    failing = FailingReward(scorer.name, stage.config.training.groups_per_step)
+    responses_per_step = stage.config.training.groups_per_step * stage.config.generation.group_size
+    failing = FailingReward(scorer.name, responses_per_step)
     scorer.on_first_failure = lambda sentence: _report_failure(stage, sentence)
     stage.mark_ready(f"scorer {stage.replica} ready with reward {scorer.name} {scorer.version}")
 
@@ -109,7 +110,7 @@ def _score(stage: Stage, stream: _GeneratorStream, scorer: Scorer, decode: Decod
     failpoint("score.before_commit")
     _commit(stage, stream, table, stream.part.record)
     stream.part = None
-    failing.check(trajectories["group_id"].to_pylist(), table["error"].to_pylist())
+    failing.check(table["error"].to_pylist())
 
 
 def _write_off(stage: Stage, stream: _GeneratorStream, verifier_version: str) -> None:

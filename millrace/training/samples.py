@@ -25,7 +25,7 @@ from math import hypot, isfinite, sqrt
 
 from configs.training import SelectionConfig
 from millrace.errors import InputError
-from millrace.rewards.import_path import imported_function
+from millrace.rewards.function import imported_function
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.rollouts.shaping import shaped_rewards, source_factor
 from millrace.rollouts.staleness import staleness

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from millrace.rewards.components import component_means
+from millrace.rewards.base import component_means
 from millrace.rollouts.ledger import Amount
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.training.batch import Microbatch, Sample
@@ -91,7 +91,7 @@ class StepReport:
             "masked_token_share": masked.tokens / trained.tokens,
             "response_length_mean_tokens": sum(lengths) / len(lengths),
             "truncated_share": sum(sum(group.truncated) for group in groups) / len(lengths),
-            **component_means(groups),
+            **component_means(text for group in groups for text in group.components),
             **self.measured(),
         }
 

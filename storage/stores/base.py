@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from storage import layout
-from storage.errors import BadName, StoreRefused
+from storage.errors import BadName, StorageError, StoreRefused
 
 BytesLike = bytes | bytearray | memoryview
 
@@ -104,17 +104,15 @@ def checked_path(path: str) -> str:
     """`path` unchanged if it is a plain path below a store's root. Raises BadName."""
     parts = path.split("/")
     if any(part in ("", ".", "..") or part.startswith(TEMPORARY_PREFIX) for part in parts) or not path.isprintable():
-        raise BadName(
-            f"{path!r} is not a path inside a store: expected names joined by '/', none of them empty, '.', '..' "
-            f"or starting with '{TEMPORARY_PREFIX}', without control characters"
-        )
+        expected = f"printable names joined by '/', none of them empty, '.', '..' or starting with '{TEMPORARY_PREFIX}'"
+        raise BadName("not a path inside a store", file=repr(path), expected=expected)
     return path
 
 
 def probe(store: Store) -> None:
     """Check that `store` can be read and written and creates exclusively, before a run trusts it. Leaves nothing.
 
-    Raises StoreRefused with one sentence: it can't be read, can't be written, or is not safe.
+    Raises StoreRefused.
     """
     # A separate folder per probe: another campaign may probe the same store at the same time.
     folder = f"{layout.PROBE}-{uuid.uuid4().hex}"
@@ -131,8 +129,10 @@ def probe(store: Store) -> None:
     # created[0] may be False: if the first reply was lost, the retry finds our own file and reports "exists already".
     if existed or created[1] or content != b"first":
         raise StoreRefused(
-            f"{store.url}: not safe for a run: looking for a file and creating it twice returned "
-            f"{(existed, *created)} and left {content!r}; expected {(False, True, False)} and the first content"
+            f"not safe for a run: looking for a file and creating it twice returned {(existed, *created)} and left "
+            f"{content!r}",
+            file=store.url,
+            expected=f"{(False, True, False)} and the first content",
         )
 
 
@@ -141,5 +141,5 @@ def _refusing(store: Store, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or str(error).removeprefix(f"{store.url}: ")
-        raise StoreRefused(f"{store.url}: {what}: {reason}") from error
+        reason = error.read if isinstance(error, StorageError) else error.strerror
+        raise StoreRefused(f"{what}: {reason}", file=store.url) from error

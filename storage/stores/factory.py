@@ -16,16 +16,14 @@ def open_store(url: str, *, fsync: bool = True) -> Store:
     Raises StoreRefused for any other URL, for one that holds credentials, and for S3 settings that can't be used.
 
     Examples:
-        >>> store = open_store("memory://example")
+        >>> store = open_store("memory://open-store-example")
         >>> store.put_if_absent("notes/first", b"hello"), store.put_if_absent("notes/first", b"again")
         (True, False)
         >>> bytes(store.get("notes/first"))
         b'hello'
         >>> store.delete_tree("notes")
     """
-    if not url:
-        raise StoreRefused("the store's URL is empty: expected a path, file://, memory:// or s3://")
-    if "://" not in url:
+    if url and "://" not in url:
         return LocalStore(Path(url).expanduser(), fsync=fsync)
     scheme, _, rest = url.partition("://")
     host, _, path = rest.partition("/")
@@ -40,7 +38,5 @@ def open_store(url: str, *, fsync: bool = True) -> Store:
         return ObjectStore(url)
     # The text before an '@' may be a secret.
     shown = f"{scheme}://…@{rest.rpartition('@')[2]}" if "@" in url else url
-    raise StoreRefused(
-        f"{shown.partition('?')[0]!r}: this kind of store is not supported; "
-        "expected a path, file:///path, memory://name or s3://bucket/prefix"
-    )
+    expected = "a path, file:///path, memory://name or s3://bucket/prefix"
+    raise StoreRefused("not the URL of a store", file=repr(shown.partition("?")[0]), expected=expected)

@@ -11,17 +11,22 @@ import errno
 import mmap
 import os
 import shutil
-import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from storage.errors import BadName, NotInStore, StoreDenied, StoreFull, StoreRefused, StoreUnreachable
+from storage.errors import BadName, NotInStore, StorageError, StoreDenied, StoreFull, StoreRefused, StoreUnreachable
 from storage.failpoints import failpoint
 from storage.stores.base import TEMPORARY_PREFIX, BytesLike, Entry, Store, checked_path
 
-_LONGEST_SHOWN = 80
+_LONGEST_SHOWN = 200
+_KINDS: dict[int, type[StorageError]] = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), StoreFull),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), StoreDenied),
+    errno.ENAMETOOLONG: BadName,
+    errno.EIO: StoreUnreachable,
+}
 _MAP_FROM_BYTES = 1 << 20
 """Smaller files are read: a mapping holds a file descriptor, and copying 1 MiB takes 0.1 ms."""
 
@@ -70,18 +75,15 @@ class LocalStore(Store):
     def get(self, path: str, start: int = 0, length: int | None = None) -> memoryview:
         target = self._at(path)
         try:
-            with self._working(path, "read"), open(target, "rb", opener=_without_waiting) as file:
-                status = os.fstat(file.fileno())
-                if not stat.S_ISREG(status.st_mode):
-                    raise NotInStore(f"{path}: not a file in {self.url}")
-                size = status.st_size
+            with self._working(path, "read"), target.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
                 stop = size if length is None else min(size, start + length)
                 if stop - start < _MAP_FROM_BYTES:
                     return memoryview(os.pread(file.fileno(), max(0, stop - start), start))
                 # Safe to map: a published file is never written to again, only replaced.
                 return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))[start:stop]
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-            raise NotInStore(f"{path}: not in {self.url}") from error
+            raise NotInStore(f"not in {self.url}", file=path) from error
 
     def exists(self, path: str) -> bool:
         target = self._at(path)
@@ -133,24 +135,19 @@ class LocalStore(Store):
 
     @contextmanager
     def _working(self, path: str, done: str) -> Iterator[None]:
-        """Turns errors of the file system into storage errors; `done` completes "may not be …"."""
+        """Turns errors of the file system into storage errors; `done` completes "can't be …"."""
         try:
             yield
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise StoreFull(f"{self.url}: no room left to write {path}") from error
-            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-                raise StoreDenied(f"{self.url}: {path} may not be {done}: {error.strerror}") from error
-            if error.errno == errno.ENAMETOOLONG:
-                where = self.url if len(self.url) <= _LONGEST_SHOWN else f"{self.url[:_LONGEST_SHOWN]}…"
-                raise BadName(f"{where}: {path} can't be {done}: the name is too long for this file system") from error
-            if done == "written" and isinstance(error, FileExistsError | NotADirectoryError):
-                raise StoreRefused(f"{self.url}: can't be written: a folder above {path} is a file") from error
-            if done == "written" and isinstance(error, IsADirectoryError):
-                raise StoreRefused(f"{self.url}: {path} can't be written: a folder has its name; remove it") from error
-            if error.errno == errno.EIO:
-                raise StoreUnreachable(f"{self.url}: {path} can't be {done}: {error.strerror}") from error
-            raise
+            kind = _KINDS.get(error.errno or 0)
+            if kind is None and done == "written" and error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
+                kind = StoreRefused
+            if kind is None:
+                raise
+            url = self.url if len(self.url) <= _LONGEST_SHOWN else f"{self.url[:_LONGEST_SHOWN]}…"
+            is_full = kind is StoreFull
+            read = f"no room left to write {path}" if is_full else f"{path} can't be {done}: {error.strerror or error}"
+            raise kind(read, file=url) from error
 
     def _make_durable_folder(self, folder: Path) -> None:
         """A file's name survives a power cut only if every folder above it does."""
@@ -165,11 +162,6 @@ class LocalStore(Store):
             if level == self._anchor:
                 break
         self._durable_folders.add(folder)
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    """Opens a file; a pipe too, without waiting until someone writes to it."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _raise_unless_gone(error: OSError) -> None:

@@ -44,5 +44,5 @@ def memory_folder() -> Path:
         # The parent is writable by everyone: an existing folder may belong to another user, or be a link to theirs.
         status = folder.lstat()
         if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
-            raise StoreDenied(f"{folder} is not a folder of this user's") from None
+            raise StoreDenied("not a folder of this user's", file=folder) from None
     return folder

@@ -14,13 +14,13 @@ Without the permission s3:ListBucket, S3 answers 403 for an absent object. "Not 
 there, so `probe` refuses such a store.
 """
 
+import itertools
 import os
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import NoReturn, TypeVar
+from typing import NamedTuple, TypeVar
 
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import S3Store
@@ -28,34 +28,31 @@ from obstore.store import S3Store
 from storage.errors import NotInStore, StoreRefused, StoreUnreachable
 from storage.failpoints import failpoint
 from storage.stores.base import TEMPORARY_PREFIX, BytesLike, Entry, Store, checked_path
-from storage.stores.s3_answers import Answer, storage_error
+from storage.stores.s3_answers import IN_CONFLICT, Answer, storage_error
 from storage.stores.s3_settings import read_settings
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Patience:
-    """How long the library retries before it raises. Signals are handled only after that."""
+class _Patience(NamedTuple):
+    """How long requests are retried before an error is raised. Signals are handled only after that."""
 
-    retry: timedelta
-    """A request is not retried after this long."""
     retries: int
-    """And no more often than this."""
-    silence: timedelta
+    retry_seconds: int
+    """A request is not retried after this long."""
+    silence_seconds: int
     """Read timeout; it also covers our uploads, during which the server is silent."""
 
 
-_FIRST_CONTACT = Patience(retry=timedelta(seconds=3), retries=2, silence=timedelta(seconds=10))
+_FIRST_CONTACT = _Patience(retries=2, retry_seconds=3, silence_seconds=10)
 """Until the store has answered once: a wrong endpoint is a user error, and the user is waiting."""
-_RUNNING = Patience(retry=timedelta(seconds=30), retries=100, silence=timedelta(seconds=30))
+_RUNNING = _Patience(retries=100, retry_seconds=30, silence_seconds=30)
 """Afterwards: a server that restarts is worth waiting for."""
-_LARGE = Patience(retry=timedelta(seconds=30), retries=100, silence=timedelta(hours=1))
+_LARGE = _Patience(retries=100, retry_seconds=30, silence_seconds=3600)
 """For uploads above `_LARGE_FROM_BYTES`."""
-
-_FIRST_PAUSE, _LONGEST_PAUSE = timedelta(milliseconds=100), timedelta(seconds=2)
-"""Between two tries."""
 _LARGE_FROM_BYTES = 8 << 20
+_PAUSE_SECONDS = 0.5
+"""Between two tries of a request whose connection broke."""
 _CONFLICTS = 100
 """Most retries of a create, `poll_seconds` apart, while another request for its name is in progress."""
 
@@ -72,8 +69,8 @@ class ObjectStore(Store):
     def __init__(self, url: str) -> None:
         self._bucket, self._prefix = _parse(url)
         self.url = f"s3://{self._bucket}/{self._prefix}".rstrip("/")
-        self._settings = read_settings(os.environ)
-        self._clients: dict[Patience, S3Store] = {}
+        self._config = read_settings(os.environ)
+        self._clients: dict[_Patience, S3Store] = {}
         self._answered = False
 
     def put_if_absent(self, path: str, data: BytesLike) -> bool:
@@ -139,10 +136,10 @@ class ObjectStore(Store):
                 self._ask(path, create, len(data))
                 return True
             except AlreadyExistsError as error:
-                if not Answer.of(error).in_conflict:
+                if Answer.of(error).code not in IN_CONFLICT:
                     return False
             time.sleep(self.poll_seconds)
-        raise StoreUnreachable(f"{self.url}: {path}: another request for it has been under way all the time")
+        raise StoreUnreachable(f"another request for {path} has been in progress all the time", file=self.url)
 
     def _get(self, path: str, start: int, length: int | None) -> memoryview:
         try:
@@ -153,7 +150,8 @@ class ObjectStore(Store):
                 return memoryview(self._client().get(path, options={"range": {"offset": start}}).bytes())
             return memoryview(self._client().get(path).bytes())
         except BaseError as error:
-            if not Answer.of(error).past_end:
+            # The object exists but ends before the range.
+            if Answer.of(error).status != 416:
                 raise
             return memoryview(b"")
 
@@ -172,12 +170,13 @@ class ObjectStore(Store):
         return self._ask(prefix or "its root", walk)
 
     def _ask(self, path: str, ask: Callable[[], T], upload_bytes: int = 0) -> T:
-        """Calls `ask` until the store answers or patience runs out. Returns its result.
+        """Call `ask` until the store answers or patience runs out. Returns its result.
 
         Turns the library's errors into ours, except "exists already".
         """
-        lost = _LostReplies(self._patience(upload_bytes))
-        while True:
+        patience = self._patience(upload_bytes)
+        deadline = time.monotonic() + patience.retry_seconds
+        for num_retries in itertools.count():
             try:
                 result = ask()
             except AlreadyExistsError:
@@ -185,73 +184,45 @@ class ObjectStore(Store):
                 raise
             except (BaseError, FileNotFoundError) as error:
                 answer = Answer.of(error)
-                if not (answer.is_lost(self._bucket) and lost.may_ask_again()):
-                    self._refuse(answer, path)
+                is_final = num_retries == patience.retries or time.monotonic() > deadline
+                if is_final or not answer.is_lost(self._bucket):
+                    self._answered = self._answered or answer.is_sound(self._bucket)
+                    # The library's own text says the same at the length of a page.
+                    raise storage_error(answer, self.url, path, self._bucket) from None
+                time.sleep(_PAUSE_SECONDS)
             else:
                 self._answered = True
                 return result
+        raise AssertionError("the loop ends by a result or an error")
 
-    def _refuse(self, answer: Answer, path: str) -> NoReturn:
-        self._answered = self._answered or answer.is_sound(self._bucket)
-        # The library's own text says the same at the length of a page.
-        raise storage_error(
-            answer,
-            url=self.url,
-            path=path,
-            bucket=self._bucket,
-            endpoint=self._settings.endpoint,
-            has_credentials=self._settings.has_credentials,
-        ) from None
-
-    def _patience(self, upload_bytes: int) -> Patience:
+    def _patience(self, upload_bytes: int) -> _Patience:
         return _LARGE if upload_bytes > _LARGE_FROM_BYTES else _RUNNING if self._answered else _FIRST_CONTACT
 
     def _client(self, upload_bytes: int = 0) -> S3Store:
         patience = self._patience(upload_bytes)
         if patience not in self._clients:
-            self._clients[patience] = self._open(patience)
-        return self._clients[patience]
-
-    def _open(self, patience: Patience) -> S3Store:
-        return S3Store(
-            self._bucket,
-            prefix=self._prefix or None,
-            config=self._settings.config,
-            client_options={
-                "allow_http": self._settings.endpoint.startswith("http://"),
-                "connect_timeout": timedelta(seconds=3),
-                "read_timeout": patience.silence,
-                # For a whole response, which may be 5 GB.
-                "timeout": timedelta(hours=1),
-            },
-            retry_config={
-                "max_retries": patience.retries,
-                "retry_timeout": patience.retry,
-                "backoff": {
-                    "init_backoff": _FIRST_PAUSE,
-                    "max_backoff": _LONGEST_PAUSE,
-                    "base": 2,
+            self._clients[patience] = S3Store(
+                self._bucket,
+                prefix=self._prefix or None,
+                config=self._config,
+                client_options={
+                    "allow_http": self._config.get("endpoint", "").startswith("http://"),
+                    "connect_timeout": timedelta(seconds=3),
+                    "read_timeout": timedelta(seconds=patience.silence_seconds),
+                    # For a whole response, which may be 5 GB.
+                    "timeout": timedelta(hours=1),
                 },
-            },
-        )
-
-
-class _LostReplies:
-    """How often a request is repeated whose connection broke; it waits as the library does between its own tries."""
-
-    def __init__(self, patience: Patience) -> None:
-        self._left = patience.retries
-        self._until = time.monotonic() + patience.retry.total_seconds()
-        self._pause = _FIRST_PAUSE
-
-    def may_ask_again(self) -> bool:
-        """Waits a little, and says whether to ask again."""
-        self._left -= 1
-        if self._left < 0 or time.monotonic() + self._pause.total_seconds() > self._until:
-            return False
-        time.sleep(self._pause.total_seconds())
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-        return True
+                retry_config={
+                    "max_retries": patience.retries,
+                    "retry_timeout": timedelta(seconds=patience.retry_seconds),
+                    "backoff": {
+                        "init_backoff": timedelta(milliseconds=100),
+                        "max_backoff": timedelta(seconds=2),
+                        "base": 2,
+                    },
+                },
+            )
+        return self._clients[patience]
 
 
 def _as_bytes(data: BytesLike) -> memoryview:
@@ -263,17 +234,13 @@ def _parse(url: str) -> tuple[str, str]:
     """Bucket and prefix of an s3:// URL. No part of the message is one that may be a secret."""
     rest = url.partition("://")[2]
     authority = re.split(r"[/?#]", rest)[0]
+    expected = "s3://bucket/prefix, and credentials in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
     if "@" in authority or ":" in authority:
         shown = f"…@{rest.rpartition('@')[2]}" if "@" in rest else "…"
-        raise StoreRefused(
-            f"s3://{shown.partition('?')[0]}: a URL is printed and stored, so credentials don't belong in it; "
-            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
-        )
-    if "?" in rest or "#" in rest:
-        shown = re.split(r"[?#]", rest)[0]
-        raise StoreRefused(f"s3://{shown}: expected s3://bucket/prefix, with nothing after a '?' or '#'")
+        raise StoreRefused("URLs are printed and stored", file=f"s3://{re.split(r'[?#]', shown)[0]}", expected=expected)
     bucket, _, prefix = rest.partition("/")
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{1,62}", bucket):
-        raise StoreRefused(f"{url!r}: expected s3://bucket/prefix, the bucket in letters, digits, '.', '_' and '-'")
+    if "?" in rest or "#" in rest or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{1,62}", bucket):
+        shown = re.split(r"[?#]", rest)[0]
+        raise StoreRefused("not a URL of a bucket", file=f"s3://{shown}", expected=expected)
     prefix = prefix.strip("/")
     return bucket, checked_path(prefix) if prefix else ""

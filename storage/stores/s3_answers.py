@@ -25,7 +25,8 @@ _DENIED = {
 }
 _FULL = ("QuotaExceeded", "XMinioStorageFull", "InsufficientStorage")
 _ELSEWHERE = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException")
-_IN_CONFLICT = ("ConditionalRequestConflict", "OperationAborted")
+IN_CONFLICT = ("ConditionalRequestConflict", "OperationAborted")
+"""Codes while another request for the same name is in progress: whether an object exists is not decided yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,16 +61,6 @@ class Answer:
             summary=re.sub(r"\S+://\S+", "…", text.partition("<")[0].partition("\n")[0])[:200],
         )
 
-    @property
-    def in_conflict(self) -> bool:
-        """Another request for the same name is in progress: whether an object exists is not decided yet."""
-        return self.code in _IN_CONFLICT
-
-    @property
-    def past_end(self) -> bool:
-        """The object exists but ends before the requested range."""
-        return self.status == 416
-
     def is_lost(self, bucket: str) -> bool:
         """Whether the connection to the bucket's server broke, so that the request may have succeeded."""
         return self.status is None and self.transport != "" and (not self.request or self.went_to(bucket))
@@ -84,38 +75,24 @@ class Answer:
         return parts.path.startswith(f"/{bucket}") or (parts.hostname or "").startswith(f"{bucket}.")
 
 
-def storage_error(
-    answer: Answer, *, url: str, path: str, bucket: str, endpoint: str, has_credentials: bool
-) -> Exception:
-    """The storage error, one sentence, for an `answer` about `path` in the store at `url`.
-
-    An OSError if the answer is not known here.
-    """
-    shown = " ".join(str(part) for part in (answer.status, answer.code) if part)
+def storage_error(answer: Answer, url: str, path: str, bucket: str) -> Exception:
+    """The storage error for an `answer` about `path` in the store at `url`; an OSError if it is not known here."""
+    shown = " ".join(str(part) for part in (answer.status, answer.code) if part) or answer.transport
+    server = urlsplit(answer.request).netloc or "the server"
     if answer.request and not answer.went_to(bucket):
-        return StoreDenied(f"{url}: {_no_credentials(answer, shown, has_credentials)}")
+        expected = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+        return StoreDenied(f"no credentials came from {server} ({shown})", file=url, expected=expected)
     if answer.code == "NoSuchBucket":
-        return StoreRefused(f"{url}: the bucket does not exist")
+        return StoreRefused("the bucket does not exist", file=url)
     if answer.code in _FULL or answer.status == 507:
-        return StoreFull(f"{url}: no room left to write {path} ({shown})")
+        return StoreFull(f"no room left to write {path} ({shown})", file=url)
     if answer.code in _ELSEWHERE or "Received redirect without LOCATION" in answer.summary:
-        return StoreRefused(f"{url}: the bucket lies in another region: set AWS_REGION (or AWS_ENDPOINT_URL)")
+        expected = "its own in AWS_REGION, or AWS_ENDPOINT_URL"
+        return StoreRefused("the bucket lies in another region", file=url, expected=expected)
     if answer.status in (401, 403) or answer.code in _DENIED:
-        reason = _DENIED.get(answer.code, "access denied")
-        return StoreDenied(f"{url}: {path}: {reason}{f' ({shown})' if shown else ''}")
+        return StoreDenied(f"{path}: {_DENIED.get(answer.code, 'access denied')} ({shown})", file=url)
     if answer.status == 404:
-        return NotInStore(f"{path}: not in {url}")
+        return NotInStore(f"not in {url}", file=path)
     if answer.transport or answer.status == 429 or (answer.status or 0) >= 500:
-        return StoreUnreachable(
-            f"{url}: {path}: no good answer from {endpoint or 'Amazon S3'} ({shown or answer.transport})"
-        )
+        return StoreUnreachable(f"{path}: no good answer from {server} ({shown})", file=url)
     return OSError(f"{url}: {path}: {shown or answer.summary}")
-
-
-def _no_credentials(answer: Answer, shown: str, has_credentials: bool) -> str:
-    if has_credentials:
-        host = urlsplit(answer.request).hostname
-        return f"no credentials came from {host}, where the environment says they are ({shown or answer.transport})"
-    return (
-        "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE (this machine itself has none)"
-    )

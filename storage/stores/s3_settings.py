@@ -10,7 +10,6 @@ endpoint       AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL endpoint_url of the profile
 import configparser
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,48 +18,26 @@ from storage.errors import StoreRefused
 if TYPE_CHECKING:
     from obstore.store import S3Config
 
-_ELSEWHERE = (
-    ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN"),
-    ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",),
-    ("AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
-)
-"""If all variables of one of these are set, the library fetches credentials from there."""
 
+def read_settings(environment: Mapping[str, str]) -> "S3Config":
+    """The settings in `environment` and the files it points to, for the library; it reads the rest itself.
 
-@dataclass(frozen=True, kw_only=True)
-class S3Settings:
-    """Settings of an S3 client."""
-
-    config: "S3Config" = field(repr=False)
-    """For the library, which reads the rest of the environment itself. Contains secrets."""
-    endpoint: str
-    """URL of the server; '' is Amazon's."""
-    has_credentials: bool
-    """Whether credentials are configured. If not, only the machine itself can have some, as Amazon's do."""
-
-
-def read_settings(environment: Mapping[str, str]) -> S3Settings:
-    """The settings in `environment` and the files it points to.
-
-    Raises StoreRefused for a profile that does not exist and for an endpoint that is not a server's URL.
+    They contain secrets. Raises StoreRefused for a profile that does not exist and for an endpoint that is not a
+    server's URL.
     """
     profile = _read_profile(environment)
-    config: S3Config = {"region": _first(environment, "AWS_REGION", "AWS_DEFAULT_REGION") or profile.get("region", "")}
-    config["region"] = config["region"] or "us-east-1"
-    # Always, whatever the environment says: the whole protocol depends on it.
-    config["conditional_put"] = "etag"
-    elsewhere = any(all(environment.get(name) for name in names) for names in _ELSEWHERE)
-    if not environment.get("AWS_ACCESS_KEY_ID") and not elsewhere and "aws_access_key_id" in profile:
+    region = _first(environment, "AWS_REGION", "AWS_DEFAULT_REGION") or profile.get("region") or "us-east-1"
+    # Conditional, whatever the environment says: the whole protocol depends on it.
+    config: S3Config = {"region": region, "conditional_put": "etag"}
+    if not environment.get("AWS_ACCESS_KEY_ID") and "aws_access_key_id" in profile:
         config["access_key_id"] = profile["aws_access_key_id"]
         config["secret_access_key"] = profile.get("aws_secret_access_key", "")
         if "aws_session_token" in profile:
             config["session_token"] = profile["aws_session_token"]
     endpoint = _first(environment, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") or profile.get("endpoint_url", "")
     if endpoint:
-        endpoint = config["endpoint"] = _checked_endpoint(endpoint)
-    unsigned = environment.get("AWS_SKIP_SIGNATURE", "").lower() in ("true", "1")
-    has_key = bool(environment.get("AWS_ACCESS_KEY_ID")) or "access_key_id" in config
-    return S3Settings(config=config, endpoint=endpoint, has_credentials=has_key or elsewhere or unsigned)
+        config["endpoint"] = _checked_endpoint(endpoint)
+    return config
 
 
 def _read_profile(environment: Mapping[str, str]) -> Mapping[str, str]:
@@ -78,11 +55,11 @@ def _read_profile(environment: Mapping[str, str]) -> Mapping[str, str]:
             continue
         except (OSError, UnicodeDecodeError, configparser.Error) as error:
             # Without the error's text, which quotes the line: it may be a secret.
-            raise StoreRefused(f"{file}: can't be read as AWS settings ({type(error).__name__})") from None
+            raise StoreRefused(type(error).__name__, file=file, expected="AWS settings") from None
         if parser.has_section(section):
             profile.update(parser.items(section))
     if "AWS_PROFILE" in environment and not profile:
-        raise StoreRefused(f"AWS_PROFILE is {name!r}, but neither {credentials} nor {settings} has such a profile")
+        raise StoreRefused(repr(name), file="AWS_PROFILE", expected=f"a profile of {credentials} or {settings}")
     return profile
 
 
@@ -91,10 +68,8 @@ def _checked_endpoint(endpoint: str) -> str:
         return endpoint.rstrip("/")
     # The text before an '@' or after a '?' may be a secret.
     shown = f"{'…@' if '@' in endpoint else ''}{endpoint.rpartition('@')[2].partition('?')[0]}"
-    raise StoreRefused(
-        f"the S3 endpoint (AWS_ENDPOINT_URL) is {shown!r}; "
-        "expected http:// or https://, a host, perhaps a port, and no credentials"
-    )
+    expected = "http:// or https://, a host, perhaps a port, and no credentials"
+    raise StoreRefused(repr(shown), file="AWS_ENDPOINT_URL", expected=expected)
 
 
 def _first(environment: Mapping[str, str], *names: str) -> str:

@@ -245,7 +245,8 @@ class LogWriter:
             return record
         file = f"{self._path}/{layout.record(record.seq)}"
         if other.epoch > self.epoch:
-            raise Fenced(f"{file}: {other.writer} took over from {self._writer} (epoch {other.epoch} > {self.epoch})")
+            read = f"{other.writer} took over from {self._writer} (epoch {other.epoch} > {self.epoch})"
+            raise Fenced(read, file=file)
         raise StreamCorrupt(file, f"epoch {other.epoch} already committed record {record.seq} here")
 
     def _record(self, kind: Kind, epoch: int, **fields: Any) -> tuple[Record, bytes]:

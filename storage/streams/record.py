@@ -108,7 +108,7 @@ def decode(data: bytes, file: str) -> Record:
     if unknown := sorted(set(values) - set(names)):
         what = f"fields {unknown}" if names else f"kind {kind!r}"
         raise SchemaUnknown(
-            f"{file}: written by another version of Millrace: {what} not known here (schema {SCHEMA_VERSION})"
+            f"written by another version of Millrace: {what} not known here (schema {SCHEMA_VERSION})", file=file
         )
     if not names:
         raise damaged_record(file, f"expected a JSON object whose kind is one of {', '.join(get_args(Kind))}")

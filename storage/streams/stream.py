@@ -245,15 +245,13 @@ def read_part(
     """
     file = FileRef(path=f"{path}/{record.file}", bytes=record.bytes, checksum=record.checksum)
     if record.schema_version != SCHEMA_VERSION:
-        raise SchemaUnknown(
-            f"{file.path} (named by record {record.seq}): written with schema version {record.schema_version}, "
-            f"but this Millrace reads {SCHEMA_VERSION}"
-        )
+        read = f"written with schema version {record.schema_version}"
+        raise SchemaUnknown(read, file=file.path, expected=str(SCHEMA_VERSION))
     try:
         data = get_file(source, file, record=record.seq)
     except StreamCorrupt as error:
         if record.part < read_removed(source, path):
-            raise PartRemoved(f"{file.path}: the rows of part {record.part} were removed by millrace gc") from error
+            raise PartRemoved(f"the rows of part {record.part} were removed by millrace gc", file=file.path) from error
         raise PartCorrupt(error.file, error.reason, error.record) from error
     try:
         table = _from_arrow(data, schema, record, columns)

@@ -1,30 +1,44 @@
-"""A pool of worker processes, in which no response holds up another.
+"""A pool of worker processes for isolated rewards.
 
-    tasks ─► waiting ─► worker 1 ─┬─ a score                                     ─► the next task
-                        worker 2  ├─ slow while others wait: killed              ─► waiting, behind all others
-                           …      ├─ over its time, memory or threads: killed    ─► `timeout`, `error`
-                                  └─ ended without a score                       ─► `error`
+    tasks ─► waiting ─► worker 1 ─┬─ a score                                   ─► the next task
+                        worker 2  ├─ over its time, memory or threads: killed  ─► `timeout`, `error`
+                           …      └─ ended without a score                     ─► `error`
+
+    Pool ──► python -m millrace.rewards.isolation.worker ──fork──► worker
+         ◄──────────────────── its birth socket ─────────────────────┘
 
 A worker is sent a few tasks ahead, so that neither side waits for the other. When a worker ends, only the task that it
 was scoring is affected: the others go to the next worker.
 """
 
+import os
+import signal
+import socket
+import sys
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import asdict, replace
 from multiprocessing.connection import wait
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+import psutil
+
+from millrace.errors import InputError
+from millrace.forking.client import ForkServer, ForkServerLost
 from millrace.rewards.base import Reward, Score, failed
-from millrace.rewards.isolation.fork_server import RewardForkServer, RewardWorker
-from millrace.rewards.isolation.sandbox import Limits, hide
-from millrace.rewards.isolation.worker import Task, read_score, task_line
+from millrace.rewards.isolation.sandbox import Limits, hide, scrubbed
+from millrace.rewards.isolation.worker import CHUNK, READY, Task, read_score, task_line
 
+_LOAD_SECONDS = 300.0
+"""For importing a reward's libraries; some take a minute on a cold disk."""
 _LONGEST_TASK = 16 * 2**20
 """Bytes of a response with its prompt. No verifier gets through more in time."""
-_CHECK_SECONDS = 0.001
+_LONGEST_LINE = 2**20
+"""Bytes of a score. A worker that writes more has been taken over by a response."""
+_CHECK_SECONDS = 0.002
 """Time between two checks of the workers' limits."""
 _AHEAD = 16
 """Maximum number of unanswered tasks per worker."""
@@ -32,12 +46,6 @@ _TASKS_PER_WORKER = 1000
 """A worker is replaced after this many tasks, so that caches in libraries can't grow for weeks."""
 _MOST_THREADS = 64
 """Threads that a response may start. More would take the host's processors from everyone else."""
-_SLOW = 12.0
-"""A task is slow once it has cost this many times the mean (see `RewardWorker.cost`),"""
-_SLOW_SECONDS = 0.001
-"""and at least this much."""
-_MORE_PATIENCE = 10.0
-"""Each time that a slow task is put behind the others, it may cost this many times as much the next time."""
 
 
 class Pool:
@@ -51,15 +59,19 @@ class Pool:
         self._options = {reward.name: reward.options for reward in rewards}
         self._limits = limits
         self._tasks_per_worker = 1 if any(reward.fresh for reward in rewards) else _TASKS_PER_WORKER
-        self._workers: list[RewardWorker] = []
-        self._num_scored, self._total_cost = 0, 0.0
+        self._workers: list[_Worker] = []
         self.versions: Mapping[str, str] = {}
         """Version of each reward by its name."""
 
     def __enter__(self) -> Self:
         hide()
-        self._server = RewardForkServer(self._options, self._limits)
-        self.versions = self._server.versions
+        self._server, loaded = self._start(late=False)
+        self.versions = loaded["versions"]
+        if not loaded["can_fork"]:
+            self._server.close()
+            self._server, _ = self._start(late=True)
+        # Forked before it is needed.
+        self._spare = self._server.order({})
         return self
 
     def __exit__(
@@ -68,6 +80,8 @@ class Pool:
         for worker in self._workers:
             worker.socket.close()
         self._workers.clear()
+        self._spare.socket.close()
+        # The kernel then kills its workers.
         self._server.close()
 
     def score(self, tasks: Sequence[Task], each: Callable[[], None] = lambda: None) -> Iterator[tuple[int, Score]]:
@@ -85,7 +99,6 @@ class Pool:
             else:
                 lines[number] = line
                 waiting.append(number)
-        slow: Counter[int] = Counter()
         checked = time.monotonic()
         try:
             while waiting or any(worker.tasks for worker in self._workers):
@@ -94,13 +107,31 @@ class Pool:
                 for worker in [worker for worker in self._workers if worker.socket in sockets]:
                     yield from self._receive(worker, waiting)
                 if not sockets or time.monotonic() - checked >= _CHECK_SECONDS:
-                    for worker in list(self._workers):
-                        yield from self._enforce_limits(worker, waiting, slow)
+                    for worker in [worker for worker in self._workers if worker.tasks]:
+                        if (score := worker.excess(self._limits)) is not None:
+                            yield self._abandon(worker, waiting, score)
                     checked = time.monotonic()
                     each()
         finally:
             for worker in [worker for worker in self._workers if worker.tasks]:
                 self._kill(worker)
+
+    def _start(self, *, late: bool) -> tuple[ForkServer, dict[str, Any]]:
+        """Start a fork server and return its reply. Raises InputError if it can't load the rewards."""
+        server = ForkServer(
+            [sys.executable, "-m", "millrace.rewards.isolation.worker"],
+            {"rewards": self._options, "limits": asdict(self._limits), "late": late},
+            environment=scrubbed(dict(os.environ)),
+        )
+        try:
+            loaded = server.loaded(_LOAD_SECONDS)
+            if "refusal" in loaded:
+                raise InputError(**loaded["refusal"])
+        except (TimeoutError, ForkServerLost) as error:
+            server.close()
+            read = f"{', '.join(self._options)} can't be loaded ({type(error).__name__}: {error})"
+            raise InputError(read, file="scoring", expected="a reward that can be imported") from error
+        return server, loaded
 
     def _assign(self, waiting: deque[int], lines: Mapping[int, bytes]) -> None:
         """Send tasks ahead, fewer towards the end, so that every worker keeps having some."""
@@ -112,7 +143,8 @@ class Pool:
                 if len(worker.tasks) < ahead and worker.num_tasks < self._tasks_per_worker
             ]
             if len(self._workers) < self._limits.workers:
-                worker = self._server.take()
+                birth, self._spare = self._spare, self._server.order({})
+                worker = _Worker(birth.wait(), birth.socket)
                 self._workers.append(worker)
             elif ready:
                 worker = min(ready, key=lambda worker: len(worker.tasks))
@@ -123,62 +155,100 @@ class Pool:
         for worker in self._workers:
             worker.flush()
 
-    def _receive(self, worker: RewardWorker, waiting: deque[int]) -> Iterator[tuple[int, Score]]:
-        lines, cost, expected = worker.receive(), worker.cost(), len(worker.tasks)
-        if lines:
-            self._num_scored += len(lines)
-            self._total_cost += cost
-            worker.begin()
-        for line in (lines or [])[:expected]:
+    def _receive(self, worker: "_Worker", waiting: deque[int]) -> Iterator[tuple[int, Score]]:
+        lines, num_expected = worker.receive(), len(worker.tasks)
+        for line in (lines or [])[:num_expected]:
             yield worker.tasks.popleft(), read_score(line)
-        # A response that has taken its worker over may send more than the worker was asked for.
-        if lines is None or len(lines) > expected:
-            yield from self._reap(worker, waiting)
-        elif worker.num_tasks >= self._tasks_per_worker and not worker.tasks:
+        if lines is not None and len(lines) <= num_expected:
+            if worker.num_tasks >= self._tasks_per_worker and not worker.tasks:
+                self._kill(worker)
+        # It has ended, or was taken over by a response and sends more than it was asked for.
+        elif worker.tasks:
+            yield self._abandon(worker, waiting, None)
+        else:
             self._kill(worker)
 
-    def _enforce_limits(
-        self, worker: RewardWorker, waiting: deque[int], slow: Counter[int]
-    ) -> Iterator[tuple[int, Score]]:
-        """Kill a worker whose current task has used more than a response may."""
-        if not worker.tasks:
-            return
-        seconds, number, limits = worker.seconds(), worker.tasks[0], self._limits
-        score: Score | None = None
-        if seconds > limits.timeout_seconds:
-            score = failed(f"no verdict after {limits.timeout_seconds:g} s", "timeout")
-        elif worker.memory_mb() > limits.memory_mb:
-            score = failed(f"scoring it took more than {limits.memory_mb} MiB of memory")
-        elif worker.num_threads() > _MOST_THREADS:
-            score = failed(f"scoring it took more than {_MOST_THREADS} threads")
-        elif not (waiting or len(worker.tasks) > 1) or not self._is_slow(worker, slow[number]):
-            return
-        worker.tasks.popleft()
+    def _abandon(self, worker: "_Worker", waiting: deque[int], score: Score | None) -> tuple[int, Score]:
+        """Kill a worker: its current task gets `score`, by default how the worker ended; the others wait again."""
+        number = worker.tasks.popleft()
         waiting.extendleft(reversed(worker.tasks))
-        self._kill(worker)
-        if score is None:
-            slow[number] += 1
-            waiting.append(number)
-        else:
-            yield number, replace(score, seconds=seconds)
+        code = self._kill(worker)
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        score = score or failed(f"the process that scored it ended ({how})")
+        return number, replace(score, seconds=worker.seconds())
 
-    def _is_slow(self, worker: RewardWorker, times: int) -> bool:
-        """`times`: how often the current task was slow before."""
-        mean = self._total_cost / self._num_scored if self._num_scored else 0.0
-        is_slow = worker.cost() > max(_SLOW_SECONDS, _SLOW * mean) * _MORE_PATIENCE**times
-        # A worker that has sent something may be at another task by now.
-        return is_slow and not wait([worker.socket], 0)
-
-    def _reap(self, worker: RewardWorker, waiting: deque[int]) -> Iterator[tuple[int, Score]]:
-        """Remove a worker that has ended: its current task is an error, the others wait again."""
+    def _kill(self, worker: "_Worker") -> int:
+        """Kill a worker unless it has ended; return its exit code, or minus the signal that ended it."""
         self._workers.remove(worker)
-        code = self._server.reap(worker)
-        if worker.tasks:
-            number = worker.tasks.popleft()
-            waiting.extendleft(reversed(worker.tasks))
-            how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            yield number, replace(failed(f"the process that scored it ended ({how})"), seconds=worker.seconds())
+        worker.kill()
+        return self._server.exit_code(worker.pid)
 
-    def _kill(self, worker: RewardWorker) -> None:
-        self._workers.remove(worker)
-        self._server.reap(worker)
+
+class _Worker:
+    """A forked worker with the tasks that it was sent and has not answered; it is scoring the first of them."""
+
+    def __init__(self, pid: int, connection: socket.socket) -> None:
+        """Wait until the worker is ready."""
+        self.pid = pid
+        self.socket = connection
+        self.tasks: deque[int] = deque()
+        """Numbers of the unanswered tasks, in the order sent."""
+        self.num_tasks = 0
+        """Tasks sent in total."""
+        self._outbox, self._inbox = bytearray(), b""
+        self.socket.settimeout(_LOAD_SECONDS)
+        # A worker that never gets ready is killed when its first task is overdue.
+        with suppress(TimeoutError, ConnectionResetError):
+            self.socket.recv(len(READY))
+        self.socket.setblocking(False)
+        self._process = psutil.Process(pid)
+        self._memory_at_start = self._process.memory_info().rss
+        self._threads_at_start = self._process.num_threads()
+        self._started = time.monotonic()
+
+    def seconds(self) -> float:
+        """Wall time spent on the current task."""
+        return time.monotonic() - self._started
+
+    def excess(self, limits: Limits) -> Score | None:
+        """The score of the current task if it has used more than a response may."""
+        if self.seconds() > limits.timeout_seconds:
+            return failed(f"no verdict after {limits.timeout_seconds:g} s", "timeout")
+        if self._process.memory_info().rss - self._memory_at_start > limits.memory_mb * 2**20:
+            return failed(f"scoring it took more than {limits.memory_mb} MiB of memory")
+        if self._process.num_threads() - self._threads_at_start > _MOST_THREADS:
+            return failed(f"scoring it took more than {_MOST_THREADS} threads")
+        return None
+
+    def send(self, number: int, line: bytes) -> None:
+        """Send it a task, or as much of it as its socket takes: `flush` sends the rest."""
+        if not self.tasks:
+            self._started = time.monotonic()
+        self.tasks.append(number)
+        self.num_tasks += 1
+        self._outbox += line
+        self.flush()
+
+    def flush(self) -> None:
+        """Send the rest of the tasks."""
+        # If it has ended, `receive` notices.
+        with suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
+            while self._outbox:
+                del self._outbox[: self.socket.send(self._outbox)]
+
+    def receive(self) -> list[bytes] | None:
+        """Return the lines that have arrived, or None if it has ended or sent a line that is too long."""
+        try:
+            chunk = self.socket.recv(CHUNK)
+        except ConnectionResetError:
+            return None
+        *lines, self._inbox = (self._inbox + chunk).split(b"\n")
+        if lines:
+            self._started = time.monotonic()
+        return lines if chunk and len(self._inbox) <= _LONGEST_LINE else None
+
+    def kill(self) -> None:
+        """Send it SIGKILL. Its process id stays its own until the fork server has reaped it."""
+        self.socket.close()
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)

@@ -2,11 +2,11 @@
 
 `python -m millrace.rewards.isolation.worker`
 
-    scorer ──rewards, limits──►  fork server: loads, replies with the versions
-           ──order────────────►      │ fork ─► worker: enters the sandbox, sends READY, then a line per score
+    pool ──rewards, limits──►  fork server: loads, replies with the versions
+         ──order────────────►      │ fork ─► worker: enters the sandbox, sends READY
 
-    pool   ──{"reward": "math", "prompt": {…}, "response": "…"}──► worker
-           ◄──{"reward": 1.0, "components": {…}, "status": "ok", "error": null, "seconds": 0.002}──
+         ──{"reward": "math", "prompt": {…}, "response": "…"}──────────────────────────────────► worker
+         ◄──{"reward": 1.0, "components": {…}, "status": "ok", "error": null, "seconds": 0.002}──
 
 A killed worker is replaced in milliseconds, since nothing has to be loaded again. The fork server itself sees no
 response, so nothing that a worker is made to do reaches the next one. When the fork server ends, the kernel kills its
@@ -89,65 +89,42 @@ def main() -> None:
         rewards = {name: make_part(name, options) for name, options in recipe["rewards"].items()}
         sandbox = Sandbox(Limits(**recipe["limits"]))
         sandbox.try_out()
-        versions = {} if late else _load(rewards)
+        for reward in [] if late else rewards.values():
+            reward.load()
     except InputError as error:
         reply(control, {"refusal": error.fields()})
         return
-    can_fork = _can_fork()
+    # A child of this process works if there is one thread and no CUDA context.
+    torch = sys.modules.get("torch")
+    can_fork = num_threads() == 1 and not (torch is not None and torch.cuda.is_initialized())
+    versions = {} if late else {name: reward.version for name, reward in rewards.items()}
     reply(control, {"versions": versions, "can_fork": can_fork})
     if can_fork and (order := serve(control, adopted=False)) is not None:
         _work(order, rewards, sandbox, late=late)
 
 
-def _can_fork() -> bool:
-    """Whether a child of this process works: there is one thread, and no CUDA context."""
-    torch = sys.modules.get("torch")
-    return num_threads() == 1 and not (torch is not None and torch.cuda.is_initialized())
-
-
-def _load(rewards: Mapping[str, Reward]) -> dict[str, str]:
-    for reward in rewards.values():
-        reward.load()
-    return {name: reward.version for name, reward in rewards.items()}
-
-
 def _work(order: Order, rewards: Mapping[str, Reward], sandbox: Sandbox, *, late: bool) -> NoReturn:
+    """Score until the scorer closes its end. Runs in the main thread, where libraries may set an alarm."""
     try:
-        if late:
-            _load(rewards)
+        for reward in rewards.values() if late else []:
+            reward.load()
         # Discard output while scoring: responses could write anything into the log.
         for number in (1, 2):
             os.dup2(0, number)
         sandbox.enter(order.parent)
-        _score_all(order.birth, rewards)
+        # A forked process copies each page that it first touches: do that before the first response's time begins.
+        for reward in rewards.values():
+            reward.warm_up()
+        _write(order.birth, READY)
+        inbox = b""
+        while chunk := os.read(order.birth, CHUNK):
+            *lines, inbox = (inbox + chunk).split(b"\n")
+            for task in map(read_task, lines):
+                started = time.perf_counter()
+                score = safe_score(rewards[task.reward], task.prompt, task.response)
+                _write(order.birth, score_line(replace(score, seconds=time.perf_counter() - started)))
     finally:
         os._exit(0)
-
-
-def _score_all(descriptor: int, rewards: Mapping[str, Reward]) -> None:
-    """Score until the scorer closes its end. Runs in the main thread, where libraries may set an alarm."""
-    # A forked process copies each page that it first touches: do that before the first response's time begins.
-    for reward in rewards.values():
-        reward.warm_up()
-    read_task(task_line(Task(reward="", prompt=Prompt(prompt_id="", text="", answer="", source=""), response="")))
-    score_line(Score(reward=0.0))
-    _write(descriptor, READY)
-    inbox = b""
-    while chunk := os.read(descriptor, CHUNK):
-        *lines, inbox = (inbox + chunk).split(b"\n")
-        for line in lines:
-            _write(descriptor, _scored(read_task(line), rewards))
-
-
-def _scored(task: Task, rewards: Mapping[str, Reward]) -> bytes:
-    started = time.perf_counter()
-    score = safe_score(rewards[task.reward], task.prompt, task.response)
-    seconds = time.perf_counter() - started
-    try:
-        return score_line(replace(score, seconds=seconds))
-    except (TypeError, ValueError, RecursionError) as error:
-        reason = f"the verdict can't be sent ({type(error).__name__}: {error})"
-        return score_line(replace(failed(reason), seconds=seconds))
 
 
 def _write(descriptor: int, line: bytes) -> None:

@@ -62,7 +62,7 @@ def test_a_campaign_whose_reward_never_scores_ends_with_one_line_and_code_2(mill
     line = ended.expect_refusal()
     assert line.startswith("millrace: ")
     assert "scoring.reward is tests.support.rewards.own_rewards:without_result" in line
-    assert "reward is of type NoneType" in line
+    assert "reward is None" in line
     assert "failed for a response to prompt" in ended.output, "the first error, at once"
     status = millrace.run("status", str(millrace.root / "failing"))
     assert "responses got no score" in status.output

@@ -128,4 +128,4 @@ def test_this_machine_is_inspected_and_no_folder_is_made(tmp_path: Path) -> None
 def test_a_store_of_an_unknown_kind_is_an_error() -> None:
     machine = Machine("ftp://example/runs")
     assert machine.run_folder is None
-    assert "not supported" in (machine.store_error or "")
+    assert "not the URL of a store" in (machine.store_error or "")

@@ -42,13 +42,12 @@ def test_a_number_or_a_dict_is_the_reward_and_its_components(returned: str, comp
 @pytest.mark.parametrize(
     ("returned", "error"),
     [
-        ("None", "TypeError: reward is of type NoneType; expected a number"),
-        ("'1'", "TypeError: reward is of type str; expected a number"),
-        ("float('nan')", "ValueError: reward is nan; expected a finite number"),
+        ("None", "TypeError: reward is None; expected a finite number"),
+        ("'1'", "TypeError: reward is '1'; expected a finite number"),
+        ("float('nan')", "TypeError: reward is nan; expected a finite number"),
         ("10**400", "OverflowError: int too large to convert to float"),
-        ("{}", "ValueError: the function returned []; expected a dict with the key reward or score"),
-        ("(x for x in [1.0])", "TypeError: reward is of type generator; expected a number"),
-        ("{'reward': 1, 'part': float('inf')}", "ValueError: part is inf; expected a finite number"),
+        ("{}", "TypeError: the function returned []; expected a dict with the key reward or score"),
+        ("{'reward': 1, 'part': float('inf')}", "TypeError: part is inf; expected a finite number"),
         ("1/0", "ZeroDivisionError: division by zero"),
     ],
 )

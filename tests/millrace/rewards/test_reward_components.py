@@ -2,34 +2,32 @@
 
 import json
 import math
-from dataclasses import replace
 
 import pytest
 from support.streams.scored_groups import scored_group
 
-from millrace.rewards.components import MOST_COMPONENTS, component_means
-from millrace.rollouts.scored_group import ScoredGroup
+from millrace.rewards.base import MOST_COMPONENTS, component_means
 
 
-def group_of(*components: dict[str, float]) -> ScoredGroup:
-    group = scored_group(0, [[1]] * len(components), [1.0] * len(components))
-    return replace(group, components=[json.dumps(values) for values in components])
+def texts(*components: dict[str, float]) -> list[str]:
+    return [json.dumps(values) for values in components]
 
 
 def test_each_component_is_averaged_over_the_responses_that_have_it() -> None:
-    groups = [
-        group_of({"math": 1.0, "format": 0.5}, {"math": 0.0}),
-        group_of({"math": 0.5, "length": math.inf}, {"math": math.nan}),
-    ]
-    assert component_means(groups) == {"reward_component/math": 0.5, "reward_component/format": 0.5}
+    components = texts(
+        {"math": 1.0, "format": 0.5}, {"math": 0.0}, {"math": 0.5, "length": math.inf}, {"math": math.nan}
+    )
+    assert component_means(components) == {"reward_component/math": 0.5, "reward_component/format": 0.5}
 
 
 def test_the_number_of_component_metrics_is_limited() -> None:
-    groups = [group_of(*({f"case {number:03}": 1.0, "x" * 81: 1.0} for number in range(100)))]
-    assert list(component_means(groups)) == [f"reward_component/case {number:03}" for number in range(MOST_COMPONENTS)]
+    components = texts(*({f"case {number:03}": 1.0, "x" * 81: 1.0} for number in range(100)))
+    assert list(component_means(components)) == [
+        f"reward_component/case {number:03}" for number in range(MOST_COMPONENTS)
+    ]
 
 
 @pytest.mark.parametrize("rewards", [[1.0, None], [None, None]])
 def test_a_response_whose_reward_failed_has_no_components(rewards: list[float | None]) -> None:
-    means = component_means([scored_group(0, [[1], [1]], rewards)])
+    means = component_means(scored_group(0, [[1], [1]], rewards).components)
     assert means == ({"reward_component/exact_match": 1.0} if rewards[0] else {})

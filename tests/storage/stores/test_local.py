@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.stores.small_disk import make_read_only
 
-from storage.errors import BadName, NotInStore, StoreDenied, StoreFull, StoreRefused
+from storage.errors import BadName, StoreDenied, StoreFull, StoreRefused
 from storage.stores.base import probe
 from storage.stores.local import LocalStore
 
@@ -131,15 +131,6 @@ def test_an_unreadable_folder_is_denied_and_not_empty(tmp_path: Path) -> None:
                 look()
     finally:
         (tmp_path / "closed").chmod(0o700)
-
-
-@pytest.mark.parametrize("path", ["pipe", "folder"])
-def test_a_pipe_or_folder_is_not_an_object(tmp_path: Path, path: str) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "folder").mkdir()
-    assert not LocalStore(tmp_path).exists(path)
-    with pytest.raises(NotInStore):
-        LocalStore(tmp_path).get(path)
 
 
 def test_a_name_that_the_file_system_rejects_is_refused_briefly(tmp_path: Path) -> None:

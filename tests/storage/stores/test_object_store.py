@@ -240,7 +240,7 @@ def test_a_large_object_is_created_by_one_conditional_request() -> None:
         (Reply(401), StoreDenied, "401"),
         (Reply.error(301, "PermanentRedirect"), StoreRefused, "AWS_REGION"),
         (Reply.error(400, "AuthorizationHeaderMalformed"), StoreRefused, "AWS_REGION"),
-        (Reply.error(503, "SlowDown"), StoreUnreachable, "http://127.0.0.1"),
+        (Reply.error(503, "SlowDown"), StoreUnreachable, "127.0.0.1"),
         (Reply.error(400, "EntityTooLarge"), OSError, "a: 400 EntityTooLarge"),
     ],
 )

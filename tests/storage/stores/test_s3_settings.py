@@ -33,16 +33,14 @@ def test_a_profile_fills_in_missing_environment_variables(tmp_path: Path) -> Non
         "AWS_CONFIG_FILE": str(tmp_path / "config"),
     }
     mine = read_settings(files)
-    assert mine.config["access_key_id"] == "one"
-    assert mine.config["secret_access_key"] == "%1"
-    assert mine.config["region"] == "eu-west-1"
-    assert mine.has_credentials
+    assert mine["access_key_id"] == "one"
+    assert mine["secret_access_key"] == "%1"
+    assert mine["region"] == "eu-west-1"
     work = read_settings({**files, "AWS_PROFILE": "work", "AWS_REGION": "eu-north-1"})
-    assert (work.config["access_key_id"], work.config["session_token"]) == ("two", "t")
-    assert (work.endpoint, work.config["region"]) == ("http://host:1", "eu-north-1")
+    assert (work["access_key_id"], work["session_token"]) == ("two", "t")
+    assert (work["endpoint"], work["region"]) == ("http://host:1", "eu-north-1")
     named = read_settings({**files, "AWS_ACCESS_KEY_ID": "three"})
-    assert "access_key_id" not in named.config
-    assert "%1" not in repr(mine)
+    assert "access_key_id" not in named
     with pytest.raises(StoreRefused):
         read_settings({**files, "AWS_PROFILE": "elsewhere"})
 
@@ -57,9 +55,9 @@ def test_an_unreadable_settings_file_is_not_quoted(tmp_path: Path) -> None:
 
 def test_the_default_is_amazon_without_credentials() -> None:
     settings = read_settings(NOWHERE)
-    assert (settings.endpoint, settings.has_credentials) == ("", False)
-    assert settings.config["region"] == "us-east-1"
-    assert settings.config["conditional_put"] == "etag"
+    assert "endpoint" not in settings
+    assert settings["region"] == "us-east-1"
+    assert settings["conditional_put"] == "etag"
 
 
 @pytest.mark.ceph
