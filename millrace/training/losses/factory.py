@@ -7,12 +7,8 @@ import torch
 
 from configs.training import TrainingConfig
 from millrace.errors import InputError, TrainingDiverged
-<<<<<<< HEAD
-from millrace.rewards.import_path import imported_function
-from millrace.training.losses import clipped, weighted
-=======
 from millrace.rewards.function import imported_function
->>>>>>> less-rewards
+from millrace.training.losses import clipped, weighted
 from millrace.training.losses.base import LossInputs, LossOutputs
 
 LossFunction = Callable[[LossInputs, Any], LossOutputs]
