@@ -27,14 +27,14 @@ def main() -> int:
     """Runs the command line with this process's tasks starting the sleeping stages instead of the real ones."""
     fork, start_command = STAGES.fork, start.start_command
 
-    def fork_sleeper(module: str, arguments: Sequence[str], *rest: Any) -> ForkedProcess:
+    def fork_sleeper(module: str, arguments: Sequence[str], *rest: Any, **options: Any) -> ForkedProcess:
         if module in _STAGES:
-            return fork(_SLEEPING, [_STAGES[module], *arguments], *rest)
-        return fork(module, arguments, *rest)
+            module, arguments = _SLEEPING, [_STAGES[module], *arguments]
+        return fork(module, arguments, *rest, **options)
 
-    def start_sleeper(command: list[str], *rest: Any) -> start.Process:
+    def start_sleeper(command: list[str], *rest: Any, **options: Any) -> start.Process:
         replaced = [part for word in command for part in ([_SLEEPING, _STAGES[word]] if word in _STAGES else [word])]
-        return start_command(replaced, *rest)
+        return start_command(replaced, *rest, **options)
 
     with patch.object(STAGES, "fork", fork_sleeper), patch.object(start, "start_command", start_sleeper):
         return flows.cli.main.main()
