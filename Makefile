@@ -8,9 +8,9 @@ BIN := $(VENV)/bin
 # constraints.txt do not conflict.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts --constraint constraints.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
-SOURCES := configs flows tasks millrace storage dashboard benchmarks tests
+SOURCES := configs flows tasks millrace storage dashboard benchmarks docs tests
 
-.PHONY: demo test test-slow first-moves test-all faults server deploy host install vllm smollm check gpu-check format clean
+.PHONY: demo test test-slow first-moves test-all faults server deploy host install vllm smollm check docs gpu-check format clean
 
 # For `make server`, `make deploy` and `make host`. Variables already set in the environment are kept.
 PORT ?= 4200
@@ -81,6 +81,10 @@ check: $(VENV)/check  ## checks style, types and import direction
 	$(BIN)/uv pip compile --quiet --all-extras --python-platform x86_64-manylinux_2_28 --constraint constraints.txt \
 	  pyproject.toml --output-file /dev/null
 
+docs: $(VENV)/docs  ## writes docs/reference from the code, and builds the site in .site; fails on a broken link
+	$(BIN)/python docs/generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 # $(VENV) has the CPU builds of torch and vLLM. The CUDA builds, several GB, are for an environment of their own, and
 # nothing is installed before a GPU is seen.
 GPU_VENV := .venv-gpu
@@ -135,6 +139,10 @@ $(SMOLLM): | $(VENV)/base
 
 $(VENV)/test: $(VENV)/base
 	$(PIP) --editable '.[test]'
+	@touch $@
+
+$(VENV)/docs: $(VENV)/base
+	$(PIP) --editable '.[docs]'
 	@touch $@
 
 $(VENV)/check: $(VENV)/test

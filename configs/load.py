@@ -61,6 +61,11 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = (), *, 
     `option` names in errors where the overrides are from.
 
     Raises ConfigError with every mistake.
+
+    Examples:
+        >>> config = load_config(PRESETS / "tiny-cpu.yaml", ["staleness.max_staleness=4", "training.loss=gspo"])
+        >>> config.staleness.max_staleness, config.training.loss.name
+        (4, 'gspo')
     """
     file = os.fspath(path)
     return with_overrides(_read_mapping(file), overrides, where=file, option=option)

@@ -35,7 +35,14 @@ class PromptSet:
 
 
 class PromptOrder:
-    """The prompt of each group: every prompt once per epoch, each epoch in its own order."""
+    """The prompt of each group: every prompt once per epoch, each epoch in its own order.
+
+    Examples:
+        >>> prompts = [Prompt(prompt_id=name, text=name, answer="", source="example") for name in "abc"]
+        >>> order = PromptOrder(prompts, seed=0, shuffle=False)
+        >>> [order.prompt_at(group_id).text for group_id in range(4)]
+        ['a', 'b', 'c', 'a']
+    """
 
     def __init__(self, prompts: Sequence[Prompt], *, seed: int, shuffle: bool) -> None:
         """Shuffle `prompts` (at least one) by `seed` (≥ 0), or keep their order if not `shuffle`."""
@@ -67,6 +74,11 @@ def load_prompts(config: PromptsConfig) -> PromptSet:
 
     Without `eval_source`, `num_eval` prompts of `source` are held out, chosen by hash: the same ones for every seed.
     With it, its prompts are the evaluation set, and the same prompts of `source` are left out of training.
+
+    Examples:
+        >>> prompts = load_prompts(PromptsConfig(source="arithmetic", digits=1, num_eval=8))
+        >>> len(prompts.train), len(prompts.eval), prompts.eval[0].source
+        (47, 8, 'arithmetic')
     """
     source, eval_source = config.source, config.eval_source
     prompts = load_source(source, config)

@@ -40,7 +40,18 @@ class Score:
 
 
 class Reward(ABC):
-    """A verifier of responses."""
+    """A verifier of responses.
+
+    Examples:
+        >>> class Brief(Reward):
+        ...     name, version = "brief", "1"
+        ...
+        ...     def score(self, prompt: Prompt, response: str) -> Score:
+        ...         return Score(reward=float(response.strip() == prompt.answer and len(response) < 20))
+        >>> question = Prompt(prompt_id="1", text="6*7=", answer="42", source="example")
+        >>> safe_score(Brief(), question, " 42").reward
+        1.0
+    """
 
     name: str
     """Its name in configs."""

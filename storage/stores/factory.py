@@ -14,6 +14,13 @@ def open_store(url: str, *, fsync: bool = True) -> Store:
 
     Opening reads and writes no object. `fsync=False` gives up durability where the store is a local folder.
     Raises StoreRefused for any other URL, for one that holds credentials, and for S3 settings that can't be used.
+
+    Examples:
+        >>> store = open_store("memory://example")
+        >>> store.put_if_absent("notes/first", b"hello"), store.put_if_absent("notes/first", b"again")
+        (True, False)
+        >>> bytes(store.get("notes/first"))
+        b'hello'
     """
     if not url:
         raise StoreRefused("the store's URL is empty: expected a path, file://, memory:// or s3://")

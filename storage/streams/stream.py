@@ -50,6 +50,18 @@ class StreamWriter:
 
     `schema` is one of `storage.schema`; `writer` is a name for people. Unless they are 0, every part promises token ids
     below `vocab_size` and whole groups of `group_size` rows (see `validate`).
+
+    Examples:
+        >>> import pyarrow as pa
+        >>> from storage.schema import METRIC
+        >>> from storage.stores.factory import open_store
+        >>> store = open_store("memory://stream-writer")
+        >>> row = {"t": 0.0, "incarnation": 0, "policy_version": 3, "name": "loss", "value": 0.5}
+        >>> writer = StreamWriter(store, "metrics/train-0", METRIC, writer="train-0")
+        >>> writer.write(pa.Table.from_pylist([row], schema=METRIC), tokens=0).rows
+        1
+        >>> StreamReader(store, "metrics/train-0", METRIC).next().table["value"].to_pylist()
+        [0.5]
     """
 
     def __init__(

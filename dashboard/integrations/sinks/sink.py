@@ -39,7 +39,19 @@ class Text:
 
 
 class Sink(Protocol):
-    """Destination of points."""
+    """Destination of points. `open` is called once, then `write` and `flush` for each batch, then `close`.
+
+    Examples:
+        >>> class Printer:
+        ...     name, takes_texts = "terminal", False
+        ...
+        ...     def write(self, points: Sequence[Point], state: "MirrorState") -> None:
+        ...         for point in points:
+        ...             print(point.policy_version, dict(point.values))
+        >>> point = Point(policy_version=3, incarnation=0, t=0.0, values={"train/loss": 0.5})
+        >>> Printer().write([point], MirrorState(t_run=0.0))
+        3 {'train/loss': 0.5}
+    """
 
     name: str
     """Description with its location, for the user."""

@@ -44,6 +44,21 @@ class Environment(ABC):
     It runs in the generator's process and thread, between two turns: a step must be cheap and local. Its answers must
     depend only on the prompt, the seed and the turns so far, so that a trajectory can be generated again. An exception
     ends the trajectory, which then counts as an error, not as a reward of 0.
+
+    Examples:
+        >>> class Echo(Environment):
+        ...     stop = ("?",)
+        ...
+        ...     def reset(self, prompt: Prompt, seed: int) -> None:
+        ...         self.turns = 0
+        ...
+        ...     def step(self, text: str) -> Observation:
+        ...         self.turns += 1
+        ...         return Observation(done=True) if self.turns == 2 else Observation(text=text.upper())
+        >>> echo = Echo()
+        >>> echo.reset(Prompt(prompt_id="1", text="Ask me.", answer="yes", source="example"), seed=0)
+        >>> echo.step("really?").text, echo.step("yes").done
+        ('REALLY?', True)
     """
 
     stop: ClassVar[tuple[str, ...]] = ()
