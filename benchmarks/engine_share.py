@@ -2,7 +2,7 @@
 
     the same requests, lengths from 1 to 512 tokens ─┬─► engine alone, all submitted at once              ─► tokens/s
                                                      ├─► the same, updated as often as a campaign         ─► tokens/s
-                                                     └─► campaign: real streams, a trainer that costs nothing  ─► tokens/s
+                                                     └─► campaign: real streams, a trainer without work   ─► tokens/s
 
 The policy is small and random and never ends a response; log-normal lengths are forced upon its requests. Each engine
 has the same number of slots. It is measured between two numbers of tokens, which leave out the start, when all
