@@ -42,7 +42,7 @@ class Part:
 
     name: str
     shows: str
-    """What is known if it passes, in one sentence."""
+    """The conclusion if it passes, in one sentence."""
     command: tuple[str, ...]
     """Arguments of this Python interpreter."""
     gpus: int = 1
@@ -165,7 +165,7 @@ PARTS: Sequence[Part] = (
         minutes=20.0,
     ),
 )
-"""In the order in which they run: what is quick and tells most comes first."""
+"""In the order in which they run: quick and general parts come first."""
 
 
 def main() -> int:
@@ -191,7 +191,7 @@ def main() -> int:
 
 
 def check(part: Part, num_gpus: int) -> Result:
-    """Runs one part, unless the machine lacks what it needs."""
+    """Runs one part, unless the machine has too few GPUs or not its package."""
     if num_gpus < part.gpus:
         return Result(part=part, outcome="left out", reason=f"needs {part.gpus} GPUs, and there are {num_gpus}")
     if part.package is not None and importlib.util.find_spec(part.package) is None:

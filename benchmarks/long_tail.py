@@ -1,11 +1,11 @@
-"""What stragglers cost: campaigns of sleeping stages whose responses have log-normal lengths.
+"""Costs of stragglers: campaigns of sleeping stages whose responses have log-normal lengths.
 
     case: spread σ of the lengths, bound η, B groups a step, slots for C groups, staleness.too_old
       ├─► simulation ─────────────────────────────────────────────────────► expected ─┐
       └─► campaign: engine and trainer sleep, everything else is real ─► measured ─┴─► a row
 
     share     the campaign's steps per second ÷ those of its trainer alone, which is as fast as its engine alone
-    loss      tokens that carried loss ÷ tokens that the engine could have sampled meanwhile
+    loss      trainable tokens, unmasked ÷ tokens that the engine could have sampled meanwhile
     length    mean length of the rollouts trained ÷ of all that the trainer took
 
 Finished campaigns under --root are not run again.

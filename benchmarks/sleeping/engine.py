@@ -31,8 +31,8 @@ class _Running:
 class SleepingEngine(Engine):
     """Each response takes a slot for as long as its own length says; others wait in line for one.
 
-    It has no policy: weights are a version number. Like an engine in a process of its own, it goes on while the stage
-    does other work.
+    It has no policy: weights are a version number. Like an engine in a separate process, it continues while the
+    stage does other work.
     """
 
     def __init__(

@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def generate(config: RunConfig, num_groups: int, update_every: float | None) -> list[Reading]:
-    """Returns readings from the requests of so many groups; updates to the same weights every `update_every` s."""
+    """Returns readings from the requests of `num_groups` groups, with an update every `update_every` seconds."""
     generation, pace = config.generation, Pace.from_environment()
     assert config.model.path is not None
     folder = Path(config.model.path)

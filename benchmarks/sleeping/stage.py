@@ -77,8 +77,8 @@ def train_when_others_are_ready(stage: Stage) -> None:
     """
 
     def others_ready() -> bool:
-        others = ("generate", "score", "sync_weights")
-        return all(read_status(stage.store, name, 0).get("t_ready") is not None for name in others)
+        stages = ("generate", "score", "sync_weights")
+        return all(read_status(stage.store, name, 0).get("t_ready") is not None for name in stages)
 
     if stage.wait(others_ready, why="waiting until every other stage is ready"):
         train.main(stage)
@@ -110,7 +110,7 @@ def generate_at_pace(stage: Stage) -> None:
 
 
 def make_instant_engine(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **options: object) -> Engine:
-    """Replaces `TransformersEngine`. A policy that was never trained would go on to the longest response."""
+    """Replaces `TransformersEngine`. An untrained policy would sample up to the longest response."""
     return SleepingEngine(Pace(slots=1), vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
 
 

@@ -109,7 +109,7 @@ def test_each_response_has_its_set_length_or_the_limit() -> None:
     done = []
     while engine.in_flight:
         done += engine.collect(1.0)
-    lengths = {one.request.group_id: len(one.response.tokens) for one in done}
+    lengths = {trajectory.request.group_id: len(trajectory.response.tokens) for trajectory in done}
     assert lengths == {i: min(30, METERED_PACE.num_tokens(i, i % 2)) for i in range(12)}
     assert 30 in lengths.values()
     assert min(lengths.values()) < 10
