@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Literal
 
 from millrace.doctor.diagnosis import as_json, diagnose
-from millrace.doctor.machine import Machine, inspect_machine
+from millrace.doctor.machine import Machine
 
 _OUT = "{out}"
 """In a command: the part's temporary folder."""
@@ -174,7 +174,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("gpu-check.txt"), help="the report (default: gpu-check.txt)")
     parser.add_argument("--only", nargs="+", choices=[part.name for part in PARTS], help="only these parts")
     arguments = parser.parse_args()
-    machine = inspect_machine("runs")
+    machine = Machine("runs")
     num_gpus = 0 if machine.torch_devices is None else machine.torch_devices.num_gpus
     if not num_gpus:
         print("gpu-check: torch sees no GPU, so there is nothing to check; millrace doctor says why.", file=sys.stderr)
@@ -237,8 +237,8 @@ def _report(machine: Machine, num_gpus: int, results: Sequence[Result]) -> Itera
     commit = subprocess.run(("git", "rev-parse", "HEAD"), capture_output=True, text=True, check=False).stdout.strip()
     yield "Millrace on GPUs: the report of `make gpu-check`"
     yield f"{datetime.now(UTC).isoformat(timespec='seconds')}, commit {commit or 'unknown'}"
-    yield f"{num_gpus} × {machine.gpus[0].name}" if machine.gpus else f"{num_gpus} GPUs"
-    for line in as_json(diagnose(machine, "runs"))["lines"]:
+    yield f"{num_gpus} × {machine.gpus[0]}" if machine.gpus else f"{num_gpus} GPUs"
+    for line in as_json(diagnose(machine))["lines"]:
         yield f"{line['what']}: {line['value']}"
     for result in results:
         yield f"\n{result}\n    {result.part.shows}"

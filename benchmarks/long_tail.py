@@ -26,7 +26,7 @@ from benchmarks.harness import finish, make_parser, print_table, read_rows, run_
 from benchmarks.sleeping.pace import Pace
 from benchmarks.sleeping.stage import SLOT_SECONDS
 from configs.schema import RunConfig
-from millrace.planning.durations import Costs
+from millrace.planning.durations import Costs, Lengths
 from millrace.planning.simulation import simulate
 from millrace.rollouts.consumed import TRAINED
 from storage import layout
@@ -131,8 +131,8 @@ def main() -> None:
     finish(arguments.json, {**result, "targets": targets_met(rows)})
 
 
-@dataclass(frozen=True, slots=True)
-class _Lengths:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Lengths(Lengths):
     """The sleeping engine's response lengths; its prompts cost nothing."""
 
     pace: Pace
@@ -155,7 +155,8 @@ def expect(case: Case, *, step_seconds: float = 1.0, steps: int, warmup: int) ->
         checkpoint=0.0,
     )
     config = RunConfig.model_validate(case.config(steps))
-    outcome = simulate(config, costs, _Lengths(pace), steps=steps, warmup=warmup)
+    lengths = _Lengths(pace=pace, groups=(), group_size=GROUP_SIZE, max_tokens=MAX_TOKENS)
+    outcome = simulate(config, costs, lengths, steps=steps, warmup=warmup)
     with_loss = outcome.tokens_per_second * (1 - outcome.masked_token_share)
     shared = ("dropped_share", "masked_token_share", "staleness_mean", "staleness_max", "length_ratio")
     return {

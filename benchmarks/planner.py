@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from benchmarks.harness import as_settings, finish, make_parser, print_table, read_rows, run_campaign
-from millrace.planning.measured import read_measured
+from millrace.planning.measured import StageTimes, lengths_of, read_measured
 from millrace.planning.simulation import simulate
 from millrace.planning.stored import StoredMachine, fit_machine
 from millrace.rollouts.consumed import TRAINED
@@ -141,7 +141,9 @@ def main() -> None:
 
 def _row(fitted: StoredMachine, case: Case, folder: Path) -> Row:
     run, measured = read_measured(open_store(str(folder))), figures(folder)
-    lengths = fitted.lengths(run.config) if case.family in {fit.family for fit in FITTED} else run.lengths
+    lengths = (
+        fitted.lengths(run.config) if case.family in {fit.family for fit in FITTED} else lengths_of([run], run.config)
+    )
     outcome = simulate(run.config, fitted.costs(run.config), lengths, steps=_STEPS, warmup=_WARMUP)
     idle = {f"idle_{stage}": share for stage, share in outcome.idle.items()}
     return {
@@ -183,10 +185,16 @@ def figures(folder: Path) -> dict[str, float]:
         "step_seconds": run.step_seconds,
         "staleness_mean": pc.mean(trained["staleness"]).as_py(),
         "dropped_share": 1 - trained.num_rows / rows.num_rows,
-        "idle_train": run.trainer.idle_share(),
-        "idle_generate": fmean(stage.idle_share() for stage in run.generators),
-        "idle_score": fmean(stage.idle_share() for stage in run.scorers),
+        "idle_train": _idle_share(run.trainer),
+        "idle_generate": fmean(map(_idle_share, run.generators)),
+        "idle_score": fmean(map(_idle_share, run.scorers)),
     }
+
+
+def _idle_share(times: StageTimes) -> float:
+    """Returns the share of the time in which the stage waited for others."""
+    waited = sum(spent for *_, span in times.spans for name, spent in span.items() if name.startswith("waiting"))
+    return min(1.0, waited / (times.end - times.begin))
 
 
 def _print(rows: Sequence[Row]) -> None:

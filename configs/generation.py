@@ -32,31 +32,20 @@ def _resolve(name: str) -> str:
 Precision = Annotated[Literal["auto", "float32", "bfloat16"], AfterValidator(_resolve)]
 """A validated value is never `auto`."""
 
-_TOKEN_IDS = "no such key: vLLM gets token ids and gives them back, and the stages have the tokenizer"
-_SAMPLING = "generation.temperature, top_p, top_k and max_new_tokens, which alone shape the sampling"
-
-RESERVED = {
-    "model": "model.path, which names the model",
-    "tokenizer": _TOKEN_IDS,
-    "skip_tokenizer_init": _TOKEN_IDS,
-    "dtype": "generation.dtype, the number format of the weights in generators",
-    "seed": "seed, from which each request draws its own",
-    "generation_config": _SAMPLING,
-    "override_generation_config": _SAMPLING,
-    "logprobs_mode": "no such key: log-probabilities are those of the distribution that was sampled from",
-    "return_sampling_mask": "generation.top_p and generation.top_k, which ask for it where they leave tokens out",
-    "logits_processors": f"{_SAMPLING}: the trainer does not know what else changes the distribution",
-    "watermark_config": f"{_SAMPLING}: the trainer does not know what else changes the distribution",
-    "enable_prefix_caching": "no such key: prefix caching is always on, and each new policy version clears the cache",
-    "enable_sleep_mode": "placement.colocated, which says whether generators sleep",
-    "weight_transfer_config": "weights.transport, which says how new weights travel",
-}
-"""Arguments of vLLM that Millrace sets (`millrace/generation/engines/vllm/arguments.py`), with what to use instead."""
+RESERVED = frozenset(
+    {
+        "model", "tokenizer", "skip_tokenizer_init", "dtype", "seed", "generation_config", "override_generation_config",
+        "logprobs_mode", "return_sampling_mask", "logits_processors", "watermark_config", "enable_prefix_caching",
+        "enable_sleep_mode", "weight_transfer_config",
+    }
+)  # fmt: skip
+"""Arguments of vLLM that Millrace sets (`millrace/generation/engines/vllm/startup.py`), because the trainer knows no
+other distribution than that of `generation.temperature`, `top_p`, `top_k` and `max_new_tokens`."""
 
 
 def _is_free(name: str) -> str:
     if name in RESERVED:
-        raise ValueError(RESERVED[name])
+        raise ValueError("another argument, because Millrace sets this one")
     if not name.isidentifier():
         raise ValueError("the name of an argument as vLLM's Python interface spells it, such as tensor_parallel_size")
     return name

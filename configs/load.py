@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from configs.errors import ConfigError, UserError
 from configs.schema import RunConfig, dotted_fields
-from configs.section import choices, holds_sections, is_section
+from configs.section import choices, is_section
 from configs.stored import put_key
 from configs.validation_errors import mistakes, show, unknown_key
 
@@ -34,14 +34,13 @@ _NESTED = _MAPPINGS | {
     key for key, field in _FIELDS.items() if get_origin(field.annotation) is list or choices(field.annotation)
 }
 """Keys whose values may be written as a list or a mapping."""
-_MAPPINGS_OF_SECTIONS = frozenset(key for key, field in _FIELDS.items() if holds_sections(field.annotation))
 
 # How long, where and how fast a run continues. None of these changes the meaning of a committed trajectory or step. The
 # number of ranks and the size of microbatches change only the last bits of a gradient; its number format changes more.
 # Each step stores which tokens were too old, and which groups had no spread.
 _FREE_KEYS = {
     "scoring.workers", "staleness.too_old", "training.max_steps", "training.checkpoint_every",
-    "training.checkpoint_minutes", "training.checkpoint_keep", "training.device", "training.activation_checkpointing",
+    "training.checkpoint_keep", "training.device", "training.activation_checkpointing",
     "training.max_tokens_per_microbatch", "training.selection.drop_zero_advantage", "training.on_collapse",
 }  # fmt: skip
 _FREE_SECTIONS = (
@@ -159,7 +158,7 @@ def _read_mapping(file: str) -> dict[str, object]:
 
 def _is_in_mapping(key: str) -> bool:
     parent, _, _ = key.rpartition(".")
-    return parent in _MAPPINGS or parent.rpartition(".")[0] in _MAPPINGS_OF_SECTIONS
+    return parent in _MAPPINGS or parent.rpartition(".")[0] == "evaluation.sets"
 
 
 def _is_nested(key: str, text: str) -> bool:

@@ -28,27 +28,26 @@ class PlainConfig(Parameters):
     name: Literal["reinforce", "topr"]
 
 
-class PpoClipConfig(Parameters):
-    """PPO's clipped objective."""
-
-    name: Literal["ppo_clip"] = "ppo_clip"
+class _ClippedConfig(Parameters):
     clip_low: AtMostOne = 0.2
     """Tokens with a negative advantage are clipped if their ratio is below 1 − `clip_low`, no unit."""
     clip_high: Positive = 0.2
     """Tokens with a positive advantage are clipped if their ratio is above 1 + `clip_high`, no unit."""
+
+
+class PpoClipConfig(_ClippedConfig):
+    """PPO's clipped objective."""
+
+    name: Literal["ppo_clip"] = "ppo_clip"
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """Tokens with a negative advantage are also clipped if their ratio is above this, no unit; usually 3; null:
     never."""
 
 
-class DecoupledPpoConfig(Parameters):
-    """Decoupled PPO."""
+class DecoupledPpoConfig(_ClippedConfig):
+    """Decoupled PPO, whose ratio for clipping is to the proximal policy."""
 
     name: Literal["decoupled_ppo"] = "decoupled_ppo"
-    clip_low: AtMostOne = 0.2
-    """As in `ppo_clip`, for the ratio to the proximal policy, no unit."""
-    clip_high: Positive = 0.2
-    """As in `ppo_clip`, for the ratio to the proximal policy, no unit."""
     proximal: Literal["recomputed", "interpolated"] = "recomputed"
     """Policy to clip against: `recomputed`: the policy before the batch's first update; `interpolated`: between the
     policy and the one that sampled, by staleness."""

@@ -16,9 +16,7 @@ class StalenessConfig(Section):
     """Lowest bound of `adaptive` control."""
     ess_target: ClassVar[float] = 0.95
     """With `adaptive` control the bound falls while the effective sample size of the ratios π/μ, as a share of what it
-    is on policy, is below this …"""
-    ess_floor: ClassVar[float] = 0.5
-    """… and at once to `min_staleness` if it is below this in three steps in a row."""
+    is on policy, is below this."""
     max_staleness: Versions = 4
     """Maximum policy versions by which the trainer is ahead of the oldest one in a trajectory; 0 in `sync` mode."""
     too_old: Literal["drop", "wait", "mask"] = "mask"
@@ -46,8 +44,6 @@ class StorageConfig(Section):
 
     root: Text = "runs"
     """Path, file:///path, s3://bucket/prefix or memory://name; the run is stored at root/run id."""
-    fsync: bool = True
-    """Whether local writes are flushed to disk before they count as committed."""
     commit_max_ms: NonNegative = 10.0
     """A generator commits once the oldest finished trajectory has waited this long, milliseconds, or once there are
     4096 of them or 64 MiB; 0 commits each batch before the next."""

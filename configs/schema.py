@@ -1,15 +1,5 @@
 """All settings of a run, typed: `RunConfig` and its sections.
 
-    RunConfig ─┬─ name, seed
-               ├─ pipeline     how stages are scheduled     ├─ staleness    maximum age of a trajectory
-               ├─ model        the start weights            ├─ weights      how new weights are sent
-               ├─ prompts      training and evaluation      ├─ storage      where the run is stored
-               ├─ generation   how responses are sampled    ├─ evaluation   how progress is measured
-               ├─ scoring      how responses are rewarded   ├─ promotion    when a checkpoint is promoted
-               ├─ training     how the policy is trained    ├─ supervision  when a stage counts as hung
-               ├─ budget       limits of one attempt        └─ environment  what answers between turns
-               └─ placement    on which hosts stages run
-
 The parameters of a choice, such as a loss (`training.loss`), are a small separate schema, and one key of the run.
 
 Unknown keys, wrong types and non-finite numbers are refused. Nothing is converted, except a whole number where a real

@@ -59,8 +59,3 @@ def choices(annotation: object) -> tuple[type[Parameters], ...]:
     if get_origin(annotation) in (Annotated, Union, UnionType):
         return tuple(kind for member in get_args(annotation) for kind in choices(member))
     return (annotation,) if isinstance(annotation, type) and issubclass(annotation, Parameters) else ()
-
-
-def holds_sections(annotation: object) -> bool:
-    """Whether a field of this type has a section under each name."""
-    return get_origin(annotation) is dict and is_section(get_args(annotation)[1])

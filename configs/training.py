@@ -157,11 +157,11 @@ class TrainingConfig(Section):
     """What follows when training collapses (docs/control.md), which is reported in any case. `stop`: training ends;
     `roll_back`: it resumes from the last good checkpoint with the learning rate cut to a third or less, and never above
     the rate of that checkpoint."""
+    checkpoint_minutes: ClassVar[float] = 10.0
+    """Maximum time between two checkpoints, minutes; the first of a run is due after a tenth of it."""
     checkpoint_every: Count = 10
-    """Number of optimizer steps between two checkpoints."""
-    checkpoint_minutes: Positive | None = 10.0
-    """Maximum time between two checkpoints, minutes; the first of a run is due after a tenth of it. null: only
-    `checkpoint_every` applies."""
+    """Number of optimizer steps between two checkpoints; there are more where steps take long, so that at most ten
+    minutes of work are lost."""
     checkpoint_keep: Annotated[int, Field(ge=2)] | None = None
     """Number of newest checkpoints whose files stay; those of the best version evaluated stay as well. null: all."""
     threads: Count = 1

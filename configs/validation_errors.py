@@ -2,30 +2,34 @@
 
 import difflib
 import json
-import types
-from collections.abc import Collection, Iterator, Sequence
-from typing import Annotated, Literal, Union, get_args, get_origin
+import re
+from collections.abc import Collection, Iterator
+from typing import Any
 
-import annotated_types
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 
 from configs import losses
 from configs.errors import ConfigError, UserError
+from configs.prompts import EvaluationSetConfig
 from configs.schema import dotted_fields
-from configs.section import Parameters, Section, choices, holds_sections, is_section
+from configs.section import Section
 
-_KINDS = {int: "a whole number", float: "a finite number", str: "text", bool: "true or false", types.NoneType: "null"}
 _LONGEST_SHOWN = 80
 _FIELDS = dotted_fields(with_parameters=True)
 _NAME = "[key]"
 """Pydantic's mark for an invalid name in a mapping, as opposed to an invalid value."""
+_EXPECTED = {
+    "model_type": "a section with its own keys",
+    "dict_type": "a section with names and values",
+    "union_tag_not_found": "a name, or a section with a name and parameters",
+}
+"""Expected values by pydantic's type of error, where its message uses words of Python."""
 
 
 def mistakes(error: ValidationError, *, file: str, overridden: Collection[str], option: str) -> Iterator[UserError]:
     """Yield each finding in `error`; keys in `overridden` came from `option`, the others from `file`."""
     for detail in error.errors():
-        path, choice = _without_choice(detail["loc"])
+        path, section = _without_choice(detail["loc"])
         key = ".".join(str(part) for part in path if part != _NAME)
         reason = detail.get("ctx", {}).get("error")
         if isinstance(reason, ConfigError):
@@ -34,126 +38,55 @@ def mistakes(error: ValidationError, *, file: str, overridden: Collection[str], 
                 yield UserError(**(impossible.fields() | {"file": where}))
             continue
         where = option if any(f"{key}.".startswith(f"{changed}.") for changed in overridden) else file
+        expected = str(reason or _expected(detail["type"], detail["msg"]))
         if detail["type"] == "extra_forbidden":
-            yield unknown_key(key, where, choice)
+            yield unknown_key(key, where, section)
         elif path[-1] == _NAME:
-            yield UserError(file=where, key=key, read="not settable", expected=str(reason))
+            yield UserError(file=where, key=key, read="not settable", expected=expected)
         elif detail["type"] == "missing":
-            yield UserError(file=where, key=key, read="missing", expected=_expectation(key))
+            yield UserError(file=where, key=key, read="missing", expected="a value: it has no default")
         else:
-            yield UserError(file=where, key=key, read=show(detail["input"]), expected=str(reason or _expectation(key)))
+            yield UserError(file=where, key=key, read=show(detail["input"]), expected=expected)
 
 
-def _without_choice(path: tuple[int | str, ...]) -> tuple[tuple[int | str, ...], type[Parameters] | None]:
-    """The path of a key without pydantic's marks of a loss, and the parameters of that loss."""
+def _without_choice(path: tuple[int | str, ...]) -> tuple[tuple[int | str, ...], type[Section] | None]:
+    """Returns the path of a key without pydantic's marks of a loss, and the section that it is in if not listed."""
     match path:
         case ("training", "loss", losses.OWN, *rest):
             return ("training", "loss", *rest), losses.OwnLossConfig
         case ("training", "loss", losses.BUILT_IN, str() as name, *rest):
             return ("training", "loss", *rest), losses.PARAMETERS[name]
+        case ("evaluation", "sets", _, _, *_):
+            return path, EvaluationSetConfig
     return path, None
 
 
-def unknown_key(key: str, file: str, choice: type[Parameters] | None = None) -> UserError:
-    """The error for a key of `file` that does not exist; expected is the one probably meant, or one of the `choice`."""
-    names = list(choice.model_fields if choice else _in_named_section(key)) or [_nearest(key) or ""]
-    if not names[0]:
-        names = _siblings(_split(key)[0]) or _siblings("")
+def _expected(kind: str, message: str) -> str:
+    """The expectation in pydantic's message, such as `Input should be greater than or equal to 1`."""
+    return _EXPECTED.get(kind) or re.sub(r"^\w+ should (be )?", "", message)
+
+
+def unknown_key(key: str, file: str, section: type[Section] | None = None) -> UserError:
+    """The error for a key of `file` that does not exist; expected is the one probably meant, or one of the section."""
+    parent, _, name = key.rpartition(".")
+    names = list(section.model_fields) if section else []
+    if not names:
+        # The right name in a wrong section, a similar key, or any key of the section.
+        namesakes = [candidate for candidate in _FIELDS if candidate.rpartition(".")[2] == name]
+        names = difflib.get_close_matches(key, namesakes, n=1, cutoff=0.0)
+        names = names or difflib.get_close_matches(key, _FIELDS, n=1, cutoff=0.75)
+    if not names:
+        siblings = [candidate for candidate in _FIELDS if candidate.rpartition(".")[0] == parent]
+        names = siblings or [candidate for candidate in _FIELDS if "." not in candidate]
     expected = names[0] if len(names) == 1 else f"one of {', '.join(names)}"
     return UserError(file=file, key=key, read="an unknown key", expected=expected)
 
 
-def show(value: object) -> str:
+def show(value: Any) -> str:
     """A YAML value as people read it, shortened."""
     if value is None:
         return "empty"
-    if isinstance(value, dict):
-        return "a section"
-    if isinstance(value, list):
-        return "a list"
+    if isinstance(value, dict | list):
+        return "a section" if isinstance(value, dict) else "a list"
     shown = json.dumps(value, ensure_ascii=False, default=str)
     return shown if len(shown) <= _LONGEST_SHOWN else f"{shown[: _LONGEST_SHOWN - 1]}…"
-
-
-def _nearest(key: str) -> str | None:
-    """The key probably meant: the right name in the wrong section, a misspelt sibling, another key, a similar one."""
-    keys = list(_FIELDS)
-    section, name = _split(key)
-    for candidates, cutoff in ((keys, 1.0), (_siblings(section), 0.6), (keys, 0.75)):
-        names = {_split(candidate)[1] for candidate in candidates}
-        for meant in difflib.get_close_matches(name, sorted(names), n=1, cutoff=cutoff):
-            same_name = [candidate for candidate in candidates if _split(candidate)[1] == meant]
-            return difflib.get_close_matches(key, same_name, n=1, cutoff=0.0)[0]
-    return next(iter(difflib.get_close_matches(key, keys, n=1, cutoff=0.8)), None)
-
-
-def _split(key: str) -> tuple[str, str]:
-    section, _, name = key.rpartition(".")
-    return section, name
-
-
-def _siblings(section: str) -> list[str]:
-    return [key for key in _FIELDS if _split(key)[0] == section]
-
-
-def _in_named_section(key: str) -> dict[str, FieldInfo]:
-    """The fields of the section that `key` is in, by name; empty unless that is in a mapping of sections."""
-    mapping, _, _ = _split(key)[0].rpartition(".")
-    field = _FIELDS.get(mapping)
-    if field is None or not holds_sections(field.annotation):
-        return {}
-    section: type[Section] = get_args(field.annotation)[1]
-    return section.model_fields
-
-
-def _expectation(key: str) -> str:
-    """Describe in words the values that the schema allows at `key`."""
-    section, name = _split(key)
-    if name.isdecimal() and section in _FIELDS:
-        # An item of a list.
-        return _expectation(section)
-    field = _FIELDS.get(key) or _in_named_section(key).get(name)
-    if field is None:
-        # A name in a mapping.
-        below: type = get_args(_FIELDS[section].annotation)[1]
-        if not is_section(below):
-            return _phrase(below)
-        required = [name for name, field in below.model_fields.items() if field.is_required()]
-        return f"a section with {', '.join(required)}"
-    if is_section(field.annotation):
-        required = [
-            name for name, below in dotted_fields().items() if name.startswith(f"{key}.") and below.is_required()
-        ]
-        return f"a section with {', '.join(required)}" if required else "a section with its own keys"
-    if kinds := choices(field.annotation):
-        return "a name, or a section with a name and parameters" if len(kinds) > 1 else "a section with its own keys"
-    return _phrase(field.annotation, field.metadata)
-
-
-def _phrase(annotation: object, rules: Sequence[object] = ()) -> str:
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _phrase(arguments[0], getattr(arguments[1], "metadata", ()))
-    if origin in (Union, types.UnionType):
-        return " or ".join(_phrase(member) for member in arguments)
-    if origin is Literal:
-        return " or ".join(json.dumps(choice) for choice in arguments)
-    if origin is dict:
-        return "a section with names and values"
-    if origin is list:
-        return f"a list such as [a, b], whose items are {_phrase(arguments[0])}"
-    bounds = " and ".join(_bounds(rules))
-    return f"{_KINDS[annotation]} {bounds}".rstrip()  # type: ignore[index]
-
-
-def _bounds(rules: Sequence[object]) -> Iterator[str]:
-    for rule in rules:
-        match rule:
-            case annotated_types.Ge(ge=limit):
-                yield f"of at least {limit}"
-            case annotated_types.Gt(gt=limit):
-                yield f"above {limit}"
-            case annotated_types.Le(le=limit):
-                yield f"at most {limit}"
-            case annotated_types.MinLen():
-                yield "of at least one character"

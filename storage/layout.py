@@ -26,12 +26,12 @@ curriculum/<block>.json                 which prompts a block of groups has, if 
 incidents/<ms>-<kind>-<id>.json         restarts, rollbacks and alarms, for people; written once
 evaluations/<version>.json              results of one policy version, on held-out prompts and further sets
 note.txt                                a person's note on the run, one line; overwritten
-reports/<attempt>.md                    report on an attempt, for people: text, figures and plots
+reports/<attempt>.md                    report on an attempt, for people: text and figures
 logs/<stage>-<r>.log                    output of each stage process
 quarantine/…                            damaged files that fsck moved aside, each under its old path
 parquet/                                the run as compact wrote it, for analysis
 replay.json                             a replay's request: its stored runs and options
-replay/…                                its results: verdict.json, rescored.json, comparison.parquet and plots
+replay/…                                its results: verdict.json, rescored.json, comparison.parquet, report.md
 """
 
 import re

@@ -10,11 +10,7 @@
 
 One call is one attempt. The next attempt continues the work that its budget leaves undone: a schedule that calls the
 flow every night with `resume="latest"` is a campaign of weeks. Cancel, Suspend, SIGTERM and Ctrl-C reach the control
-loop; on its way out it sets STOP, and every stage drains.
-
-The control loop polls the flow run's states. Prefect's worker polls for a cancellation too, but it stops once the
-server was away for half a minute, and a campaign at a terminal has no worker. Prefect itself acts on a suspension only
-when the next task starts, which in a campaign is the evaluation at its end.
+loop, which polls the flow run's states; on its way out it sets STOP, and every stage drains.
 """
 
 import math
@@ -35,8 +31,8 @@ from flows.campaign.attempt import StageTasks, attempt_under_way, run_together, 
 from flows.campaign.hub import with_local_copies
 from flows.campaign.prepare import Resume, check, claim, run_store
 from flows.campaign.remote_stages import run_remotely
-from flows.campaign.report import Outcome, write_report, write_summary
-from flows.display.artifacts import artifact_key, final_message, flow_run_link, promoted_card, show
+from flows.campaign.report import write_report, write_summary
+from flows.display.artifacts import artifact_key, final_message, flow_run_link, show
 from flows.display.ui_reporter import UiReporter
 from millrace.errors import MillraceError
 from millrace.evaluation.promotion import read_decision
@@ -142,13 +138,10 @@ def run_attempt(
             failpoint("controller.evaluated")
         summary = write_summary(store, attempt.number)
         failpoint("controller.summarised")
-        outcome: Outcome = "finished" if summary["state"] == "finished" else "window over"
-        report = write_report(store, attempt.number, outcome)
-        show(report, key=artifact_key(run_id, "report"), description=f"Attempt {attempt.number}: {outcome}")
+        report = write_report(store, summary)
+        description = f"Attempt {attempt.number}: {summary['state']}"
+        show(report, key=artifact_key(run_id, "report"), description=description)
         decision = read_decision(store, attempt.number)
-        if decision is not None and decision.promoted:
-            card = promoted_card(store.url, run_id, decision)
-            show(card, key=artifact_key(run_id, "promoted"), description=decision.headline)
         return Completed(message=final_message(decision, summary), data=summary)
 
 

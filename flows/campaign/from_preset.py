@@ -6,7 +6,7 @@ preset ─► changed by the form's fields ─► changed by `advanced` ─► R
 import json
 from typing import Any, Literal
 
-from prefect import flow, runtime
+from prefect import flow
 from prefect.client.schemas.objects import State
 
 from configs.load import PRESETS, load_config
@@ -27,12 +27,7 @@ Preset = Literal[
 """The files of configs/presets, the default first."""
 
 
-def _flow_run_name() -> str:
-    parameters = runtime.flow_run.parameters
-    return str(parameters.get("name") or parameters["preset"])
-
-
-@flow(**{**OPTIONS, "name": "campaign-from-preset", "flow_run_name": _flow_run_name})
+@flow(**{**OPTIONS, "name": "campaign-from-preset", "flow_run_name": "{preset} {name}"})
 def campaign_from_preset(
     preset: Preset = "tiny-cpu",
     name: str = "",

@@ -108,7 +108,6 @@ def _copy(reference: _Reference, stored: str) -> str:
 def _download(reference: _Reference) -> str:
     """Downloads the files that the cache does not hold, and returns their path."""
     from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     hub, kind, file = constants.ENDPOINT, reference.kind, reference.file
     where: Any = {"repo_id": reference.repository, "revision": reference.revision}
@@ -121,14 +120,10 @@ def _download(reference: _Reference) -> str:
         return str(hf_hub_download(**where, repo_type=kind, filename=file))
     except InputError:
         raise
-    except GatedRepoError:
-        raise reference.error(f"{hub} gives it only to those who accept its terms and `hf auth login`") from None
-    except RepositoryNotFoundError:
-        raise reference.error(f"there is no such folder here, and {hub} has no such {kind}, or a private one") from None
     # Without a network, behind a proxy, or with a server that is down, each library raises other errors.
     except Exception as error:
         reason = textwrap.shorten(str(error), _MAX_REASON, placeholder=" …") or type(error).__name__
-        raise reference.error(f"the cache has no copy, and {hub} did not give it ({reason})") from error
+        raise reference.error(f"no folder or cached copy is here, and {hub} did not give it ({reason})") from error
 
 
 def _only_file(reference: _Reference, names: Sequence[str]) -> str:

@@ -7,8 +7,7 @@
         └── states of the flow run: crashed, cancelled
 
 A host that is silent for too long counts as lost, and the task's retry runs the job somewhere else. The host learns
-from the controller's heartbeats when to drain, which needs no Prefect server. Its tasks, processes and retries are the
-same as on the controller's host. Before a campaign starts, `check_pools` checks its work pools.
+from the controller's heartbeats when to drain, which needs no Prefect server.
 """
 
 import contextlib

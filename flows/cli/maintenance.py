@@ -7,12 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.filesize import decimal
 from rich.text import Text
 
 from flows.cli.command_line import JSON, RUN_URL, Command, age, count, option, size, version
-from flows.display.tables import echo, local_time, new_table, plain, shortened
+from flows.display.tables import echo, new_table, plain, shortened
 
 if TYPE_CHECKING:
     from millrace.maintenance.inspect import FilesSummary, FirstRows, RunSummary
@@ -128,20 +128,15 @@ def _import(arguments: argparse.Namespace) -> int:
 
 def _summary(summary: "RunSummary") -> Iterator[RenderableType]:
     yield f"run {summary.run_id} at {summary.run_url}: {decimal(summary.bytes)}"
-    streams: list[list[str]] = []
-    writers: list[list[str]] = []
+    streams = []
     for stream in summary.streams:
         counts = (f"{number:,}" for number in (stream.parts, stream.rows, stream.tokens))
         first, last = stream.min_policy_version, stream.max_policy_version
-        streams.append([stream.name, *counts, decimal(stream.bytes), "–" if first is None else f"{first} to {last}"])
-        times = ("–" if t is None else local_time(t) for t in (stream.t_first, stream.t_last))
+        versions = "–" if first is None else f"{first} to {last}"
         state = "damaged" if stream.problem is not None else "ended" if stream.ended else "open"
-        removed = f"{stream.removed_parts:,} parts" if stream.removed_parts else "–"
-        writers.append([stream.name, *times, state, removed, str(stream.epochs)])
-    columns = ("parts", "rows", "tokens", "size", "versions")
+        streams.append([stream.name, *counts, decimal(stream.bytes), versions, state])
+    columns = ("parts", "rows", "tokens", "size", "versions", "state")
     yield new_table("streams", left=("stream",), right=columns, rows=streams)
-    left, right = ("stream", "first commit", "last commit", "state"), ("removed", "epochs")
-    yield new_table("writers", left=left, right=right, rows=writers)
     yield from _files("checkpoints", summary.checkpoints)
     yield from _files("weights in the store", summary.weights)
     yield from _files("promoted", summary.promoted)
@@ -165,13 +160,11 @@ def _files(title: str, files: "Sequence[FilesSummary]") -> Iterator[RenderableTy
 
 def _rows(first_rows: "FirstRows") -> Iterator[RenderableType]:
     """One line per column and one column per row, as there are more columns than a terminal is wide."""
-    at_once = max(1, (Console().width - _CELL_WIDTH) // (_CELL_WIDTH + 2))
-    for start in range(0, len(first_rows.rows), at_once):
-        rows = first_rows.rows[start : start + at_once]
-        left = ("column", *(f"row {start + i}" for i in range(len(rows))))
+    if rows := first_rows.rows:
+        left = ("column", *(f"row {number}" for number in range(len(rows))))
         lines = [[plain(name), *(_cell(row[name]) for row in rows)] for name in rows[0]]
         yield new_table(first_rows.stream, left=left, rows=lines)
-    if not first_rows.rows:
+    else:
         yield f"{first_rows.stream} has no readable rows"
     for problem in first_rows.problems:
         yield plain(f"damaged: {problem}", "bold red")
@@ -191,7 +184,7 @@ COMMANDS = [
     Command("inspect", _inspect, "show the contents of a run: streams, checkpoints, weights, first rows", [
         RUN_URL,
         option("--stream", metavar="NAME", help="show the first rows of this stream, such as trajectories/0"),
-        option("--rows", type=count, default=5, metavar="N", help="how many of them (default: 5)"),
+        option("--rows", type=count, default=2, metavar="N", help="how many of them (default: 2)"),
         JSON,
     ]),
     Command("fsck", _fsck, "verify every record and file of a run; exit code 1 if anything is damaged", [

@@ -98,7 +98,7 @@ def run_campaign(
             echo("stopped before the run began; start it with:", command)
         return STOPS.get(type(stop), CANCELLED)
     assert isinstance(status, dict)
-    echo(panel(status, {}), f"summary at {store.url}/summary.json")
+    echo(panel(status), f"summary at {store.url}/summary.json")
     if (finished := already_finished(status)) is not None:
         echo(finished)
     if status["state"] != "finished":

@@ -20,7 +20,7 @@ def _status(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(status, indent=1))
     else:
-        echo(panel(status, {}))
+        echo(panel(status))
     return 0
 
 

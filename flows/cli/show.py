@@ -21,8 +21,6 @@ DIFFERENT = 1
 _GROUPS_SHOWN = 20
 _PROMPT_WIDTH = 12
 _VALUE_WIDTH = 60
-_SECTIONS = ("pipeline", "training", "staleness", "generation", "scoring")
-"""Sections of the config that matter for a single step."""
 
 
 def _show(arguments: argparse.Namespace) -> int:
@@ -73,12 +71,6 @@ def _step(shown: "ShownStep") -> Iterator[RenderableType]:
     numbers |= {name: value for name, value in shown.measured.items() if name not in numbers}
     rows = [(name, f"{value:.6g}") for name, value in numbers.items()]
     yield new_table("numbers", left=("what",), right=("value",), rows=rows)
-    rows = [
-        (f"{section}.{name}", _short(value))
-        for section in _SECTIONS
-        for name, value in shown.config.get(section, {}).items()
-    ]
-    yield new_table("config in force; --json gives all of it", left=("key", "value"), rows=rows)
     if shown.evaluation is not None:
         accuracy, prompts = shown.evaluation["accuracy"], shown.evaluation["prompts"]
         right = "was not scored" if accuracy is None else f"is right on {accuracy:.1%} of {prompts:,} held-out prompts"

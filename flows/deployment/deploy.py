@@ -17,7 +17,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import httpx
 import yaml
 from prefect.automations import AutomationCore
 from prefect.client.orchestration import PrefectClient, get_client
@@ -25,7 +24,7 @@ from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.filters import WorkPoolFilter, WorkPoolFilterName
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import ObjectAlreadyExists, PrefectHTTPStatusError
-from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
+from prefect.settings import PREFECT_API_URL
 from prefect.utilities.callables import parameter_schema
 
 from flows.campaign.remote_stages import stages
@@ -48,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=int, default=MAX_RUNS, help="with --host: number of jobs that run here at once")
     arguments = parser.parse_args(argv)
     bypass_proxies()
-    url, secret = PREFECT_API_URL.value(), PREFECT_API_AUTH_STRING.value()
+    url = PREFECT_API_URL.value()
     try:
         if arguments.limit < 1:
             raise InputError(key="--limit", read=arguments.limit, expected="at least 1")
@@ -59,10 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             pool_type, deployments = asyncio.run(_deploy(arguments.host, arguments.campaigns))
         except PrefectHTTPStatusError as error:
-            if error.response.status_code != httpx.codes.UNAUTHORIZED:
-                raise InputError(file=url, read=str(error), expected="the API of a Prefect server") from error
-            read = f"not accepted by {url}" if secret else f"not set, but {url} has a password"
-            raise InputError(key="PREFECT_API_AUTH_STRING", read=read, expected="the server's user:password") from error
+            expected = "the API of a Prefect server, with PREFECT_API_AUTH_STRING set if it has a password"
+            raise InputError(file=url, read=str(error), expected=expected) from error
     except InputError as error:
         print(f"millrace: {error}", file=sys.stderr)
         return 2

@@ -5,8 +5,7 @@ millrace run ──► is PREFECT_API_URL set? ──yes──► that server
                           └──► python -m flows.deployment.server PORT    starts while the controller checks the config
 
 The private server runs in its own session, so that Ctrl-C does not reach it and a draining campaign can still report.
-Its standard input is a lifeline: it closes when the controller ends for any reason, and then the server stops. If the
-server ends first, it is started again on its port, with its database: Prefect's clients retry until it answers.
+Its standard input is a lifeline: it closes when the controller ends for any reason, and then the server stops.
 
 A failed SQLite statement must not freeze either server:
 
@@ -39,7 +38,6 @@ _START_SECONDS = 180.0
 _STOP_SECONDS = 10.0
 _ANSWER_SECONDS = 10.0
 _POLL_SECONDS = 0.03
-_MAX_RESTARTS = 10
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _SETTINGS = {
     # Task runs and events are written in batches, because a transaction for each locks SQLite for too long.
@@ -65,47 +63,55 @@ def prefect_server() -> Iterator[Callable[[], None]]:
     imports Prefect: exit handlers run in reverse order, so Prefect's own then still reach the server. Raises InputError
     if the configured server does not answer, or if there is none and Prefect's folder can't be written.
     """
-    # Started before Prefect is imported, which takes a third of the server's start. If a profile turns out to name a
-    # server, this one ends again.
-    private, home_error = None, None
-    if not os.environ.get("PREFECT_API_URL") and (home_error := _home_error()) is None:
+    private = None
+    if not os.environ.get("PREFECT_API_URL"):
+        _check_home()
+        # Started before Prefect is imported, which takes a third of the server's start. If a profile turns out to name
+        # a server, this one ends again.
         private = _PrivateServer()
-    with contextlib.ExitStack() as unused, contextlib.ExitStack() as settings:
-        if private is not None:
-            unused.callback(private.stop)
+    try:
         from prefect.settings import PREFECT_API_URL, temporary_settings
 
-        def wait() -> None:
-            if private is not None:
-                private.wait_until_started()
-                unused.pop_all()
-                settings.enter_context(temporary_settings(updates={PREFECT_API_URL: private.url}))
+        with contextlib.ExitStack() as settings:
 
-        configured: str | None = PREFECT_API_URL.value()
-        if configured:
-            unused.close()
-            private = None
-            check_answers(configured)
-        elif home_error is not None:
-            raise home_error
-        yield wait
+            def wait() -> None:
+                if private is not None:
+                    private.wait_until_started()
+                    settings.enter_context(temporary_settings(updates={PREFECT_API_URL: private.url}))
+
+            if configured := PREFECT_API_URL.value():
+                if private is not None:
+                    private.stop()
+                    private = None
+                check_answers(configured)
+            yield wait
+    finally:
+        if private is not None and not private.is_in_use:
+            private.stop()
 
 
 class _PrivateServer:
     def __init__(self) -> None:
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}/api"
-        self._stopping = threading.Event()
-        self._process = self._start_process()
+        settings = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "flows.deployment.server", str(self._port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**os.environ, **settings},
+        )
+        self.is_in_use = False
         atexit.register(self.stop)
 
     def wait_until_started(self) -> None:
-        """Waits until it answers; from then on it is restarted if it ends. Raises RuntimeError if it never answers."""
+        """Waits until it answers. Raises RuntimeError if it never does."""
         deadline = time.monotonic() + _START_SECONDS
         while self._process.poll() is None and time.monotonic() < deadline:
             # It listens once its database is migrated and its services run.
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port), _ANSWER_SECONDS):
-                threading.Thread(target=self._restart_when_ended, name="prefect server", daemon=True).start()
+                self.is_in_use = True
                 return
             time.sleep(_POLL_SECONDS)
         code = self._process.returncode
@@ -113,53 +119,25 @@ class _PrivateServer:
         raise RuntimeError(f"the private Prefect server {outcome}")
 
     def stop(self) -> None:
-        self._stopping.set()
-        process = self._process
-        process.terminate()
+        self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=_STOP_SECONDS)
-        process.kill()
-        process.wait()
-
-    def _start_process(self) -> subprocess.Popen[bytes]:
-        settings = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
-        return subprocess.Popen(
-            [sys.executable, "-m", "flows.deployment.server", str(self._port)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-            env={**os.environ, **settings},
-        )
-
-    def _restart_when_ended(self) -> None:
-        from prefect.logging import get_logger
-
-        for _ in range(_MAX_RESTARTS):
-            code = self._process.wait()
-            if self._stopping.wait(_POLL_SECONDS):
-                return
-            how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-            get_logger(__name__).warning("the private Prefect server ended (%s) and is started again", how)
-            self._process = self._start_process()
-            if self._stopping.is_set():
-                self.stop()
+            self._process.wait(timeout=_STOP_SECONDS)
+        self._process.kill()
+        self._process.wait()
 
 
-def _home_error() -> InputError | None:
-    """The error if Prefect can't write to its folder, where the private server's database is."""
+def _check_home() -> None:
+    """Raises InputError if Prefect can't write to its folder, where the private server's database is."""
     if any(os.environ.get(f"PREFECT_{part}_DATABASE_CONNECTION_URL") for part in ("SERVER", "API")):
-        return None
+        return
     home = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
     try:
         home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=home):
-            return None
+            pass
     except OSError as error:
-        return InputError(
-            file=home,
-            read=f"Prefect's folder can't be written ({error.strerror})",
-            expected="a writable HOME, or PREFECT_HOME set to a writable folder",
-        )
+        read = f"Prefect's folder can't be written ({error.strerror})"
+        raise InputError(read, file=home, expected="a writable HOME, or PREFECT_HOME set to one") from error
 
 
 def check_answers(url: str) -> None:

@@ -26,8 +26,7 @@ _GRACE_SECONDS = 720.0
 """Time for flow runs to end after a signal: `supervision.drain_seconds`, 600 s by default, and the rest for a server
 that is slow to answer."""
 _INTERRUPT_SECONDS = 25.0
-"""Ctrl-C in a terminal reaches the flow runs too, and a second signal at once would disturb their drain. SIGINT sent to
-this process alone does not reach them, so they get SIGTERM after this time."""
+"""Time before flow runs get SIGTERM: Ctrl-C in a terminal reaches them too, and a second signal would kill them."""
 _POLL_SECONDS = 0.2
 
 

@@ -1,21 +1,44 @@
-"""Artifacts of a run in the Prefect UI: their keys, links, the last message, the card of a promotion."""
+"""Artifacts of a run in the Prefect UI, and the last message of its flow run.
+
+    status ─┬─► <run>-progress       a bar, updated in place at most every 10 s
+            ├─► <run>-dashboard      a link to the run's page, once `MILLRACE_DASHBOARD_URL` is set
+            ├─► <run>-figures        the key figures
+            ├─► <run>-evaluations    accuracy of each version evaluated
+            └─► <run>-decisions      decisions about staleness and rollbacks
+
+Each table stays in the server's database as a row, so a table is written only if it changed, at most every 30 s, and
+once at the end.
+"""
 
 import logging
+import math
 import os
 import re
+import time
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
 from prefect import runtime
-from prefect.artifacts import create_markdown_artifact
+from prefect.artifacts import (
+    create_link_artifact,
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
 from prefect.settings import PREFECT_UI_URL
 
-from flows.display.key_figures import already_finished
-from flows.display.tables import as_markdown
+from flows.display.key_figures import already_finished, decision_rows, evaluation_rows, figure_rows
+from flows.display.tables import Row
 from millrace.evaluation.promotion import Decision
 
 DASHBOARD_URL = "MILLRACE_DASHBOARD_URL"
 """Environment variable with the address of a dashboard, which the Prefect UI then links to."""
+TABLE_SECONDS = 30.0
+"""Least time between two tables of one kind."""
+_PROGRESS_SECONDS = 10.0
+"""Least time between two updates of the bar, because each is an event in the server's database."""
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -60,17 +83,41 @@ def final_message(decision: Decision | None, status: dict[str, Any]) -> str:
     return f"{decision.headline}; {progress}"
 
 
-def promoted_card(run_url: str, run_id: str, decision: Decision) -> str:
-    """A promotion as Markdown: which version, how much better it is, and where its files are."""
-    rows = {
-        "version": f"{decision.policy_version:,}",
-        "held-out accuracy": "–" if decision.accuracy is None else f"{decision.accuracy:.4f}",
-        "before": "–" if decision.bar is None else f"{decision.bar:.4f}",
-        "files": f"`{run_url}/weights/promoted`",
-        "as a Hugging Face folder": f"`millrace export {run_url} --to FOLDER --promoted`",
-    }
-    table = as_markdown([{"checkpoint": name, " ": value} for name, value in rows.items()])
-    parts = [f"# {decision.headline}", f"The gate: {decision.sentence}.", table]
-    if (link := dashboard_link(run_id)) is not None:
-        parts.append(f"[The run in the dashboard]({link})")
-    return "\n\n".join(parts)
+class Artifacts:
+    """The artifacts of the run `run_id` while it runs. `clock` is a monotonic clock in seconds."""
+
+    def __init__(self, run_id: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._run_id = run_id
+        self._clock = clock
+        self._bar: Any = None
+        self._steps = -1
+        self._updated = 0.0
+        self._linked = False
+        self._tables: dict[str, tuple[float, list[Row]]] = {}
+
+    def update(self, status: dict[str, Any], *, over: bool) -> None:
+        """Shows the changes since the last call; `over`: this is the last one.
+
+        Raises if the server can't be reached; the next call catches up.
+        """
+        now = self._clock()
+        if self._bar is None:
+            self._bar = create_progress_artifact(0.0, key=self._key("progress"), description="Optimizer steps")
+        if (over or now - self._updated >= _PROGRESS_SECONDS) and status["steps"] != self._steps:
+            update_progress_artifact(self._bar, 100.0 * status["steps"] / status["max_steps"])
+            self._steps, self._updated = status["steps"], now
+        if not self._linked and (url := dashboard_link(self._run_id)) is not None:
+            create_link_artifact(url, "dashboard", key=self._key("dashboard"), description="This run, live")
+            self._linked = True
+        for name, rows, description in (
+            ("figures", figure_rows(status), "The run in figures"),
+            ("evaluations", evaluation_rows(status), "Accuracy of each version evaluated, with the 95 % interval"),
+            ("decisions", decision_rows(status), "The latest decisions about staleness and rollbacks, with reasons"),
+        ):
+            written, former_rows = self._tables.get(name, (-math.inf, []))
+            if rows != former_rows and (over or now - written >= TABLE_SECONDS):
+                create_table_artifact(rows, key=self._key(name), description=description)
+                self._tables[name] = (now, rows)
+
+    def _key(self, what: str) -> str:
+        return artifact_key(self._run_id, what)

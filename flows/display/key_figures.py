@@ -1,23 +1,63 @@
-"""The figures and tables of a run, made from its status: for the terminal, the Prefect UI and the report."""
+"""The phase, figures and tables of a run, made from its status: for the terminal, the Prefect UI and the report."""
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from flows.display.tables import Row
+from flows.display.tables import Row, duration
+from millrace.runtime.arguments import EVALUATE_AT_END
+from millrace.runtime.messages import STOPPED
 
 Figure = tuple[str, str]
 """Name and value; a figure without a name continues the one before it."""
 
-STAGES = {"generate": "generate", "score": "score", "train": "train", "sync_weights": "sync"}
-"""Stage → its key in the `seconds` of a status."""
-_INCIDENTS = {
-    "stage.restarted": "restarts",
-    "trainer.rolled-back": "rollbacks of the trainer",
-    "stage.killed": "stages killed while they drained",
+TRAINING = "training"
+"""The phase in which all four stages run."""
+STARTING_TRAINER = "starting the trainer"
+_BESIDE_TRAINING = {
+    "bootstrap-0": "making the start model",
+    f"evaluate-{EVALUATE_AT_END}": "evaluating the trained model",
+    "promote-0": "deciding on promotion",
 }
-"""Every other kind of incident is an alarm."""
-_LATEST = 3
+_LATEST_INCIDENTS = 3
+
+
+class Phase(NamedTuple):
+    """A phase of a campaign, or the state in which its attempt has ended."""
+
+    name: str
+    detail: str = ""
+    """Progress as the process at work reports it, or the cause of the end; may be empty."""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.detail}" if self.detail else self.name
+
+
+def phase(status: dict[str, Any]) -> Phase:
+    """The campaign's current phase."""
+    if status["state"] != "running":
+        return Phase(status["state"], status["cause"] or "")
+    # Records of processes that this attempt has not started yet are an earlier attempt's.
+    doing = {name: activity for name, activity in status["doing"].items() if name in status["ready"]}
+    at_work = {name: activity for name, activity in doing.items() if activity != STOPPED}
+    for process, name in _BESIDE_TRAINING.items():
+        if process in at_work:
+            return Phase(name, at_work[process])
+    if "train-0" not in doing:
+        return Phase("preparing the run")
+    if "train-0" not in at_work:
+        return Phase("ending the attempt")
+    return Phase(TRAINING) if status["ready"]["train-0"] else Phase(STARTING_TRAINER, at_work["train-0"])
+
+
+def time_line(status: dict[str, Any]) -> str:
+    """How long this attempt has taken, and will still take as far as is known."""
+    parts = [duration(status["wall_seconds"])]
+    if (step_seconds := status["step_seconds"]) is not None:
+        parts.append(f"{step_seconds:.3g} s per step" if step_seconds < 100 else f"{step_seconds:.0f} s per step")
+    if phase(status).name == TRAINING and status["eta_seconds"] is not None:
+        parts.append(f"about {duration(status['eta_seconds'])} left")
+    return ", ".join(parts)
 
 
 def figures(status: dict[str, Any]) -> list[Figure]:
@@ -40,6 +80,7 @@ def figures(status: dict[str, Any]) -> list[Figure]:
         ("", f"+ {amounts['buffered']} buffered + {amounts['in_flight']} in flight"),
         ("", f"+ dropped: {dropped or 'none'}"),
         *_exceptional(status),
+        ("tokens per second", _speeds(status)),
         ("weight sync", f"{sync['count']} by {sync['transport']}, median {number(sync['p50_seconds'], 4)} s"),
         *_incidents(status["incidents"]),
     ]
@@ -52,15 +93,9 @@ def figures(status: dict[str, Any]) -> list[Figure]:
     return rows
 
 
-def stage_figures(status: dict[str, Any], earlier: dict[str, Any], rates: dict[str, float]) -> list[Figure]:
-    """Speed and busy share of each stage since the status `earlier`. `rates` are those of `Rates.look`."""
-    rows = []
-    for stage, key in STAGES.items():
-        # A restarted stage may count from a lower value.
-        busy, idle = (max(0.0, status["seconds"][name] - earlier["seconds"][name]) for name in (key, f"idle_{key}"))
-        share = f"busy {busy / (busy + idle):.0%}, idle {idle / (busy + idle):.0%}" if busy + idle else "–"
-        rows.append((stage, f"{rates[stage]:,.0f} tokens/s, {share}" if stage in rates else share))
-    return rows
+def figure_rows(status: dict[str, Any]) -> list[Row]:
+    """The key figures as rows of a table."""
+    return [{"figure": name, "value": value} for name, value in figures(status)]
 
 
 def already_finished(status: dict[str, Any]) -> str | None:
@@ -159,15 +194,22 @@ def _exceptional(status: dict[str, Any]) -> list[Figure]:
     return rows
 
 
+def _speeds(status: dict[str, Any]) -> str:
+    """Tokens per second of one process of each stage, and the share of its time that it works, over the whole run."""
+    speeds = []
+    for stage in ("generate", "score", "train"):
+        busy_seconds, idle_seconds = status["seconds"][stage], status["seconds"][f"idle_{stage}"]
+        if total := busy_seconds + idle_seconds:
+            speeds.append(f"{stage} {status['tokens'][stage] / total:,.0f} (busy {busy_seconds / total:.0%})")
+    return ", ".join(speeds) or "–"
+
+
 def _incidents(incidents: dict[str, Any]) -> list[Figure]:
-    counts: dict[str, int] = {}
-    for kind, count in incidents["counts"].items():
-        name = _INCIDENTS.get(kind, "alarms")
-        counts[name] = counts.get(name, 0) + count
-    if not counts:
+    if not incidents["counts"]:
         return []
-    summary = ", ".join(f"{name} {count}" for name, count in counts.items())
-    return [("incidents", summary), *(("", incident_line(incident)) for incident in incidents["latest"][-_LATEST:])]
+    summary = ", ".join(f"{kind} {count}" for kind, count in incidents["counts"].items())
+    latest = incidents["latest"][-_LATEST_INCIDENTS:]
+    return [("incidents", summary), *(("", incident_line(incident)) for incident in latest)]
 
 
 def _evaluated(result: dict[str, Any]) -> list[Figure]:

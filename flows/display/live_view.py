@@ -10,8 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
 from rich.table import Table
 
-from flows.display.key_figures import evaluation_line, figures, incident_line
-from flows.display.progress import TRAINING, Rates, phase, time_line
+from flows.display.key_figures import TRAINING, evaluation_line, figures, incident_line, phase, time_line
 from flows.display.tables import echo, plain
 from millrace.errors import MillraceError
 from millrace.runs.status import StatusReader
@@ -23,7 +22,7 @@ from storage.stores.base import Store
 _LIVE_SECONDS = 0.5
 _PLAIN_SECONDS = 5.0
 _BAR_WIDTH = 40
-_IN_A_LINE = ("reward", "errors", "staleness", "trained to taken", "queue")
+_IN_A_LINE = ("reward", "errors", "staleness", "trained to taken", "queue", "tokens per second")
 
 
 class View(Background):
@@ -33,7 +32,6 @@ class View(Background):
         super().__init__("view", join_seconds=None)
         self._store = store
         self._console = console
-        self._rates = Rates()
         self._notifications = Notifications(time.time())
         self._last_line = ""
 
@@ -55,10 +53,9 @@ class View(Background):
 
     def _show(self, status: dict[str, Any], live: Live | None) -> None:
         lines = self._notifications.look(status)
-        rates = self._rates.look(status)
         if live is not None:
-            live.update(panel(status, rates))
-        elif (line := plain_line(status, rates)) != self._last_line:
+            live.update(panel(status))
+        elif (line := plain_line(status)) != self._last_line:
             lines.append(line)
             self._last_line = line
         echo(*lines, console=self._console)
@@ -85,23 +82,16 @@ class Notifications:
         return lines
 
 
-def plain_line(status: dict[str, Any], rates: dict[str, float]) -> str:
+def plain_line(status: dict[str, Any]) -> str:
     """The run in one line."""
     if (now := phase(status)).name != TRAINING:
         return str(now)
     values = dict(figures(status))
-    return " | ".join(
-        [
-            now.name,
-            f"step {status['steps']}/{status['max_steps']}",
-            time_line(status, rates),
-            *(f"{name} {values[name]}" for name in _IN_A_LINE if name in values),
-            *(f"{stage} {rate:,.0f} tok/s" for stage, rate in rates.items()),
-        ]
-    )
+    parts = [now.name, f"step {status['steps']}/{status['max_steps']}", time_line(status)]
+    return " | ".join([*parts, *(f"{name} {values[name]}" for name in _IN_A_LINE if name in values)])
 
 
-def panel(status: dict[str, Any], rates: dict[str, float]) -> Table:
+def panel(status: dict[str, Any]) -> Table:
     """The run as a small table. Before anything was generated or evaluated it has no figures."""
     table = Table(title=plain(f"{status['run_id']}: {phase(status).name}"), title_justify="left", expand=False)
     table.add_column("figure")
@@ -109,10 +99,8 @@ def panel(status: dict[str, Any], rates: dict[str, float]) -> Table:
     if status["cause"] is not None:
         table.add_row("cause", plain(status["cause"]))
     table.add_row("step", ProgressBar(total=status["max_steps"], completed=status["steps"], width=_BAR_WIDTH))
-    rows = [("time", time_line(status, rates))]
+    rows = [("time", time_line(status))]
     if status["steps"] or status["ledger"]["generated"]["rollouts"] or status["eval"]:
-        if rates:
-            rows.append(("tokens per second", ", ".join(f"{stage} {rate:,.0f}" for stage, rate in rates.items())))
         rows += figures(status)
     alive = {name: activity for name, activity in status["doing"].items() if name in status["ready"]}
     rows += [(name, activity) for name, activity in sorted(alive.items()) if activity != STOPPED]

@@ -19,14 +19,14 @@ from millrace.planning.candidate import Candidate, Machine, explicit_values
 from millrace.planning.gpus import GpuMachine
 from millrace.planning.hardware import GIB, hardware_named
 from millrace.planning.models import model_named, shape_of_folder, shape_of_model
-from millrace.planning.plan import Plan, make_plan, what_if
-from millrace.planning.search import simulator
+from millrace.planning.plan import Plan, what_if
+from millrace.planning.search import make_plan, simulator
 from millrace.planning.stored import fit_machine
 from storage.stores.factory import open_store
 
 _STEPS = 100
-_ROLLOUTS, _COARSE_ROLLOUTS = 60_000, 10_000
-"""Simulated of a config that is shown, and of each of some dozen others: a second or less."""
+_ROLLOUTS, _SEARCHED_ROLLOUTS = 60_000, 15_000
+"""Simulated of a config that is compared with one other, and of each of some dozens."""
 _DAY = 86400.0
 COLUMNS = ("trainer", "generators", "mode", "slots", "s/step", "tokens/s", "stale")
 
@@ -38,20 +38,20 @@ def answer(config: RunConfig, request: PlanRequest) -> Plan:
     and overrides that can't be; StorageError for a run that can't be read.
     """
     machine = _machine(config, request)
-    fine = simulator(_STEPS, _ROLLOUTS) if request.steps is None else simulator(request.steps)
+    rollouts = _ROLLOUTS if request.what_if else _SEARCHED_ROLLOUTS
+    simulate = simulator(_STEPS, rollouts) if request.steps is None else simulator(request.steps)
     if request.what_if:
         after = with_overrides(explicit_values(config), request.what_if, where="the config", option="--what-if")
         changes = {key: parse_scalar(text) for key, _, text in (change.partition("=") for change in request.what_if)}
-        return what_if(config, after, changes, machine, fine, dollars_per_gpu_hour=request.price)
-    if machine.divides_gpus and request.gpus is None:
+        return what_if(config, after, changes, machine, simulate, dollars_per_gpu_hour=request.price)
+    if not request.sources and request.gpus is None:
         raise InputError("missing", key="--gpus", expected="how many GPUs, or --what-if to compare two configs")
     return make_plan(
         config,
         machine,
-        fine,
+        simulate,
         gpus=request.gpus,
         goal=request.goal,
-        coarse=simulator(request.steps or _STEPS, _COARSE_ROLLOUTS),
         batches=request.batches,
         dollars_per_gpu_hour=request.price,
     )
@@ -61,12 +61,10 @@ def _machine(config: RunConfig, request: PlanRequest) -> Machine:
     if request.sources:
         if request.hardware is not None or request.gpus is not None or request.lengths is not None:
             raise InputError("--from is given", expected="no --hardware, --gpus and --lengths with it")
-        cores, cores_from = request.cores, "--cores"
+        cores = request.cores
         if cores is None and config.training.device == "cpu":
-            cores, cores_from = float(os.cpu_count() or 1), "this host, taken for the runs'"
-        elif cores is None:
-            cores_from = "training.device"
-        return fit_machine([open_store(url) for url in request.sources], cores=cores, cores_from=cores_from)
+            cores = float(os.cpu_count() or 1)
+        return fit_machine([open_store(url) for url in request.sources], cores=cores)
     if request.hardware is None:
         raise InputError("no machine is given", expected="--hardware with --gpus, or --from with a stored run")
     hardware = hardware_named(request.hardware)
@@ -129,8 +127,7 @@ def sections(plan: Plan) -> Iterator[Section]:
             numbers=4,
             lines=[f"{number}: {entry.reason}" for number, entry in runners_up],
         )
-    assumptions = [(assumption.what, assumption.value, assumption.source) for assumption in plan.assumptions]
-    yield Section(title="assumptions", header=("what", "value", "source"), rows=assumptions)
+    yield Section(title="assumptions", lines=[f"{subject}: {text}" for subject, text in plan.assumptions.items()])
 
 
 def line(entry: Candidate) -> tuple[str, ...]:
@@ -171,23 +168,16 @@ def _figures(entry: Candidate, plan: Plan) -> dict[str, str]:
         figures["memory"] = f"{needs} of {memory.capacity / GIB:.0f} GiB per GPU"
     if outcome is not None and entry.gpus is not None:
         figures |= _bill(entry, plan, outcome.step_seconds, entry.gpus)
-    return {**figures, "result": (entry.reason if outcome is None else entry.bottleneck) or ""}
+    return {**figures, "result": (entry.reason if outcome is None else entry.bottleneck)}
 
 
 def _bill(entry: Candidate, plan: Plan, step_seconds: float, gpus: int) -> dict[str, str]:
     million = entry.gpu_hours_per_million_tokens
     per_step, per_day = plan.dollars(entry, step_seconds), plan.dollars(entry, _DAY)
-    bill = {
+    return {
         "GPU-hours": f"{gpus * step_seconds / 3600:.3g} per step, {million:.3g} per million tokens trained",
         "cost": "give --price" if per_step is None else f"${per_step:,.2f} per step, ${per_day:,.0f} a day",
     }
-    if (upkeep := entry.upkeep) is not None:
-        written, checkpoint = upkeep.bytes_per_day / 1e9, upkeep.checkpoint_bytes / 1e9
-        bill["storage"] = f"{written:,.0f} GB a day, checkpoints of {checkpoint:,.0f} GB, before anything is deleted"
-        often = f"a GPU of the trainer every {upkeep.mtbf / 3600:,.0f} hours, by assumption"
-        steps = entry.config.training.checkpoint_every
-        bill["failures"] = f"{often}; {upkeep.share_lost:.1%} of the time lost, at a checkpoint every {steps} steps"
-    return bill
 
 
 def _slots(entry: Candidate) -> str:

@@ -1,14 +1,13 @@
-"""The results of a replay: completed at its end, then as tables for a terminal, and as Markdown with plots."""
+"""The results of a replay: completed at its end, then as tables for a terminal and for Markdown."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from flows.display.plots import line_chart
 from flows.display.tables import Section, for_markdown
 from millrace.replay.rescore import compare_scores
-from millrace.replay.results import LossComparison, read_results, read_spec, read_table, write_result
+from millrace.replay.results import read_results, read_spec, write_result
 from millrace.replay.source_run import SourceRun
-from millrace.runs.history import read_steps, throughput
+from millrace.runs.history import read_steps, tokens_per_second
 from millrace.runs.record import latest_attempt
 from millrace.runs.status import StatusReader
 from storage import layout
@@ -23,8 +22,7 @@ _FIGURES = {
     "weight_max": "largest weight",
     "implied_kl": "KL of one step, nats",
 }
-"""Columns of a comparison that are shown as means and as plots."""
-_MOST_POINTS = 200
+"""Columns of a comparison whose means are shown."""
 
 
 def collect(store: Store) -> dict[str, Any]:
@@ -59,23 +57,15 @@ def _training_summary(store: Store) -> dict[str, Any]:
         "run_id": status["run_id"],
         "steps": steps[-1].policy_version if steps else 0,
         "accuracy": status["eval"].get("end", {}).get("accuracy"),
-        "tokens_per_second": next((value for _, value in throughput(steps, 1)), None),
+        "tokens_per_second": tokens_per_second(steps),
         "train_share": seconds.get("train", 0.0) / total if total else None,
         "seconds": seconds,
     }
 
 
 def as_markdown(results: Mapping[str, Any], store: Store) -> str:
-    """The results for the Prefect UI, with plots of a comparison; `store` holds the replay's run."""
-    parts = list(map(for_markdown, sections(results)))
-    if "comparison" in results:
-        comparison = LossComparison(read_table(store, "comparison"))
-        for name, title in _FIGURES.items():
-            lines = comparison.series(name)
-            if longest := max(map(len, lines.values())):
-                every = -(-longest // _MOST_POINTS)
-                sampled = {loss: points[::every] for loss, points in lines.items()}
-                parts.append(line_chart(f"{title[0].upper()}{title[1:]}", sampled))
+    """The results for the Prefect UI; `store` holds the replay's run."""
+    parts = map(for_markdown, sections(results))
     return "\n\n".join([*parts, f"All files are in `{store.url}/{layout.REPLAY_RESULTS}/`.\n"])
 
 

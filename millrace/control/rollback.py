@@ -6,8 +6,7 @@
                   └► a lower learning rate
 
 A trainer that merely started again would collapse again: in sync mode on the same rollouts. So the learning rate is cut
-to a third or less: if it had risen since the good versions, to theirs. Never more than a third, because a warm-up would
-climb from the rate of the good versions to the bad one again.
+to a third, or to that of the good steps if that is less.
 """
 
 import time
@@ -30,8 +29,8 @@ def roll_back(
 ) -> RolledBack:
     """Stores the decision of the trainer `incarnation` to roll back; returns the error that ends this trainer.
 
-    Evaluations of abandoned versions are removed. Raises TrainingDiverged if there is no good
-    checkpoint, or the run has been rolled back too often, and Fenced if another trainer decides for this run.
+    Evaluations of abandoned versions are removed. Raises TrainingDiverged without a good checkpoint, or if the run has
+    been rolled back too often, and Fenced if another trainer decides for this run.
     """
     done = sum(decision.action == ROLL_BACK for decision in decisions.all)
     if done >= _MOST:
@@ -41,28 +40,23 @@ def roll_back(
         raise TrainingDiverged(
             f"training collapsed before its first good checkpoint, so it can't be rolled back: {collapse.sentence}"
         )
+    measured = {RATE_FACTOR: min(_MOST_FACTOR, collapse.rate_ratio), "bad_rate": collapse.bad_rate}
+    reason = collapse.sentence
+    if collapse.good_rate is not None:
+        measured["good_rate"] = collapse.good_rate
+        if collapse.rate_ratio < _MOST_FACTOR:
+            reason += f"; the learning rate had risen from {collapse.good_rate:g} to {collapse.bad_rate:g}"
     decision = StoredDecision(
         t=time.time(),
         incarnation=incarnation,
         policy_version=steps[-1],
         action=ROLL_BACK,
         max_staleness=max_staleness,
-        reason=_reason(collapse),
-        measured={RATE_FACTOR: min(_MOST_FACTOR, collapse.rate_ratio), **_rates(collapse)},
+        reason=reason,
+        measured=measured,
     )
     decisions.add(decision)
     for entry in store.entries(layout.EVALUATIONS):
         if entry.path > layout.evaluation(steps[-1]):
             store.delete(entry.path)
     return RolledBack(f"{decision.change}: {decision.reason}")
-
-
-def _reason(collapse: Collapse) -> str:
-    if collapse.rate_ratio == 1.0:
-        return collapse.sentence
-    return f"{collapse.sentence}; the learning rate had risen from {collapse.good_rate:g} to {collapse.bad_rate:g}"
-
-
-def _rates(collapse: Collapse) -> dict[str, float]:
-    rates = {"good_rate": collapse.good_rate, "bad_rate": collapse.bad_rate}
-    return {name: rate for name, rate in rates.items() if rate is not None}

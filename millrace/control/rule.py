@@ -1,32 +1,29 @@
 """Which staleness bound the next versions get: a pure rule over measurements of the steps.
 
-    after each change: the steps that still train what was admitted before it; then windows of bound + 1 steps, and at
-    least 3 or 8, of whose means the first line that holds decides
+    after each change: the steps that still train groups admitted before it; then windows of bound + 1 steps, and at
+    least 5. The first line that holds for a window's means decides:
     ESS below its target                               bound down to where the ESS is expected at its target
     the last change did not gain enough                bound back
     another bound is expected to gain 2 % or more      that bound
-    any three steps in a row: ESS below its floor      bound to its minimum
 
 Expected gain: steps per second, each counted by its ESS and by the share of its tokens that are young enough to be
 trained. bound + 1 steps are on their way. If trainer and generators both wait, more are needed, by as much as the time
-that both wait is of the time that they work (Little's law). What lies ready all the time, beyond the next step's, is
-too many, as CoDel judges a queue (Nichols and Jacobson, 2012). χ² = 1 / ESS − 1 grows with the square of the distance
-between two policies. And the lost share of long responses falls with the steps that they may take. So one window
-shows how far to go.
+that both wait is of the time that they work (Little's law). Groups that lie ready all the time, beyond the next step's,
+are too many, as CoDel judges a queue (Nichols and Jacobson, 2012). χ² = 1 / ESS − 1 grows with the square of the
+distance between two policies. And the lost share of long responses falls with the steps that they may take. So one
+window shows how far to go.
 
-Each change is an experiment, because much is not in this picture: stages that share cores gain nothing from waiting
-less. It stays if the gain rises by 5 % or a quarter of the expectation. Otherwise the bound goes back, and is
-rejected for a number of steps that doubles each time, unless much more is expected by then. So the rule comes to rest,
-and a stage that slows down is answered at once.
+Each change is an experiment, because this leaves much out: stages that share cores gain nothing from waiting less. It
+stays if the gain rises by 5 % or a quarter of the expectation. Otherwise the bound goes back, and no change in that
+direction is tried for 128 steps, unless much more is expected by then. So the rule comes to rest, and a stage that
+slows down is answered at once.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import ceil
 from statistics import fmean
 from typing import Any, Literal
 
-from configs.generation import GenerationConfig
 from configs.operation import StalenessConfig
 
 _NEVER_WAITS, _MOST_WAITS = 0.01, 0.95
@@ -35,18 +32,14 @@ _WHOLE = 0.98
 """Length ratio below which the bound is not lowered."""
 _WORTH = 0.02
 """Expected gain for which the bound is changed."""
-_FLOOR_STEPS = 3
-_SHORT, _LONG, _MUCH = 3, 8, 0.25
-"""Fewest steps of a window: where there is much to win, such as this share of a step's time, and where noise could hide
-it."""
-_PATIENCE, _MOST_PATIENCE = 32, 1024
-"""Steps until a rejected bound is tried again: the first time, and at most."""
+_LEAST_STEPS = 5
+"""Of a window."""
+_PATIENCE = 128
+"""Steps until a direction that was rejected is tried again."""
 _MUCH_MORE = 2.0
-"""Times the expected gain for which a rejected bound is tried again at once: it failed for another reason."""
+"""Times the expected gain for which it is tried again at once: it failed for another reason."""
 _SERVED, _PLENTY = 0.25, 0.05
 """Share of the expected gain that a change has to bring; and the gain that is enough in any case."""
-_OTHERWISE = 1.25
-"""Times as long as the trainer waited before a raise, and the raise is not what made the difference."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,19 +74,20 @@ class Means:
     seconds_per_step: float
 
     @classmethod
-    def of(cls, before: Reading, readings: Sequence[Reading]) -> "Means":
-        """Computes the means of the steps after `before`, one reading each."""
-        last = readings[-1]
-        seconds = last.trainer_seconds - before.trainer_seconds
-        generating = last.generators_seconds - before.generators_seconds
-        idle = last.generators_waited - before.generators_waited
+    def of(cls, readings: Sequence[Reading]) -> "Means":
+        """Computes the means of the steps after the first of these readings."""
+        first, *window = readings
+        last = window[-1]
+        seconds = last.trainer_seconds - first.trainer_seconds
+        generating = last.generators_seconds - first.generators_seconds
+        idle = last.generators_waited - first.generators_waited
         return cls(
-            effective_sample_size=fmean(reading.effective_sample_size for reading in readings),
-            length_ratio=fmean(reading.length_ratio for reading in readings),
-            steps_ready=min(reading.steps_ready for reading in readings),
-            trainer_waits=min(1.0, (last.trainer_waited - before.trainer_waited) / seconds) if seconds > 0 else 0.0,
+            effective_sample_size=fmean(reading.effective_sample_size for reading in window),
+            length_ratio=fmean(reading.length_ratio for reading in window),
+            steps_ready=min(reading.steps_ready for reading in window),
+            trainer_waits=min(1.0, (last.trainer_waited - first.trainer_waited) / seconds) if seconds > 0 else 0.0,
             generators_wait=idle / generating if generating > 0 else 0.0,
-            seconds_per_step=seconds / len(readings),
+            seconds_per_step=seconds / len(window),
         )
 
     @property
@@ -118,64 +112,22 @@ class Means:
         return self.expected_ess(other, bound) * (1 - lost) / max(1.0, needed / (other + 1))
 
 
-@dataclass(kw_only=True)
-class RejectedBound:
-    """A bound that gained too little: neither it nor any above it is tried until some version.
-
-    Bounds that are rejected downwards are noted and looked up as negative numbers.
-    """
-
-    value: int | None = None
-    until: int = 0
-    patience: int = _PATIENCE
-    expected_gain: float = 1.0
-    """The gain that it was expected to bring, as a share."""
-
-    def note(self, value: int, version: int, *, expected_gain: float = 1.0) -> None:
-        """Rejects a bound. If it was rejected before and tried once more, the time doubles."""
-        if version >= self.until:
-            again = self.value is not None and value >= self.value
-            self.patience = min(_MOST_PATIENCE, 2 * self.patience) if again else _PATIENCE
-        self.value, self.until, self.expected_gain = value, version + self.patience, expected_gain
-
-    def forbids(self, value: int, version: int, expected_gain: float) -> bool:
-        """Whether `value` may not be tried at this version, with this expected gain."""
-        if self.value is None or value < self.value or version >= self.until:
-            return False
-        return expected_gain <= _MUCH_MORE * self.expected_gain
-
-
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
     """A change of the bound whose gain is not known yet."""
 
-    before: int
-    """The bound before it."""
+    previous_bound: int
     gain: float
-    """As in `Means`, before it."""
-    waiting: float
-    """Seconds per step that the trainer waited."""
+    """As in `Means`, under the previous bound."""
     expected: float
     """Gain, as a share."""
-
-    def why_rejected(self, means: Means, bound: int) -> str | None:
-        """Returns why the new bound is rejected, or None if it is kept or the result is inconclusive."""
-        if means.gain >= self.gain * (1 + min(_PLENTY, _SERVED * self.expected)):
-            return None
-        if bound > self.before and means.trainer_waits * means.seconds_per_step > _OTHERWISE * self.waiting:
-            # No raise makes the trainer wait longer: something else has changed meanwhile.
-            return None
-        return (
-            f"the bound before it gave {self.gain:.3g} steps per second, counted by their effective sample size, and "
-            f"this one {means.gain:.3g}"
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
     """A change, and why."""
 
-    action: Literal["raise", "back", "lower", "floor"]
+    action: Literal["raise", "back", "lower"]
     max_staleness: int
     """The bound to move to, policy versions."""
     reason: str
@@ -184,100 +136,72 @@ class Decision:
     """The measurements behind the reason, by name."""
 
 
-def starting_bound(staleness: StalenessConfig, generation: GenerationConfig, groups_per_step: int) -> int:
-    """Returns the lowest allowed bound at which all slots of the generators can be filled."""
-    steps_in_flight = generation.groups_per_batch * generation.replicas / groups_per_step
-    return min(max(ceil(steps_in_flight) - 1, staleness.min_staleness), staleness.max_staleness)
-
-
 @dataclass(kw_only=True)
 class Rule:
     """The rule above, with the bound that it has chosen."""
 
     limits: StalenessConfig
     bound: int
-    too_low: RejectedBound = field(default_factory=RejectedBound)
-    """The highest bound that gained nothing when it was lowered to."""
-    too_high: RejectedBound = field(default_factory=RejectedBound)
-    """The lowest bound that gained nothing when it was raised to, or at which the ESS was below its target."""
-    experiment: Experiment | None = None
+    rejected: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """`raise` or `lower` → (version until which it is not tried, gain that was expected of it)."""
 
     def __post_init__(self) -> None:
+        self._experiment: Experiment | None = None
+        # The last reading of the window before, and those of this window.
         self._readings: list[Reading] = []
-        self._before: Reading | None = None
         self._settling = self.bound + 1
-        self._below_floor = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Returns its choice and its rejected bounds, as JSON for a checkpoint."""
-        return {name: value for name, value in asdict(self).items() if name != "limits"}
+        """Returns its choice and its rejections, as JSON for a checkpoint."""
+        return {"bound": self.bound, "rejected": {action: list(values) for action, values in self.rejected.items()}}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], limits: StalenessConfig) -> "Rule":
         """Inverts `to_json`, within `limits`, which may have changed since."""
-        return cls(
-            limits=limits,
-            bound=min(max(values["bound"], limits.min_staleness), limits.max_staleness),
-            too_low=RejectedBound(**values["too_low"]),
-            too_high=RejectedBound(**values["too_high"]),
-            experiment=values["experiment"] and Experiment(**values["experiment"]),
-        )
+        bound = min(max(values["bound"], limits.min_staleness), limits.max_staleness)
+        rejected = {action: (int(until), float(gain)) for action, (until, gain) in values["rejected"].items()}
+        return cls(limits=limits, bound=bound, rejected=rejected)
 
     def step(self, reading: Reading, version: int) -> Decision | None:
         """Takes the reading of the step that made `version`; returns what changes from then on, if anything."""
-        limits = self.limits
-        is_low = reading.effective_sample_size < limits.ess_floor
-        self._below_floor = self._below_floor + 1 if is_low else 0
         self._readings.append(reading)
-        means = Means.of(self._before or self._readings[0], self._readings)
-        if self._below_floor >= _FLOOR_STEPS and self.bound > limits.min_staleness:
-            decision: Decision | None = self._go_to_floor(means, version)
-        elif self._settling > 0:
+        decision = None
+        if self._settling > 0:
             self._settling -= 1
-            decision = None
+        elif len(self._readings) <= max(self.bound + 1, _LEAST_STEPS):
+            return None
         else:
-            scarce = means.effective_sample_size < limits.ess_target
-            fewest = _SHORT if scarce or means.trainer_waits > _MUCH else _LONG
-            if len(self._readings) < max(self.bound + 1, fewest):
-                return None
-            decision = self._decide(means, version)
-        self._before, self._readings = reading, []
+            decision = self._decide(Means.of(self._readings), version)
+        self._readings = [reading]
         if decision is not None:
             # Groups admitted under the old bound are trained before those admitted under the new one.
-            self._settling = 1 + (self.bound if decision.action == "raise" else max(self.bound, decision.max_staleness))
-            self.bound, self._below_floor = decision.max_staleness, 0
+            self._settling = 1 + self.bound
+            self.bound = decision.max_staleness
         return decision
-
-    def _go_to_floor(self, means: Means, version: int) -> Decision:
-        self.too_high.note(self.bound, version)
-        self.experiment = None
-        reason = (
-            f"the effective sample size was below the floor of {self.limits.ess_floor:g} in {_FLOOR_STEPS} steps in a "
-            "row; nothing is admitted until the bound is down"
-        )
-        return Decision(action="floor", max_staleness=self.limits.min_staleness, reason=reason, measured=asdict(means))
 
     def _decide(self, means: Means, version: int) -> Decision | None:
         limits, bound, measured = self.limits, self.bound, asdict(means)
-        experiment, self.experiment = self.experiment, None
+        experiment, self._experiment = self._experiment, None
         ess, target = means.effective_sample_size, limits.ess_target
         if ess < target and bound > limits.min_staleness:
-            self.too_high.note(bound, version)
+            self.rejected["raise"] = version + _PATIENCE, 1.0
             reason = f"effective sample size {ess:.3f} is below the target of {target:g}"
             lower = min(bound - 1, self._affordable(means))
             return Decision(action="lower", max_staleness=lower, reason=reason, measured=measured)
-        if experiment is not None and (why := experiment.why_rejected(means, bound)):
-            if bound > experiment.before:
-                self.too_high.note(experiment.before + 1, version, expected_gain=experiment.expected)
-            else:
-                self.too_low.note(-bound, version, expected_gain=experiment.expected)
-            before = min(max(experiment.before, limits.min_staleness), limits.max_staleness)
-            return Decision(action="back", max_staleness=before, reason=why, measured=measured)
+        if experiment and means.gain < experiment.gain * (1 + min(_PLENTY, _SERVED * experiment.expected)):
+            self.rejected["raise" if bound > experiment.previous_bound else "lower"] = (
+                version + _PATIENCE,
+                experiment.expected,
+            )
+            reason = (
+                f"the bound before it gave {experiment.gain:.3g} steps per second, counted by their effective sample "
+                f"size, and this one {means.gain:.3g}"
+            )
+            return Decision(action="back", max_staleness=experiment.previous_bound, reason=reason, measured=measured)
         best, gain = self._best_bound(means, version)
         if gain < _WORTH:
             return None
-        waiting = means.trainer_waits * means.seconds_per_step
-        self.experiment = Experiment(before=bound, gain=means.gain, waiting=waiting, expected=gain)
+        self._experiment = Experiment(previous_bound=bound, gain=means.gain, expected=gain)
         reason = (
             f"the trainer waits {means.trainer_waits:.0%} of its time, generators {means.generators_wait:.0%}, groups "
             f"for {means.steps_ready:.1f} steps lie ready all the time, effective sample size {ess:.3f}, length "
@@ -294,11 +218,9 @@ class Rule:
         # At 0 nothing overlaps, so the trainer always waits: only too low an ESS makes that worth while.
         for other in range(max(1, limits.min_staleness), limits.max_staleness + 1):
             gain = means.expected_gain(other, bound) / now - 1
-            if other > bound:
-                allowed = other <= self._affordable(means) and not self.too_high.forbids(other, version, gain)
-            else:
-                allowed = means.length_ratio >= _WHOLE and not self.too_low.forbids(-other, version, gain)
-            if allowed and gain > most:
+            until, rejected_gain = self.rejected.get("raise" if other > bound else "lower", (0, 0.0))
+            allowed = other <= self._affordable(means) if other > bound else means.length_ratio >= _WHOLE
+            if allowed and gain > most and (version >= until or gain > _MUCH_MORE * rejected_gain):
                 best, most = other, gain
         return best, most
 

@@ -12,17 +12,16 @@ that was in force when it could be sampled. A generator that holds version v adm
 `millrace.rollouts.staleness` holds for each version alone. A bound falls by at most one per version. So v + b(v) never
 falls: nothing that was admitted becomes too old because the bound fell, and while it falls nothing is admitted.
 
-With a fixed bound nothing is decided, and all versions have the same bound. Checkpoints hold everything that the
-trainer needs to continue, except the readings of the steps since the last decision, which it takes again.
+With a fixed bound nothing is decided, and all versions have the same bound. A checkpoint holds the bounds and what the
+rule rejected; the readings since the last decision are taken again.
 """
 
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from configs.generation import GenerationConfig
 from configs.operation import StalenessConfig
-from millrace.control.rule import Decision, Reading, Rule, starting_bound
+from millrace.control.rule import Decision, Reading, Rule
 from millrace.runs.decisions import Decisions, StoredDecision
 from storage.progress import read_status
 from storage.stores.base import Store
@@ -32,18 +31,18 @@ class Bounds:
     """Bounds by version. `changes` are (version, bound) pairs in order: each bound holds from its version on."""
 
     def __init__(self, changes: Sequence[Sequence[int]]) -> None:
-        self._changes = [(int(version), int(bound)) for version, bound in changes]
+        self.changes = [(int(version), int(bound)) for version, bound in changes]
 
     def in_force(self, version: int) -> int:
         """Returns the bound at a version, policy versions."""
-        return next((bound for since, bound in reversed(self._changes) if since <= version), self._changes[0][1])
+        return next((bound for since, bound in reversed(self.changes) if since <= version), self.changes[0][1])
 
     def move(self, version: int, target: int) -> None:
         """Decides the bound of `version`, the newest so far, on the way to `target`."""
         last = self.in_force(version - 1) if version > 0 else target
         bound = max(target, last - 1)
-        if bound != self._changes[-1][1]:
-            self._changes.append((version, bound))
+        if bound != self.changes[-1][1]:
+            self.changes.append((version, bound))
 
     def oldest_trainable(self, trainer_version: int) -> int:
         """Returns the oldest version whose tokens a trainer at this version may train."""
@@ -51,16 +50,6 @@ class Bounds:
         while version > 0 and version - 1 + self.in_force(version - 1) >= trainer_version:
             version -= 1
         return version
-
-    def forget(self, trainer_version: int) -> None:
-        """Drops the changes that no trainer at this version or a later one needs."""
-        # The version before the oldest shows where the trainable ones begin.
-        first = max(0, self.oldest_trainable(trainer_version) - 1)
-        self._changes = [(first, self.in_force(first)), *(change for change in self._changes if change[0] > first)]
-
-    def to_json(self) -> list[list[int]]:
-        """Returns the changes, as JSON for a checkpoint."""
-        return [[version, bound] for version, bound in self._changes]
 
 
 class StalenessController:
@@ -74,29 +63,27 @@ class StalenessController:
         self,
         store: Store,
         staleness: StalenessConfig,
-        generation: GenerationConfig,
+        num_generators: int,
         decisions: Decisions,
         max_staleness: int,
         *,
-        groups_per_step: int,
         incarnation: int,
         state: Mapping[str, Any] | None,
     ) -> None:
         self._store, self._decisions = store, decisions
         self._incarnation = incarnation
-        self._num_generators = generation.replicas
+        self._num_generators = num_generators
         self._started = time.monotonic()
         self._on_policy_ess: float | None = None
         self._rule: Rule | None = None
         self._bounds = Bounds([(0, max_staleness)])
-        if staleness.control == "adaptive":
-            if state:
-                self._rule = Rule.from_json(state["rule"], staleness)
-                self._bounds = Bounds(state["bounds"])
-                self._on_policy_ess = state["on_policy_ess"]
-            else:
-                self._rule = Rule(limits=staleness, bound=starting_bound(staleness, generation, groups_per_step))
-                self._bounds = Bounds([(0, self._rule.bound)])
+        if staleness.control == "adaptive" and state:
+            self._rule = Rule.from_json(state["rule"], staleness)
+            self._bounds = Bounds(state["bounds"])
+            self._on_policy_ess = state["on_policy_ess"]
+        elif staleness.control == "adaptive":
+            self._rule = Rule(limits=staleness, bound=staleness.min_staleness)
+            self._bounds = Bounds([(0, self._rule.bound)])
 
     def bound_at(self, trainer_version: int) -> int:
         """Returns the bound in force when a trainer at this version takes a group, policy versions."""
@@ -132,7 +119,6 @@ class StalenessController:
         )
         decision = self._rule.step(reading, version)
         self._bounds.move(version + 1, self._rule.bound)
-        self._bounds.forget(version)
         if decision is not None:
             stored = StoredDecision(
                 t=time.time(), incarnation=self._incarnation, policy_version=version, **vars(decision)
@@ -144,8 +130,11 @@ class StalenessController:
         """Returns JSON for a checkpoint."""
         if self._rule is None:
             return {}
-        rule = self._rule.to_json()
-        return {"bounds": self._bounds.to_json(), "rule": rule, "on_policy_ess": self._on_policy_ess}
+        return {
+            "bounds": [list(change) for change in self._bounds.changes],
+            "rule": self._rule.to_json(),
+            "on_policy_ess": self._on_policy_ess,
+        }
 
     def _generator_seconds(self) -> tuple[float, float]:
         """Sums the seconds that all generators have waited so far, and the seconds that they have lived.

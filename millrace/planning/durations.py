@@ -4,13 +4,13 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from statistics import fmean
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
-_SAMPLED_GROUPS = 256
+_SAMPLED_GROUPS, _DRAWN_GROUPS = 256, 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,71 +47,39 @@ class Costs:
     share nothing."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Assumption:
-    """A value that a plan rests on and that is not in the config."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Lengths:
+    """Lengths of prompts and responses: each group gets those of a known group, drawn with replacement.
 
-    what: str
-    value: str
-    source: str
-
-
-class Lengths(Protocol):
-    """Lengths that depend on the group alone, so that two plans are compared on the same work."""
-
-    def of_group(self, group_id: int) -> tuple[int, Sequence[int]]:
-        """Returns the tokens of the group's prompt, and of each of its responses."""
-
-    def __hash__(self) -> int:
-        """Lengths are keys of a cache."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LogNormalLengths:
-    """Prompts of one length, and independent responses of log-normal length."""
-
-    prompt_tokens: int
-    mean_tokens: float
-    """Mean length of a response before it is cut off."""
-    sigma: float
-    """Standard deviation of the logarithm of the length; 0: all responses have the same length."""
-    max_tokens: int
-    """Longer responses are cut off."""
-    group_size: int
-    seed: int = 0
-
-    def of_group(self, group_id: int) -> tuple[int, Sequence[int]]:
-        return self.prompt_tokens, _draw_responses(self, group_id)
-
-
-@lru_cache(maxsize=2**16)
-def _draw_responses(lengths: LogNormalLengths, group_id: int) -> list[int]:
-    rng = np.random.default_rng((lengths.seed, group_id))
-    mu = math.log(lengths.mean_tokens) - lengths.sigma**2 / 2
-    drawn = rng.lognormal(mu, lengths.sigma, lengths.group_size)
-    return [min(lengths.max_tokens, max(1, round(tokens))) for tokens in drawn.tolist()]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class StoredLengths:
-    """Lengths of groups that runs stored: each group gets those of a stored group, drawn with replacement.
-
-    So a long prompt keeps its long responses, and a group that was long as a whole stays so.
+    So a long prompt keeps its long responses, and a group that was long as a whole stays so. The draw depends on the
+    group alone, so that two plans are compared on the same work.
     """
 
     groups: Sequence[tuple[int, Sequence[int]]]
     """Tokens of the prompt and of each response, of every group that may be drawn."""
     group_size: int
-    """A stored group with as many responses is kept as it is; otherwise responses are drawn from it."""
+    """A known group with as many responses is kept as it is; otherwise responses are drawn from it."""
     max_tokens: int
     """Longer responses are cut off."""
 
     def of_group(self, group_id: int) -> tuple[int, Sequence[int]]:
+        """Returns the tokens of the group's prompt, and of each of its responses."""
         rng = random.Random(group_id)
         prompt, responses = rng.choice(self.groups)
         if len(responses) != self.group_size:
             responses = rng.choices(responses, k=self.group_size)
         return prompt, [min(self.max_tokens, tokens) for tokens in responses]
+
+    @cached_property
+    def means(self) -> "MeanLengths":
+        """The means of some hundred groups."""
+        groups = [self.of_group(number) for number in range(_SAMPLED_GROUPS)]
+        responses = [tokens for _, group in groups for tokens in group]
+        return MeanLengths(
+            prompt=fmean(tokens for tokens, _ in groups),
+            response=fmean(responses),
+            running=fmean(tokens**2 for tokens in responses) / (2 * fmean(responses)),
+        )
 
 
 class MeanLengths(NamedTuple):
@@ -121,18 +89,15 @@ class MeanLengths(NamedTuple):
     response: float
     running: float
     """Of the responses in flight at any moment: E[L²] / 2 E[L], because long ones stay longer and each is half done."""
-    longest: float
-    """Response of the sample."""
 
 
 @lru_cache(maxsize=64)
-def mean_lengths(lengths: Lengths) -> MeanLengths:
-    """Computes the means of the first groups."""
-    groups = [lengths.of_group(number) for number in range(_SAMPLED_GROUPS)]
-    responses = [tokens for _, group in groups for tokens in group]
-    return MeanLengths(
-        prompt=fmean(tokens for tokens, _ in groups),
-        response=fmean(responses),
-        running=fmean(tokens**2 for tokens in responses) / (2 * fmean(responses)),
-        longest=max(responses),
-    )
+def log_normal_lengths(
+    *, prompt: int, mean: float, sigma: float, max_tokens: int, group_size: int, seed: int = 0
+) -> Lengths:
+    """Returns prompts of one length, and independent responses of log-normal length with this mean, before any is cut
+    off. `sigma`: standard deviation of the logarithm; 0: all responses have the same length."""
+    rng = np.random.default_rng(seed)
+    drawn = rng.lognormal(math.log(mean) - sigma**2 / 2, sigma, (_DRAWN_GROUPS, group_size))
+    groups = [(prompt, responses) for responses in drawn.round().clip(1, max_tokens).astype(int).tolist()]
+    return Lengths(groups=groups, group_size=group_size, max_tokens=max_tokens)

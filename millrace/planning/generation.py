@@ -111,4 +111,4 @@ def _open_engine(shape: ModelShape, hardware: Hardware, tensor: int, dtype: str,
         }
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(sizes))
-        return EngineHandle.compile(folder, hardware.system, "vllm", tp_size=tensor, **formats)
+        return EngineHandle.compile(folder, f"{hardware.name}_sxm", "vllm", tp_size=tensor, **formats)

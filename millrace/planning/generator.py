@@ -13,6 +13,7 @@ import itertools
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -46,23 +47,19 @@ class VersionHistory:
         return min(length, max(0, int(self._clocks[index] - start + _TOGETHER)))
 
 
+@dataclass(slots=True, eq=False)
 class Group:
     """A group from its admission to the trainer."""
 
-    __slots__ = ("history", "lengths", "min_version", "number", "prompt_tokens", "starts", "unfinished")
-
-    def __init__(
-        self, number: int, policy_version: int, history: VersionHistory, prompt_tokens: int, lengths: Sequence[int]
-    ) -> None:
-        self.number = number
-        self.min_version = policy_version
-        """The version that admitted it; once it is whole, the oldest version that sampled a token of it."""
-        self.history = history
-        self.prompt_tokens = prompt_tokens
-        self.lengths = lengths
-        self.starts: list[float] = []
-        """By the generator's token clock, of those members that have started."""
-        self.unfinished = len(lengths)
+    number: int
+    min_version: int
+    """The version that admitted it; once it is whole, the oldest version that sampled a token of it."""
+    history: VersionHistory
+    prompt_tokens: int
+    lengths: Sequence[int]
+    starts: list[float] = field(default_factory=list)
+    """By the generator's token clock, of those members that have started."""
+    num_ended: int = 0
 
 
 class Generator:
@@ -133,8 +130,8 @@ class Generator:
             _, _, group, origin = heapq.heappop(running)
             self._origins -= origin
             self._num_open -= 1
-            group.unfinished -= 1
-            if not group.unfinished:
+            group.num_ended += 1
+            if group.num_ended == len(group.lengths):
                 group.min_version = self._history.version_of_first_token(group.starts[0])
                 whole.append(group)
         self._t += campaign.costs.rollout * sum(len(group.lengths) for group in whole)

@@ -4,20 +4,26 @@ Trainer and generators run on GPUs of this kind, and generators as vLLM does, wh
 names.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from configs.requests import GivenLengthsConfig
 from configs.schema import RunConfig
 from millrace.errors import InputError
-from millrace.planning.durations import Assumption, Costs, LogNormalLengths, mean_lengths
+from millrace.planning.durations import Costs, Lengths, log_normal_lengths
 from millrace.planning.generation import KernelTable
 from millrace.planning.hardware import GIB, HOST_COPY_SHARE, Hardware
 from millrace.planning.memory import MemoryReport, generator_memory, trainer_memory
 from millrace.planning.models import BYTES, ModelShape
-from millrace.planning.training import MFU, TRAINED_BYTES, compute_dtype, step_seconds, trainer_gpus
-from millrace.planning.transfers import Upkeep, checkpoint_seconds, find_upkeep, sync_seconds
+from millrace.planning.training import (
+    MFU,
+    TRAINED_BYTES,
+    checkpoint_seconds,
+    compute_dtype,
+    step_seconds,
+    sync_seconds,
+    trainer_gpus,
+)
 
 _SCORE_SECONDS = 5e-3
 """Seconds of a rule such as `math` for a response."""
@@ -50,7 +56,6 @@ def generator_gpus(config: RunConfig) -> int:
 class GpuMachine:
     """GPUs of one kind and a model."""
 
-    divides_gpus: ClassVar[bool] = True
     shape: ModelShape
     hardware: Hardware
     given_lengths: GivenLengthsConfig | None = None
@@ -61,63 +66,50 @@ class GpuMachine:
     def name(self) -> str:
         return f"{self.shape.name} on {self.hardware.name}"
 
-    def allows_trainer_tensor(self, size: int) -> bool:
-        """Ranks have whole key-value heads, and equal parts of the feed-forward blocks; experts are not divided."""
-        shape = self.shape
-        divisible = not any(number % size for number in (shape.heads, shape.kv_heads, shape.intermediate))
-        return size == 1 or (divisible and not shape.experts)
-
-    def allows_generator_tensor(self, size: int) -> bool:
-        """vLLM divides query heads, and puts a key-value head on several GPUs if there are fewer of them."""
-        shape = self.shape
-        heads_fit = shape.kv_heads % size == 0 or size % shape.kv_heads == 0
-        return shape.heads % size == 0 and shape.intermediate % size == 0 and heads_fit
-
     def costs(self, config: RunConfig) -> Costs:
         """Returns durations. Raises InputError for a layout that can't divide the model or has no figures."""
         self._check_layout(config)
-        shape, placement = self.shape, config.placement
+        shape = self.shape
         trainer, generator = trainer_gpus(config), generator_gpus(config)
-        hosts = self.hardware
-        if placement.train.hosts > 1:
-            # A trainer on several hosts has as many GPUs on each as fit there.
-            hosts = replace(hosts, gpus_per_host=min(hosts.gpus_per_host, max(1, trainer // placement.train.hosts)))
         dtype = _weights_dtype(config)
         trainer_moves = generator_moves = 0.0
-        if placement.colocated:
+        if config.placement.colocated:
             # By turns, weights and two moments go to the CPU's memory and back; gradients are dropped.
             rate = self.hardware.host_copy * HOST_COPY_SHARE
             trainer_moves = 2 * 3 * shape.parameters * TRAINED_BYTES / trainer / rate
             generator_moves = 2 * shape.parameters * BYTES[dtype] / generator / rate
         table = self._table(config)
-        sync = sync_seconds(shape, config, hosts, generator_gpus=generator, dtype=config.generation_dtype)
+        handover, push, pause = sync_seconds(
+            shape, config, self.hardware, generator_gpus=generator, dtype=config.generation_dtype
+        )
         return Costs(
             decode=table.decode,
             prefill=table.prefill,
             score=_SCORE_SECONDS / config.scoring.workers,
-            train=lambda tokens, rollouts: step_seconds(shape, config, hosts, tokens=tokens, rollouts=rollouts),
-            handover=sync.handover,
-            push=sync.push,
-            pause=sync.pause + generator_moves,
+            train=lambda tokens, rollouts: step_seconds(shape, config, self.hardware, tokens=tokens, rollouts=rollouts),
+            handover=handover,
+            push=push,
+            pause=pause + generator_moves,
             checkpoint=checkpoint_seconds(shape, config, self.hardware),
             overhead=_STEP_OVERHEAD + trainer_moves,
         )
 
-    def lengths(self, config: RunConfig) -> LogNormalLengths:
+    def lengths(self, config: RunConfig) -> Lengths:
         """Returns the given lengths, cut off at `generation.max_new_tokens`."""
-        given = self._given(config)
-        return LogNormalLengths(
-            prompt_tokens=given.prompt,
-            mean_tokens=given.mean,
-            sigma=given.sigma,
-            max_tokens=config.generation.max_new_tokens,
-            group_size=config.generation.group_size,
+        lengths, generation = self._chosen_lengths(config), config.generation
+        return log_normal_lengths(
+            prompt=lengths.prompt,
+            mean=lengths.mean,
+            sigma=lengths.sigma,
+            max_tokens=generation.max_new_tokens,
+            group_size=generation.group_size,
         )
 
     def memory(self, config: RunConfig) -> MemoryReport:
-        """Returns the memory of trainer and generators per GPU."""
+        """Returns the memory per GPU. Raises InputError for a layout that can't divide the model."""
+        self._check_layout(config)
         generation = config.generation
-        means = mean_lengths(self.lengths(config))
+        means = self.lengths(config).means
         # Prefix caching keeps the prompt of a group once. There is always room for one response of the greatest length.
         cached = generation.groups_per_batch * (means.prompt + generation.group_size * means.running)
         generator = generator_memory(
@@ -136,50 +128,36 @@ class GpuMachine:
             capacity=self.hardware.memory_bytes,
         )
 
-    def upkeep(self, config: RunConfig, step_seconds: float) -> Upkeep:
-        """Returns stored bytes and the cost of failures for this step time."""
-        means = mean_lengths(self.lengths(config))
-        return find_upkeep(
-            self.shape,
-            config,
-            prompt_tokens=means.prompt,
-            response_tokens=means.response,
-            step_seconds=step_seconds,
-        )
-
-    def assumptions(self, config: RunConfig) -> Sequence[Assumption]:
-        """Lists lengths, hardware, shares of its rates, number formats."""
-        given, hardware = self._given(config), self.hardware
-        lengths = (
-            f"prompts of {given.prompt:,} tokens, responses log-normal with mean {given.mean:,.0f}, σ {given.sigma:g}, "
-            f"cut off at {config.generation.max_new_tokens:,}"
-        )
-        lengths_from = "--lengths" if self.given_lengths else "a default: give --lengths, or --from a stored run"
-        model = f"{self.shape.name}, {self.shape.parameters / 1e9:.1f} billion parameters"
-        rates = (
-            f"{hardware.flops['bfloat16'] / 1e12:,.0f} bf16 TFLOP/s, {hardware.memory_bytes / GIB:.0f} GiB at "
-            f"{hardware.memory_rate / 1e12:.2f} TB/s, NVLink {hardware.nvlink / 1e9:.0f} GB/s, network "
-            f"{hardware.network / 1e9:.0f} GB/s per GPU"
-        )
-        generation = f"{_weights_dtype(config)}, TP {generator_gpus(config)}"
-        training = f"{compute_dtype(config)}, {MFU:.0%} of its FLOP/s without collectives"
-        return (
-            Assumption(what="lengths", value=lengths, source=lengths_from),
-            Assumption(what="model", value=model, source="sizes of its config.json"),
-            Assumption(what=hardware.name, value=rates, source="data sheet"),
-            Assumption(what="generation", value=generation, source=self._table(config).source),
-            Assumption(what="training", value=training, source="fitted MFU of published trainers"),
-        )
+    def assumptions(self, config: RunConfig) -> Mapping[str, str]:
+        """Returns lengths, model, hardware and number formats."""
+        lengths, hardware, shape = self._chosen_lengths(config), self.hardware, self.shape
+        source = "--lengths" if self.given_lengths else "a default: give --lengths, or --from a stored run"
+        return {
+            "lengths": f"prompts of {lengths.prompt:,} tokens, responses log-normal with mean {lengths.mean:,.0f}, "
+            f"σ {lengths.sigma:g}, cut off at {config.generation.max_new_tokens:,} ({source})",
+            "model": f"{shape.name}, {shape.parameters / 1e9:.1f} billion parameters",
+            hardware.name: f"{hardware.flops['bfloat16'] / 1e12:,.0f} bf16 TFLOP/s, {hardware.memory_bytes / GIB:.0f} "
+            f"GiB at {hardware.memory_rate / 1e12:.2f} TB/s, NVLink {hardware.nvlink / 1e9:.0f} GB/s, network "
+            f"{hardware.network / 1e9:.0f} GB/s per GPU (data sheet)",
+            "generation": f"{_weights_dtype(config)}, TP {generator_gpus(config)} ({self._table(config).source})",
+            "training": f"{compute_dtype(config)}, {MFU:.0%} of its FLOP/s without collectives (published trainers)",
+        }
 
     def _check_layout(self, config: RunConfig) -> None:
+        """Trainer ranks have whole heads and equal parts of the feed-forward blocks; experts are not divided.
+
+        vLLM divides query heads, and puts a key-value head on several GPUs if there are fewer of them.
+        """
         shape, trainer, generator = self.shape, config.training.parallel.tensor, generator_gpus(config)
         heads = f"{shape.heads} heads, {shape.kv_heads} of keys and values"
         divisor = f"a number that divides {shape.name}'s {heads}, and {shape.intermediate} features"
-        if not self.allows_trainer_tensor(trainer):
-            expected = "1, because ranks don't divide experts" if shape.experts else divisor
-            raise InputError(key="training.parallel.tensor", read=trainer, expected=expected)
-        if not self.allows_generator_tensor(generator):
-            raise InputError(key="generation.engine_args.tensor_parallel_size", read=generator, expected=divisor)
+        if shape.experts and trainer > 1:
+            raise InputError(trainer, key="training.parallel.tensor", expected="1, because ranks don't divide experts")
+        if shape.kv_heads % trainer or shape.heads % trainer or shape.intermediate % trainer:
+            raise InputError(trainer, key="training.parallel.tensor", expected=divisor)
+        shares_heads = shape.kv_heads % generator == 0 or generator % shape.kv_heads == 0
+        if shape.heads % generator or shape.intermediate % generator or not shares_heads:
+            raise InputError(generator, key="generation.engine_args.tensor_parallel_size", expected=divisor)
 
     def _table(self, config: RunConfig) -> KernelTable:
         key = tensor, dtype, kv_dtype = generator_gpus(config), _weights_dtype(config), _cache_dtype(config)
@@ -187,7 +165,7 @@ class GpuMachine:
             self._tables[key] = KernelTable(self.shape, self.hardware, tensor=tensor, dtype=dtype, kv_dtype=kv_dtype)
         return self._tables[key]
 
-    def _given(self, config: RunConfig) -> GivenLengthsConfig:
+    def _chosen_lengths(self, config: RunConfig) -> GivenLengthsConfig:
         if self.given_lengths is not None:
             return self.given_lengths
         mean = max(1.0, _MEAN_SHARE * config.generation.max_new_tokens)

@@ -5,8 +5,10 @@ Constants here hold for vLLM and FSDP2 in bfloat16. docs/planning.md#cost-models
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from millrace.errors import InputError
+from millrace.preflight.model_folder import read_object
 
 GIB = 2**30
 
@@ -22,11 +24,13 @@ _NVLINK_LATENCY, _NETWORK_LATENCY = 20e-6, 175e-6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hardware:
-    """One GPU in a host of its kind. Rates are peaks, in one direction."""
+    """One GPU in a host of its kind. Rates are peaks, in one direction.
+
+    By NVIDIA's data sheets, without sparsity: A100 80 GB SXM, H100 SXM, H200 SXM, HGX B200. NVLink and PCIe are half of
+    their bidirectional figures, memory is what nvidia-smi shows, and networks are those of DGX systems.
+    """
 
     name: str
-    system: str
-    """What aiconfigurator calls it."""
     flops: Mapping[str, float]
     """Dense FLOP/s by number format: `float32` (without TF32) and `bfloat16`."""
     memory_bytes: float
@@ -41,41 +45,12 @@ class Hardware:
     gpus_per_host: int = 8
 
 
-def _make_gpu(
-    name: str, tflops: tuple[float, float], memory_gib: int, memory: float, nvlink: float, network: float, host: float
-) -> Hardware:
-    """`tflops` are those of float32 and bfloat16; rates are GB/s."""
-    return Hardware(
-        name=name,
-        system=f"{name}_sxm",
-        flops={"float32": tflops[0] * 1e12, "bfloat16": tflops[1] * 1e12},
-        memory_bytes=memory_gib * GIB,
-        memory_rate=memory * 1e9,
-        nvlink=nvlink * 1e9,
-        network=network * 1e9,
-        host_copy=host * 1e9,
-    )
-
-
-# NVIDIA's data sheets, figures without sparsity: A100 80 GB SXM, H100 SXM, H200 SXM, HGX B200. NVLink and PCIe are
-# half of their bidirectional figures. Memory is what nvidia-smi shows, in whole GiB. Networks are those of DGX systems:
-# a ConnectX-6 of 200 Gbit/s per A100, a ConnectX-7 of 400 Gbit/s for the others.
-_HARDWARE = {
-    hardware.name: hardware
-    for hardware in (
-        _make_gpu("a100", (19.5, 312), 80, 2039, 300, 25, 32),
-        _make_gpu("h100", (67, 989), 80, 3350, 450, 50, 64),
-        _make_gpu("h200", (67, 989), 140, 4800, 450, 50, 64),
-        _make_gpu("b200", (75, 2250), 179, 7700, 900, 50, 64),
-    )
-}
-
-
 def hardware_named(name: str) -> Hardware:
-    """Returns the figures of a kind of GPU. Raises InputError, with the names that are known, for another."""
-    if name not in _HARDWARE:
-        raise InputError(f'there are no figures of the hardware "{name}"', expected=f"one of {', '.join(_HARDWARE)}")
-    return _HARDWARE[name]
+    """Returns the figures of a kind of GPU, by `hardware.json`. Raises InputError for another name."""
+    kinds = read_object(Path(__file__).parent / "hardware.json")
+    if name not in kinds:
+        raise InputError(f'the figures of the hardware "{name}" are not known', expected=f"one of {', '.join(kinds)}")
+    return Hardware(name=name, **kinds[name])
 
 
 def all_gather_seconds(nbytes: float, hardware: Hardware, size: int, per_host: int) -> float:

@@ -10,7 +10,7 @@ Only the newest attempt counts: an earlier one may have had another config. Time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from configs.schema import RunConfig
 from millrace.errors import InputError
-from millrace.planning.durations import StoredLengths
+from millrace.planning.durations import Lengths
 from millrace.rollouts.consumed import TRAINED
 from millrace.runs.record import latest_attempt
 from storage import layout
@@ -29,12 +29,11 @@ from storage.streams.stream import StreamReader
 
 _LEAST_STEPS, _LEAST_SPANS = 20, 2
 _WARMUP_STEPS, _WARMUP_SHARE = 5, 0.1
-_TIME, _SECONDS, _WAITING = "time/", "/seconds", "waiting"
+_TIME, _SECONDS = "time/", "/seconds"
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Rollouts:
+class Rollouts(NamedTuple):
     """Rollouts of one generator, [N] each, warm-up included."""
 
     group: Floats
@@ -75,14 +74,8 @@ class StageTimes:
         """Counts the values of a metric within the spans."""
         return sum(self.begin < t <= self.end for t, _ in self.values.get(name, ()))
 
-    def idle_share(self) -> float:
-        """Share of the time in which the stage waited for others."""
-        waited = sum(spent for *_, span in self.spans for name, spent in span.items() if name.startswith(_WAITING))
-        return min(1.0, waited / (self.end - self.begin))
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Steps:
+class Steps(NamedTuple):
     """Optimizer steps in order, [N] each."""
 
     policy_version: Floats
@@ -124,14 +117,6 @@ class MeasuredRun:
         """Share of the rollouts trained that took a backward pass."""
         return float(self.steps.with_gradient.sum() / self.steps.rollouts.sum())
 
-    @property
-    def lengths(self) -> StoredLengths:
-        """Lengths of its groups."""
-        generation = self.config.generation
-        return StoredLengths(
-            groups=self.groups(), group_size=generation.group_size, max_tokens=generation.max_new_tokens
-        )
-
     def groups(self) -> list[tuple[int, tuple[int, ...]]]:
         """Returns the tokens of the prompt and of each response, of each group up to the first one missing.
 
@@ -139,11 +124,16 @@ class MeasuredRun:
         """
         groups: dict[int, tuple[int, list[int]]] = {}
         for rollouts in self.rollouts:
-            columns = rollouts.group, rollouts.prompt_tokens, rollouts.response_tokens
-            for group, prompt, response in zip(*columns, strict=True):
+            for group, prompt, response in zip(*rollouts[:3], strict=True):
                 groups.setdefault(int(group), (int(prompt), []))[1].append(int(response))
         whole = takewhile(lambda number: number in groups, range(min(groups), max(groups) + 1))
         return [(groups[number][0], tuple(groups[number][1])) for number in whole]
+
+
+def lengths_of(runs: Sequence[MeasuredRun], config: RunConfig) -> Lengths:
+    """Returns the lengths of these runs' groups, for a config."""
+    groups, generation = [group for run in runs for group in run.groups()], config.generation
+    return Lengths(groups=groups, group_size=generation.group_size, max_tokens=generation.max_new_tokens)
 
 
 def read_measured(store: Store) -> MeasuredRun:
@@ -160,7 +150,7 @@ def read_measured(store: Store) -> MeasuredRun:
             file=store.url,
             expected=f"{_LEAST_STEPS - left} more for a fit",
         )
-    kept = Steps(**{name: values[warmup - 1 :] for name, values in vars(steps).items()})
+    kept = Steps(*(values[warmup - 1 :] for values in steps))
     window = float(kept.t[0]), float(kept.t[-1])
 
     def read(stage: str, replicas: int) -> list[StageTimes]:
@@ -183,17 +173,10 @@ def _read_rollouts(store: Store, generator: int, since: float) -> Rollouts:
     columns = ("group_id", "prompt_tokens", "response_tokens", "t_started", "t_finished")
     parts = []
     for table in _tables(store, layout.trajectories(generator), TRAJECTORY, columns):
+        table = table.filter(pc.field("t_started") >= since)
         lengths = [pc.list_value_length(table[name]) for name in columns[1:3]]
         parts.append([table["group_id"], *lengths, table["t_started"], table["t_finished"]])
-    group, prompt, response, started, finished = _join(parts, len(columns))
-    inside = started >= since
-    return Rollouts(
-        group=group[inside],
-        prompt_tokens=prompt[inside],
-        response_tokens=response[inside],
-        started=started[inside],
-        finished=finished[inside],
-    )
+    return Rollouts(*_join(parts, len(columns)))
 
 
 def _read_steps(store: Store, since: float, rollouts: Sequence[Rollouts], config: RunConfig) -> Steps:

@@ -6,9 +6,9 @@
                + logits of a chunk, and the output layer's gradient
     generator    weights of its share + key-value cache of its slots
 
-Activations are those that transformers' Llama keeps for the backward pass in 16 bits: per token and layer 8 numbers of
-the hidden size (norms compute in float32), 3 of the queries', a key, a value, and 4 of the feed-forward block's, which
-tensor ranks divide. With checkpointing, a layer keeps its input alone, and only one has more.
+Activations are those of transformers' Llama in 16 bits: per token and layer 8 numbers of the hidden size (norms compute
+in float32), 3 of the queries', a key, a value, and 4 of the feed-forward block's, which tensor ranks divide. With
+checkpointing, a layer keeps its input alone, and only one has more.
 """
 
 from dataclasses import dataclass

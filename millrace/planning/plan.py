@@ -1,11 +1,7 @@
-"""A plan: a config for a machine, with its predicted figures, and the alternatives.
-
-make_plan  the best config on a machine, and why the others lost
-what_if    a config as it is, and with changes
-"""
+"""A plan: a config for a machine, with its predicted figures, and the alternatives; or a comparison of two configs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from configs.schema import RunConfig
@@ -19,8 +15,6 @@ from millrace.planning.candidate import (
     make_candidate,
     simulate_candidate,
 )
-from millrace.planning.durations import Assumption
-from millrace.planning.search import Search
 
 _HANG_FACTOR = 4
 
@@ -41,7 +35,8 @@ class Plan:
     """All that were simulated, for the chart."""
     num_layouts: int
     """Layouts that were considered."""
-    assumptions: Sequence[Assumption]
+    assumptions: Mapping[str, str]
+    """By subject, each with its source."""
     dollars_per_gpu_hour: float | None = None
 
     @property
@@ -85,7 +80,7 @@ class Plan:
             "changes": self.changes(self.chosen),
             "entries": [entry.to_json() for entry in self.entries],
             "simulated": [entry.to_json() for entry in self.simulated],
-            "assumptions": [asdict(assumption) for assumption in self.assumptions],
+            "assumptions": dict(self.assumptions),
         }
 
 
@@ -104,61 +99,30 @@ def _read_key(config: RunConfig, key: str) -> object:
     return value
 
 
-def make_plan(
-    config: RunConfig,
-    machine: Machine,
-    simulate: Simulate,
-    *,
-    gpus: int | None,
-    goal: Goal,
-    coarse: Simulate | None = None,
-    batches: Sequence[int] = (),
-    dollars_per_gpu_hour: float | None = None,
-) -> Plan:
-    """Searches. `coarse`: a quicker simulation to choose among many, if there is one.
-
-    Raises InputError if nothing fits, with the missing GiB.
-    """
-    search = Search(config, machine, gpus=gpus, goal=goal, fine=simulate, coarse=coarse or simulate)
-    result = search.run(batches)
-    return Plan(
-        base=config,
-        machine=machine.name,
-        gpus=gpus,
-        goal=goal,
-        entries=[result.winner, *result.runners_up],
-        simulated=result.simulated,
-        num_layouts=result.num_layouts,
-        assumptions=machine.assumptions(result.winner.config),
-        dollars_per_gpu_hour=dollars_per_gpu_hour,
-    )
-
-
 def what_if(
-    before: RunConfig,
-    after: RunConfig,
+    config: RunConfig,
+    changed: RunConfig,
     overrides: Mapping[str, Any],
     machine: Machine,
     simulate: Simulate,
     *,
     dollars_per_gpu_hour: float | None = None,
 ) -> Plan:
-    """Compares both configs as they are; `overrides` are those of `after`."""
+    """Compares a config with a changed one; `overrides` are the changes."""
     entries = []
-    for config, changes in ((before, {}), (after, overrides)):
-        candidate = make_candidate(config, changes, machine)
+    for candidate in (make_candidate(config, {}, machine), make_candidate(changed, overrides, machine)):
         if candidate.memory is not None and not candidate.memory.fits:
             entries.append(replace(candidate, reason=f"does not fit: {candidate.memory.sentence}"))
         else:
             entries.append(simulate_candidate(candidate, machine, simulate))
     return Plan(
-        base=before,
+        base=config,
         machine=machine.name,
         gpus=None,
         goal="fastest",
         entries=entries,
         simulated=entries,
         num_layouts=0,
-        assumptions=machine.assumptions(after),
+        assumptions=machine.assumptions(changed),
         dollars_per_gpu_hour=dollars_per_gpu_hour,
     )

@@ -11,7 +11,7 @@ is fixed: with adaptive control it is the highest allowed bound.
 
 import heapq
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -51,19 +51,6 @@ class Outcome:
     """Share of the time that a stage had nothing to do, by stage: `generate`, `score`, `train`; mean over replicas."""
 
 
-@dataclass(slots=True)
-class _Totals:
-    """Sums over the rollouts that the trainer took."""
-
-    taken_rollouts: int = 0
-    taken_tokens: int = 0
-    trained_rollouts: int = 0
-    trained_tokens: int = 0
-    masked_tokens: int = 0
-    staleness_sum: int = 0
-    staleness_max: int = 0
-
-
 def simulate(config: RunConfig, costs: Costs, lengths: Lengths, *, steps: int, warmup: int) -> Outcome:
     """Simulates `steps` steps of a campaign without counting the first `warmup`. Deterministic."""
     if not 0 <= warmup < steps:
@@ -94,16 +81,14 @@ class Campaign:
         )
         self._generators = [Generator(number, self, slots) for number in range(generation.replicas)]
         self._replicas = {"generate": generation.replicas, "score": config.scoring.replicas, "train": 1}
-        self._threads = {
-            "generate": generation.threads,
-            "score": config.scoring.threads,
-            "train": config.training.threads,
-        }
+        scoring, training = config.scoring, config.training
+        self._threads = {"generate": generation.threads, "score": scoring.threads, "train": training.threads}
         # A heap of (time, order, action, arguments).
         self._agenda: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = itertools.count()
-        waits = config.staleness.too_old == "wait"
-        self._commit_seconds = 0.0 if waits or self._by_step else config.storage.commit_max_ms / 1000
+        self._waits = config.staleness.too_old == "wait" and not self._by_step
+        collects = config.staleness.too_old != "wait" and not self._by_step
+        self._commit_seconds = config.storage.commit_max_ms / 1000 if collects else 0.0
         self._finished: deque[Group] = deque()
         self._num_scoring = 0
         self._ready: list[tuple[tuple[int, int], Group]] = []
@@ -113,10 +98,11 @@ class Campaign:
         self._held = self._held_rollouts = self._held_tokens = 0
         self._groups_dropped = 0
         self._trains = True
-        self._waits_for_old = waits and not self._by_step
+        self._waits_for_old = self._waits
         self._wall = 0.0
         self._busy = dict.fromkeys(self._replicas, 0.0)
-        self._totals = _Totals()
+        # Sums over the rollouts that the trainer took, by name.
+        self._totals: Counter[str] = Counter()
 
     def run(self, steps: int, warmup: int) -> Outcome:
         """Runs to the end of the last step."""
@@ -124,18 +110,18 @@ class Campaign:
         self.schedule(self.costs.handover, self._push)
         self.schedule(self.costs.handover, self._resume)
         self._run_to_version(warmup)
-        self._totals, begin, busy = _Totals(), self._wall, dict(self._busy)
+        self._totals, begin, busy = Counter(), self._wall, dict(self._busy)
         self._run_to_version(steps)
-        totals, seconds = self._totals, self._wall - begin
-        trained_length = totals.trained_tokens / totals.trained_rollouts
+        total, seconds = self._totals, self._wall - begin
+        trained_length = total["trained tokens"] / total["trained rollouts"]
         return Outcome(
             step_seconds=seconds / (steps - warmup),
-            tokens_per_second=totals.trained_tokens / seconds,
-            staleness_mean=totals.staleness_sum / totals.trained_rollouts,
-            staleness_max=totals.staleness_max,
-            dropped_share=1 - totals.trained_rollouts / totals.taken_rollouts,
-            masked_token_share=totals.masked_tokens / totals.trained_tokens,
-            length_ratio=trained_length / (totals.taken_tokens / totals.taken_rollouts),
+            tokens_per_second=total["trained tokens"] / seconds,
+            staleness_mean=total["staleness"] / total["trained rollouts"],
+            staleness_max=total["highest staleness"],
+            dropped_share=1 - total["trained rollouts"] / total["taken rollouts"],
+            masked_token_share=total["masked tokens"] / total["trained tokens"],
+            length_ratio=trained_length / (total["taken tokens"] / total["taken rollouts"]),
             idle={
                 stage: max(0.0, 1 - (self._busy[stage] - busy[stage]) / (replicas * seconds))
                 for stage, replicas in self._replicas.items()
@@ -201,7 +187,7 @@ class Campaign:
     def _resume(self) -> None:
         """The trainer begins to wait for groups."""
         self._trains = False
-        self._waits_for_old = self.config.staleness.too_old == "wait" and not self._by_step
+        self._waits_for_old = self._waits
         self._take()
 
     def _take(self) -> None:
@@ -236,16 +222,16 @@ class Campaign:
                 if masked < length:
                     rollouts, tokens, masked_tokens = rollouts + 1, tokens + length, masked_tokens + masked
                     oldest = min(oldest, group.history.version_of_first_token(start + masked))
-        totals, age = self._totals, staleness(self._version, oldest)
-        totals.taken_rollouts += len(group.lengths)
-        totals.taken_tokens += sum(group.lengths)
+        total, age = self._totals, staleness(self._version, oldest)
+        total["taken rollouts"] += len(group.lengths)
+        total["taken tokens"] += sum(group.lengths)
         if not rollouts:
             return False
-        totals.trained_rollouts += rollouts
-        totals.trained_tokens += tokens
-        totals.masked_tokens += masked_tokens
-        totals.staleness_sum += age * rollouts
-        totals.staleness_max = max(totals.staleness_max, age)
+        total["trained rollouts"] += rollouts
+        total["trained tokens"] += tokens
+        total["masked tokens"] += masked_tokens
+        total["staleness"] += age * rollouts
+        total["highest staleness"] = max(total["highest staleness"], age)
         self._held += 1
         self._held_rollouts += rollouts
         num_prompts = 1 if self.config.training.share_prefixes else rollouts

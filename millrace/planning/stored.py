@@ -4,23 +4,21 @@ runs ─► responses of engines, spans of the trainer ─► least squares ─�
   └─► measured step time ────────────────────────────────────────────────────────────────────────────────┴─►
                                                                                     one factor for all of its costs
 
-A response of n tokens takes n steps of its engine. Each step has a fixed cost, a cost per response in
-flight and something per token in the cache; caches that are computed again after new weights cost something per token.
-Prompts are counted with the steps, as they stay the same. The factor stands for what no cost does: other processes of
-the machine, stages that hold each other up.
+A response of n tokens takes n steps of its engine. Each step has a fixed cost, a cost per response in flight and one
+per token in the cache; caches that are computed again after new weights cost something per token. Prompts are counted
+with the steps. The factor stands for the rest: other processes of the machine, stages that hold each other up.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import ClassVar
 
 import numpy as np
 
 from configs.schema import RunConfig
 from millrace.errors import InputError
-from millrace.planning.durations import Assumption, Costs, StoredLengths, mean_lengths
-from millrace.planning.measured import Floats, MeasuredRun, Rollouts, read_measured
+from millrace.planning.durations import Costs, Lengths
+from millrace.planning.measured import Floats, MeasuredRun, Rollouts, lengths_of, read_measured
 from millrace.planning.simulation import simulate
 from storage.stores.base import Store
 
@@ -36,7 +34,6 @@ _SAMPLES = 1000
 class StoredMachine:
     """Every stage on the devices of the runs. All fits into memory, and GPUs are not divided."""
 
-    divides_gpus: ClassVar[bool] = False
     runs: Sequence[MeasuredRun]
     engine: Sequence[float]
     """Seconds per engine step, per response in flight and step, per token in the cache and step, and per token of
@@ -45,20 +42,10 @@ class StoredMachine:
     """Seconds per optimizer step, per token of it with a forward and a backward pass, and per rollout."""
     cores: float | None
     """CPU cores that the stages share; None: they share nothing."""
-    cores_from: str
-    """Where that number is from."""
 
     @property
     def name(self) -> str:
         return f"the machine of {', '.join(run.url for run in self.runs)}"
-
-    def allows_trainer_tensor(self, size: int) -> bool:
-        """Only the measured size."""
-        return size == 1
-
-    def allows_generator_tensor(self, size: int) -> bool:
-        """Only the measured size."""
-        return size == 1
 
     def costs(self, config: RunConfig) -> Costs:
         """Returns durations under a config of the same model.
@@ -90,55 +77,41 @@ class StoredMachine:
             push=mean(lambda run: run.push_seconds),
             score=mean(lambda run: _score_seconds(run, config.scoring.workers)),
             train=lambda tokens, rollouts: factor * (train_step + train_token * tokens + train_rollout * rollouts),
-            handover=mean(_handover_seconds),
-            checkpoint=mean(_checkpoint_seconds),
+            handover=mean(lambda run: _trainer_seconds(run, "handover")),
+            checkpoint=mean(lambda run: _trainer_seconds(run, "checkpoint") * run.config.training.checkpoint_every),
             overhead=_batch(config) * mean(_overhead_seconds),
             cores=self.cores,
         )
 
-    def lengths(self, config: RunConfig) -> StoredLengths:
+    def lengths(self, config: RunConfig) -> Lengths:
         """Returns the lengths of the groups of those runs that have the config's prompts; of all runs, if none has."""
-        return StoredLengths(
-            groups=[group for run in self._alike(config) for group in run.groups()],
-            group_size=config.generation.group_size,
-            max_tokens=config.generation.max_new_tokens,
-        )
+        return lengths_of(self._alike(config), config)
 
     def memory(self, config: RunConfig) -> None:
         """All runs fitted."""
 
-    def upkeep(self, config: RunConfig, step_seconds: float) -> None:
-        """Not known."""
-
-    def assumptions(self, config: RunConfig) -> Sequence[Assumption]:
-        """Lists the runs, their lengths, and what their stages share."""
-        means = mean_lengths(self.lengths(config))
-        cores = "each stage has devices of its own"
-        if self.cores is not None:
-            cores = f"all stages share {self.cores:g} CPU cores"
+    def assumptions(self, config: RunConfig) -> Mapping[str, str]:
+        """Returns the runs, their lengths, and what their stages share."""
+        means = self.lengths(config).means
+        cores = "separate for each stage" if self.cores is None else f"{self.cores:g} CPU cores, shared by all stages"
         runs = "; ".join(f"{run.url}, {len(run.steps.t) - 1} steps of {run.step_seconds:.3g} s" for run in self.runs)
-        lengths = (
-            f"prompts of {means.prompt:.0f} tokens, responses of {means.response:.0f}, longest {means.longest:.0f}"
-        )
-        return (
-            Assumption(what="durations", value="fitted", source=runs),
-            Assumption(what="lengths", value=lengths, source="the same runs"),
-            Assumption(what="devices", value=cores, source=self.cores_from),
-        )
+        return {
+            "durations": f"fitted to {runs}",
+            "lengths": f"prompts of {means.prompt:.0f} tokens, responses of {means.response:.0f} (the same runs)",
+            "devices": f"{cores} (--cores, or this host and training.device)",
+        }
 
     def _alike(self, config: RunConfig) -> Sequence[MeasuredRun]:
         return [run for run in self.runs if run.config.prompts == config.prompts] or self.runs
 
 
-def fit_machine(stores: Sequence[Store], *, cores: float | None = None, cores_from: str = "") -> StoredMachine:
+def fit_machine(stores: Sequence[Store], *, cores: float | None = None) -> StoredMachine:
     """Fits one run or more of one machine and model. `cores`: CPU cores that their stages shared, None if none.
 
     Raises InputError for a run that is too short, RunMissing and StreamCorrupt.
     """
     runs = [read_measured(store) for store in stores]
-    machine = StoredMachine(
-        runs=runs, engine=_fit_engine(runs), train=_fit_train(runs), cores=cores, cores_from=cores_from
-    )
+    machine = StoredMachine(runs=runs, engine=_fit_engine(runs), train=_fit_train(runs), cores=cores)
     for _ in range(_ROUNDS):
         ratios = [run.step_seconds / predict_step_seconds(run, machine) for run in machine.runs]
         runs = [replace(run, factor=run.factor * ratio) for run, ratio in zip(machine.runs, ratios, strict=True)]
@@ -149,7 +122,7 @@ def fit_machine(stores: Sequence[Store], *, cores: float | None = None, cores_fr
 def predict_step_seconds(run: MeasuredRun, machine: StoredMachine) -> float:
     """Simulates a run with its own lengths."""
     costs = machine.costs(run.config)
-    return simulate(run.config, costs, run.lengths, steps=_STEPS, warmup=_WARMUP).step_seconds
+    return simulate(run.config, costs, lengths_of([run], run.config), steps=_STEPS, warmup=_WARMUP).step_seconds
 
 
 def fit_costs(columns: Floats, seconds: Floats) -> list[float]:
@@ -177,12 +150,8 @@ def _solve_non_negative(columns: Floats, values: Floats) -> Floats:
 
 
 def _fit_engine(runs: Sequence[MeasuredRun]) -> list[float]:
-    columns, seconds = [], []
-    for run in runs:
-        for generator, rollouts in enumerate(run.rollouts):
-            rows, durations = _engine_rows(run, generator, rollouts)
-            columns.append(rows)
-            seconds.append(durations)
+    generators = [_engine_rows(run, number, rollouts) for run in runs for number, rollouts in enumerate(run.rollouts)]
+    columns, seconds = zip(*generators, strict=True)
     return fit_costs(np.concatenate(columns), np.concatenate(seconds))
 
 
@@ -202,16 +171,13 @@ def _engine_rows(run: MeasuredRun, generator: int, rollouts: Rollouts) -> tuple[
 
     def mean_over_life(values: Floats) -> Floats:
         total = np.concatenate([[0.0], np.cumsum(values[1:] + values[:-1]) / 2 * (t[1] - t[0])])
-        mean: Floats = (np.interp(end, t, total) - np.interp(begin, t, total)) / np.maximum(end - begin, 1e-9)
-        return mean
+        return np.asarray((np.interp(end, t, total) - np.interp(begin, t, total)) / np.maximum(end - begin, 1e-9))
 
     def sum_over_life(at: Floats, values: Floats) -> Floats:
         order = np.argsort(at)
         total = np.concatenate([[0.0], np.cumsum(values[order])])
-        places = (np.searchsorted(at[order], edge, side="left") for edge in (end, begin))
-        until_end, until_begin = (total[place] for place in places)
-        difference: Floats = until_end - until_begin
-        return difference
+        until_end, until_begin = (np.searchsorted(at[order], edge, side="left") for edge in (end, begin))
+        return np.asarray(total[until_end] - total[until_begin])
 
     handled = _rollout_seconds(run) * sum_over_life(finished, np.ones(len(finished)))
     paused = _pause_seconds(run) * sum_over_life(updates, np.ones(len(updates)))
@@ -230,7 +196,7 @@ def _fit_train(runs: Sequence[MeasuredRun]) -> list[float]:
         steps = run.steps
         work = (1 + 2 * steps.with_gradient / steps.rollouts) / 3 * steps.tokens
         # The end of a step is that of its hand-over.
-        ends = steps.t - _handover_seconds(run)
+        ends = steps.t - _trainer_seconds(run, "handover")
         for begin, end, activities in run.trainer.spans:
             inside = (ends > begin) & (ends <= end)
             if inside.any():
@@ -259,16 +225,9 @@ def _score_seconds(run: MeasuredRun, workers: int) -> float:
     return (reward + sum(times.seconds("loading", "commit") for times in run.scorers)) / rollouts
 
 
-def _steps_inside(run: MeasuredRun) -> int:
-    return max(1, int(run.trainer.includes(run.steps.t).sum()))
-
-
-def _handover_seconds(run: MeasuredRun) -> float:
-    return run.trainer.seconds("handover") / _steps_inside(run)
-
-
-def _checkpoint_seconds(run: MeasuredRun) -> float:
-    return run.trainer.seconds("checkpoint") * run.config.training.checkpoint_every / _steps_inside(run)
+def _trainer_seconds(run: MeasuredRun, activity: str) -> float:
+    """Mean of a step."""
+    return run.trainer.seconds(activity) / max(1, int(run.trainer.includes(run.steps.t).sum()))
 
 
 def _overhead_seconds(run: MeasuredRun) -> float:

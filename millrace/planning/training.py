@@ -1,4 +1,4 @@
-"""How long an optimizer step takes: products, collectives, and the optimizer's own traffic.
+"""How long the trainer computes a step, and how long versions and checkpoints take to leave its GPUs.
 
     batch ─► updates ─► microbatches: on each rank  max( products,  FSDP's gathers and scatters )  + all-reduces of
                                                                                                      tensor ranks
@@ -11,10 +11,14 @@ instead of 8 N. The output layer takes 8 per parameter, because its logits are c
 (`millrace.training.logprobs`). `MFU` of the peak is reached. FSDP2 gathers a layer while the one before computes, so
 the slower of the two counts. Tensor ranks wait for each all-reduce. Weights that are trained are in float32, and so are
 their gradients and moments.
+
+              trainer stands still            generators continue                    a generator stands still
+    direct    its shards ─► CPU's memory      sums, the model over gloo, sums        its share ─► GPU
+    shm       all gathered ─► shared memory   hash                                   the same
+    store     as shm                          hash, write, read and verify           the same
 """
 
 import math
-from dataclasses import dataclass
 
 from configs.schema import RunConfig
 from millrace.planning.hardware import (
@@ -36,6 +40,11 @@ _ADAMW_PASSES = 24
 AdamW does one operation after the other on all parameters; clipping the gradient is among them."""
 TRAINED_BYTES = 4
 """Bytes of a trained weight, of its gradient and of each moment."""
+_SOCKET_RATE, _HASH_RATE, _WRITE_RATE, _READ_RATE = 1e9, 20e9, 0.4e9, 0.7e9
+"""Bytes per second of a process: by gloo over TCP, as `direct` sends; hashed in memory; weights written to a run's
+store; read from there and verified. Measured on two cores (docs/benchmarks.md, Weights)."""
+_POLL_SECONDS = 2e-3
+"""How long a finished push waits until a generator looks for it."""
 
 
 def trainer_gpus(config: RunConfig) -> int:
@@ -53,9 +62,8 @@ def trained_parameters(shape: ModelShape, config: RunConfig) -> int:
     training = config.training
     trained_layers = shape.layers - training.frozen_layers
     if training.lora.rank is not None:
-        matrices = shape.layer_matrices().items()
-        adapted = sum(rows + columns for name, (rows, columns) in matrices if name in training.lora.target_modules)
-        return trained_layers * training.lora.rank * adapted
+        # Adapters are small, so as if every adapted layer were as wide as the model.
+        return trained_layers * training.lora.rank * 2 * shape.hidden * len(training.lora.target_modules)
     if not training.frozen_layers:
         return shape.parameters
     # The embeddings are frozen with the first layers, and so is the output layer if it is the same tensor.
@@ -66,19 +74,45 @@ def step_seconds(shape: ModelShape, config: RunConfig, hardware: Hardware, *, to
     """Returns the seconds of an optimizer step on `tokens` tokens, prompts included, of about equally long rollouts."""
     if tokens <= 0:
         return 0.0
-    training, gpus = config.training, trainer_gpus(config)
-    passes = _Passes(shape, config, hardware, context=tokens / rollouts / 2)
+    training, tensor = config.training, config.training.parallel.tensor
+    context, width = tokens / rollouts / 2, BYTES[compute_dtype(config)]
+    trained = trained_parameters(shape, config)
+    # Tensor ranks gather their part of each layer. Gradients are summed in float32.
+    weights = shape.layers * shape.layer_parameters / tensor + shape.other_parameters
+    moved = weights * (2 * width + TRAINED_BYTES * trained / shape.parameters)
+    backward_layers = (shape.layers - training.frozen_layers) * (1 + int(training.activation_checkpointing))
+    flops, reductions = training_flops(shape, config, context), 2 * (shape.layers + backward_layers)
+    update = _pass_seconds(shape, config, hardware, tokens / training.minibatches, flops, moved, reductions)
+    traffic = trained / trainer_gpus(config) * TRAINED_BYTES * _ADAMW_PASSES
     updates = training.minibatches * training.epochs
-    optimizer = trained_parameters(shape, config) / gpus * TRAINED_BYTES * _ADAMW_PASSES
-    update = passes.train(tokens / training.minibatches) + optimizer / (hardware.memory_rate * MEMORY_SHARE)
-    seconds = updates * update
-    if updates > 1:
-        seconds += passes.forward(tokens)
-    if training.kl.coefficient > 0:
-        # The reference policy's shards come from the CPU's memory, and go back there.
-        moved = 2 * shape.parameters / gpus * BYTES[config.model.dtype]
-        seconds += passes.forward(tokens) + moved / (hardware.host_copy * HOST_COPY_SHARE)
+    seconds = updates * (update + traffic / (hardware.memory_rate * MEMORY_SHARE))
+    if forward_passes := int(updates > 1) + int(training.kl.coefficient > 0):
+        flops = shape.layers * _layer_flops(shape, context) + 2 * shape.output_parameters
+        forward = _pass_seconds(shape, config, hardware, tokens, flops, weights * width, 2 * shape.layers)
+        seconds += forward_passes * forward
     return seconds
+
+
+def _pass_seconds(
+    shape: ModelShape,
+    config: RunConfig,
+    hardware: Hardware,
+    tokens: float,
+    flops: float,
+    gathered: float,
+    reductions: int,
+) -> float:
+    """`flops` per token; `gathered` bytes and `reductions` all-reduces of tensor ranks per microbatch."""
+    data, tensor, dtype = config.training.parallel.data, config.training.parallel.tensor, compute_dtype(config)
+    # Every rank has as many microbatches, and at least one.
+    count = max(1, math.ceil(tokens / (data * config.training.max_tokens_per_microbatch)))
+    rank_tokens = tokens / data / count
+    mfu = MFU * (_MIXTURE_FACTOR if shape.experts else 1.0)
+    products = rank_tokens * flops / tensor / (hardware.flops[dtype] * mfu)
+    gathers = all_gather_seconds(gathered, hardware, data, max(1, hardware.gpus_per_host // tensor))
+    message = rank_tokens * shape.hidden * BYTES[dtype]
+    reduced = all_reduce_seconds(message, hardware, tensor, hardware.gpus_per_host)
+    return count * (max(products, gathers) + reductions * reduced)
 
 
 def training_flops(shape: ModelShape, config: RunConfig, context: float) -> float:
@@ -100,49 +134,22 @@ def _layer_flops(shape: ModelShape, context: float) -> float:
     return 2 * shape.active_layer_parameters + 4 * shape.heads * shape.head_dim * context
 
 
-@dataclass(frozen=True)
-class _Passes:
-    """Seconds of passes over tokens, in microbatches, on all ranks in parallel."""
+def sync_seconds(
+    shape: ModelShape, config: RunConfig, hardware: Hardware, *, generator_gpus: int, dtype: str
+) -> tuple[float, float, float]:
+    """Returns the hand-over, push and pause of a version in `dtype`, as in `Costs`."""
+    nbytes, gpus = float(shape.parameters * BYTES[dtype]), trainer_gpus(config)
+    host_copy = hardware.host_copy * HOST_COPY_SHARE
+    pause, verify = nbytes / generator_gpus / host_copy, nbytes / _HASH_RATE + _POLL_SECONDS
+    if config.weights.transport == "direct":
+        shard = nbytes / gpus
+        return shard / host_copy, shard / _HASH_RATE + nbytes / _SOCKET_RATE + verify, pause
+    gathered = all_gather_seconds(float(shape.parameters * TRAINED_BYTES), hardware, gpus, hardware.gpus_per_host)
+    stored = nbytes / _WRITE_RATE + nbytes / _READ_RATE if config.weights.transport == "store" else 0.0
+    return gathered + nbytes / host_copy, stored + verify, pause
 
-    shape: ModelShape
-    config: RunConfig
-    hardware: Hardware
-    context: float
 
-    def train(self, tokens: float) -> float:
-        """Forward and backward."""
-        shape, training, weights = self.shape, self.config.training, self._gathered_weights
-        trained_share = trained_parameters(shape, self.config) / shape.parameters
-        # Gradients are summed in float32.
-        gathered = weights * (2 * BYTES[compute_dtype(self.config)] + TRAINED_BYTES * trained_share)
-        trained_layers = shape.layers - training.frozen_layers
-        reduced_layers = shape.layers + trained_layers * (1 + int(training.activation_checkpointing))
-        return self._seconds(tokens, training_flops(shape, self.config, self.context), gathered, 2 * reduced_layers)
-
-    def forward(self, tokens: float) -> float:
-        """Forward alone."""
-        shape = self.shape
-        flops = shape.layers * _layer_flops(shape, self.context) + 2 * shape.output_parameters
-        gathered = self._gathered_weights * BYTES[compute_dtype(self.config)]
-        return self._seconds(tokens, flops, gathered, 2 * shape.layers)
-
-    @property
-    def _gathered_weights(self) -> float:
-        """Numbers that a rank gathers of the whole model: tensor ranks gather their part of each layer."""
-        layers = self.shape.layers * self.shape.layer_parameters
-        return layers / self.config.training.parallel.tensor + self.shape.other_parameters
-
-    def _seconds(self, tokens: float, flops: float, gathered: float, reductions: int) -> float:
-        """`flops` per token; `gathered` bytes and `reductions` all-reduces of tensor ranks per microbatch."""
-        training, hardware = self.config.training, self.hardware
-        data, tensor, dtype = training.parallel.data, training.parallel.tensor, compute_dtype(self.config)
-        # Every rank has as many microbatches, and at least one.
-        count = max(1, math.ceil(tokens / (data * training.max_tokens_per_microbatch)))
-        rank_tokens = tokens / data / count
-        mfu = MFU * (_MIXTURE_FACTOR if self.shape.experts else 1.0)
-        products = rank_tokens * flops / tensor / (hardware.flops[dtype] * mfu)
-        per_host = max(1, hardware.gpus_per_host // tensor)
-        gathers = all_gather_seconds(gathered, hardware, data, per_host)
-        message = rank_tokens * self.shape.hidden * BYTES[dtype]
-        reduced = all_reduce_seconds(message, hardware, tensor, hardware.gpus_per_host)
-        return count * (max(products, gathers) + reductions * reduced)
+def checkpoint_seconds(shape: ModelShape, config: RunConfig, hardware: Hardware) -> float:
+    """How long the trainer stands still for a checkpoint: each rank copies weights and two moments of its shards."""
+    nbytes = trained_parameters(shape, config) * 3 * TRAINED_BYTES
+    return nbytes / trainer_gpus(config) / (hardware.host_copy * HOST_COPY_SHARE)

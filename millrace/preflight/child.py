@@ -16,10 +16,9 @@ _LAST_LINES = 15
 
 
 def answer_of(module: str, question: Any, what: str) -> Any:
-    """Plain JSON that `python -m MODULE` writes to stdout for `question`, plain JSON too, on its stdin.
+    """Returns the JSON that `python -m MODULE` answers to `question`; `what` names the check for people.
 
-    `what` names the check for people. Raises StageDied with the last lines of its stderr if it ends without an answer,
-    and the InputError that it raises.
+    Raises the module's InputError, and StageDied with the last lines of its stderr if it ends without an answer.
     """
     done = subprocess.run(
         [sys.executable, "-m", module], input=json.dumps(question), capture_output=True, text=True, check=False
@@ -31,14 +30,14 @@ def answer_of(module: str, question: Any, what: str) -> Any:
 
 
 def unpacked(reply: Any) -> Any:
-    """The answer in a reply of `serve`. Raises the InputError in it."""
+    """Returns the answer in a reply of `serve`, or raises the InputError in it."""
     if isinstance(reply, dict) and "refusal" in reply:
         raise InputError(**reply["refusal"])
     return reply
 
 
 def serve(check: Callable[[Any], Any]) -> None:
-    """The child process: calls `check` with the question from stdin, and writes its answer or InputError to stdout."""
+    """Calls `check` with the question from stdin, and writes its answer or InputError to stdout."""
     # Packages and users' code may print to stdout: send all of that to stderr.
     stdout = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

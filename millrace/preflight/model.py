@@ -2,16 +2,16 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from configs.recipe import Recipe
 from configs.schema import ModelConfig
 from configs.training import ParallelConfig, TrainingConfig
-from millrace.errors import InputError, ModelFolderError
+from millrace.errors import InputError
 from millrace.models.supported import FAMILIES, check_trainable
-from millrace.preflight.model_folder import read_object
+from millrace.preflight.model_folder import read_object, require
 from millrace.prompts.packages import check_installed
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -45,19 +45,15 @@ def read_model(model: ModelConfig, recipe: Recipe) -> Mapping[str, Any]:
             "num_hidden_layers": recipe.num_layers,
         }
     folder = Path(model.path).expanduser()
-
-    def require(fine: bool, read: str, expected: str) -> None:
-        if not fine:
-            raise ModelFolderError(key="model.path", read=f"'{folder}', which {read}", expected=expected)
-
-    require(folder.is_dir(), "is not a folder", "a Hugging Face model folder, or ORG/NAME of a hub")
-    require((folder / "config.json").is_file(), "has no config.json", "a model folder")
-    config = read_object(folder / "config.json")
-    _check_config(folder / "config.json", config)
+    path, key, subject = folder / "config.json", "model.path", f"'{folder}', which"
+    require(folder.is_dir(), f"{subject} is not a folder", "a Hugging Face model folder, or ORG/NAME of a hub", key=key)
+    require(path.is_file(), f"{subject} has no config.json", "a model folder", key=key)
+    config = read_object(path)
+    _check_config(path, config)
     has_weights = any(match for pattern in _WEIGHT_FILES for match in folder.glob(pattern))
-    require(has_weights, "has no weights", "*.safetensors files")
+    require(has_weights, f"{subject} has no weights", "*.safetensors files", key=key)
     has_tokenizer = any((folder / name).is_file() for name in _TOKENIZER_FILES)
-    require(has_tokenizer, "has no tokenizer", f"one of {', '.join(_TOKENIZER_FILES)}")
+    require(has_tokenizer, f"{subject} has no tokenizer", f"one of {', '.join(_TOKENIZER_FILES)}", key=key)
     return config
 
 
@@ -75,23 +71,19 @@ def check_training(model: Mapping[str, Any], training: TrainingConfig, *, on_thi
         gpus = torch.cuda.device_count()
     check_layout(model, training.parallel, gpus=gpus)
     if not FAMILIES[model["model_type"]].experts:
-        for key in ("router_replay", "router_aux_loss_coefficient"):
+        for key, expected in (("router_replay", "false"), ("router_aux_loss_coefficient", "0")):
             if value := getattr(training, key):
-                raise InputError(
-                    key=f"training.{key}",
-                    read=f"{json.dumps(value)} and a {model['model_type']} model has no experts",
-                    expected=f"{'false' if value is True else 0} (docs/models.md)",
-                )
+                read = f"{json.dumps(value)} and a {model['model_type']} model has no experts"
+                raise InputError(read, key=f"training.{key}", expected=f"{expected} (docs/models.md)")
     frozen, layers, rank = training.frozen_layers, model.get("num_hidden_layers"), training.lora.rank
     if frozen and layers is None:
         read = f"{frozen} and the model's config.json has no num_hidden_layers"
         raise InputError(read, key=_LAYERS, expected="it there")
-    if frozen and layers is not None and frozen > layers:
-        raise InputError(f"{frozen} and the model has {layers} layers", key=_LAYERS, expected=f"at most {layers}")
+    if frozen and layers is not None and frozen > layers - (rank is not None):
+        read = f"{frozen} and the model has {layers} layers"
+        expected = f"at most {layers}, and fewer with training.lora.rank, because adapters are in the other layers"
+        raise InputError(read, key=_LAYERS, expected=expected)
     if rank is not None:
-        if frozen == layers:
-            read = f"{frozen}, the model has {layers} layers and training.lora.rank is {rank}"
-            raise InputError(read, key=_LAYERS, expected="fewer frozen layers, because adapters are in the others")
         check_installed("peft", "lora", f"training.lora.rank {rank}")
 
 
@@ -122,45 +114,28 @@ def check_layout(model: Mapping[str, Any], parallel: ParallelConfig, *, gpus: in
         "intermediate_size": model.get("intermediate_size"),
     }
     for name, size in sizes.items():
-        if not isinstance(size, int):
-            read = f"{tensor} and the model's config.json has no {name}"
-            raise InputError(read, key=_TENSOR, expected="a model of Llama's kind, or a tensor of 1")
-        if size % tensor:
-            read = f"{tensor} and the model's {name} is {size}"
-            raise InputError(read, key=_TENSOR, expected="tensor to divide it")
+        if not isinstance(size, int) or size % tensor:
+            read = f"{tensor} and the model's {name} is {'missing' if size is None else size}"
+            raise InputError(read, key=_TENSOR, expected="a divisor of it, or 1")
 
 
 def _check_config(path: Path, config: Mapping[str, Any]) -> None:
     """Raises ModelFolderError for a value of another type than the checks, and transformers, take it for."""
-
-    def require(fine: bool, key: str, read: object, expected: str) -> None:
-        if not fine:
-            raise ModelFolderError(file=path, key=key, read=read, expected=expected)
-
     kind = config.get("model_type")
-    require(isinstance(kind, str), "model_type", repr(kind), "that of a Hugging Face model")
+    require(isinstance(kind, str), repr(kind), "that of a Hugging Face model", file=path, key="model_type")
     for name in _SIZES:
         size = config.get(name)
-        require(size is None or (type(size) is int and size > 0), name, repr(size), "a whole number above 0")
-    for name in _SECTIONS:
-        require(isinstance(config.get(name) or {}, dict), name, repr(config.get(name)), "an object")
-    for name, value in _numbers(config):
-        require(isinstance(value, int) or math.isfinite(value), name, value, "a finite number")
-        require(name.rpartition(".")[2] not in _ABOVE_ZERO or value > 0, name, value, "a number above 0")
+        fine = size is None or (type(size) is int and size > 0)
+        require(fine, repr(size), "a whole number above 0", file=path, key=name)
+    for section in ("", *_SECTIONS):
+        values = (config.get(section) or {}) if section else config
+        require(isinstance(values, dict), repr(values), "an object", file=path, key=section)
+        for name in _ABOVE_ZERO:
+            value = values.get(name, 1)
+            fine = isinstance(value, int | float) and 0 < value < math.inf
+            require(fine, value, "a number above 0", file=path, key=f"{section}.{name}".lstrip("."))
     heads, key_heads = config.get("num_attention_heads"), config.get("num_key_value_heads")
     if heads is not None and key_heads is not None:
         read = f"{key_heads} and num_attention_heads is {heads}"
-        require(heads % key_heads == 0, "num_key_value_heads", read, "a divisor of num_attention_heads")
-
-
-def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield (dotted key, number) for each number in `values`, however deep."""
-    pending: list[tuple[str, Any]] = list(values.items())
-    while pending:
-        name, value = pending.pop()
-        if isinstance(value, dict):
-            pending.extend((f"{name}.{key}", child) for key, child in value.items())
-        elif isinstance(value, list):
-            pending.extend((name, child) for child in value)
-        elif type(value) in (int, float):
-            yield name, value
+        expected = "a divisor of num_attention_heads"
+        require(heads % key_heads == 0, read, expected, file=path, key="num_key_value_heads")

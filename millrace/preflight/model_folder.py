@@ -32,17 +32,12 @@ from storage.json_text import parse_json
 MODULE = "millrace.preflight.model_folder"
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)\..+")
-_LARGEST = {"tokenizer.json": 512 << 20, "vocab.json": 64 << 20, _INDEX: 64 << 20}
-_LARGEST_OTHER = 16 << 20
-"""Bytes. Files of settings have a few thousand; the index of the largest mixture has some ten million."""
-_LARGEST_HEADER = 32 << 20
-"""Bytes. The header of the largest mixture in one file has a few million."""
+_LARGEST_JSON = 512 << 20
+"""Bytes. The largest tokenizers have some 30 million."""
 _LARGEST_SCANNED = 4 << 30
 """Bytes of weights whose values are checked before the start: a few seconds."""
 _CHILD_MEMORY = 2 << 30
 """Bytes that the child process may take beyond what its imports took."""
-_MOST_TOKENS = 1 << 24
-"""The largest vocabularies have some 300,000. The library `tokenizers` makes room for each number up to the highest."""
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _SETTINGS = (
     "generation_config.json",
@@ -56,49 +51,43 @@ _ATTENTIONS = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_at
 """Those that PyTorch or transformers bring. Any other name is a repository of kernels."""
 
 
+def require(fine: bool, read: object, expected: str, *, file: Path | None = None, key: str | None = None) -> None:
+    """Raises ModelFolderError unless `fine`."""
+    if not fine:
+        raise ModelFolderError(read, file=file, key=key, expected=expected)
+
+
 def check_folder_files(folder: Path, model: Mapping[str, Any]) -> None:
     """Raises ModelFolderError, naming the first file or setting that can't be used. `model`: content of config.json."""
     for path in (path for pattern in _FILES for path in sorted(folder.glob(pattern))):
-        _require(path.is_file(), "no regular file", "one, or none of this name", file=path)
-    expected = "the whole model, merged"
-    _require(not (folder / "adapter_config.json").exists(), "it is an adapter of another model", expected, file=folder)
+        require(path.is_file(), "no regular file", "one, or none of this name", file=path)
+    is_adapter = (folder / "adapter_config.json").exists()
+    require(not is_adapter, "it is an adapter of another model", "the whole model, merged", file=folder)
     config, weights = folder / "config.json", model.get("transformers_weights")
-    _require(weights is None, repr(weights), f"the weights in {_WEIGHTS}", file=config, key="transformers_weights")
+    require(weights is None, repr(weights), f"the weights in {_WEIGHTS}", file=config, key="transformers_weights")
     attention = model.get("attn_implementation", model.get("_attn_implementation"))
     expected = f"none, or one of {', '.join(_ATTENTIONS)}"
-    fine = attention is None or attention in _ATTENTIONS
-    _require(fine, repr(attention), expected, file=config, key="attn_implementation")
+    fine = attention in (None, *_ATTENTIONS)
+    require(fine, repr(attention), expected, file=config, key="attn_implementation")
     settings = {name: read_object(folder / name) for name in _SETTINGS if (folder / name).exists()}
-    ends = settings.get("generation_config.json", {}).get("eos_token_id")
-    size = model.get("vocab_size")
+    ends, size = settings.get("generation_config.json", {}).get("eos_token_id"), model.get("vocab_size")
     expected = "token ids" if size is None else f"token ids below vocab_size, {size:,}"
     for token in ends if isinstance(ends, list) else [] if ends is None else [ends]:
         fine = type(token) is int and token >= 0 and (size is None or token < size)
-        _require(fine, ends, expected, file=folder / "generation_config.json", key="eos_token_id")
-    tokenizer_model = settings.get("tokenizer.json", {}).get("model")
-    vocabulary = tokenizer_model.get("vocab") if isinstance(tokenizer_model, dict) else None
-    if isinstance(vocabulary, dict):
-        path, expected = folder / "tokenizer.json", f"one below {_MOST_TOKENS:,}"
-        _require(bool(vocabulary), "its vocabulary is empty", "tokens and their numbers", file=path)
-        for token, number in vocabulary.items():
-            fine = type(number) is int and 0 <= number < _MOST_TOKENS
-            _require(fine, f"token {token[:50]!r} has the number {number!r}", expected, file=path)
+        require(fine, ends, expected, file=folder / "generation_config.json", key="eos_token_id")
 
 
 def read_object(path: Path) -> dict[str, Any]:
     """Read the JSON object in a file of the folder. Raises ModelFolderError."""
     expected = "a JSON object"
-    _require(path.is_file(), "no such file", expected, file=path)
+    require(path.is_file(), "no such file", expected, file=path)
     try:
-        size, most = path.stat().st_size, _LARGEST.get(path.name, _LARGEST_OTHER)
-        _require(size <= most, f"{size:,} bytes", f"at most {most:,}", file=path)
-        values = parse_json(path.read_bytes())
-    except OSError as error:
-        raise ModelFolderError(file=path, read=f"can't be read: {error.strerror}", expected=expected) from error
-    except ModelFolderError:
-        raise
-    except ValueError as error:
-        raise ModelFolderError(file=path, read=f"not JSON: {error}", expected=expected) from error
+        size = path.stat().st_size
+        values = parse_json(path.read_bytes()) if size <= _LARGEST_JSON else None
+    except (OSError, ValueError) as error:
+        read = f"can't be read: {error.strerror}" if isinstance(error, OSError) else f"not JSON: {error}"
+        raise ModelFolderError(file=path, read=read, expected=expected) from error
+    require(size <= _LARGEST_JSON, f"{size:,} bytes", f"at most {_LARGEST_JSON:,}", file=path)
     if not isinstance(values, dict):
         raise ModelFolderError(file=path, read="no JSON object", expected=expected)
     return values
@@ -116,10 +105,11 @@ def check_weight_files(folder: Path, model: Mapping[str, Any], *, loaded_here: b
         shapes |= _read_header(path)
     for name in sorted(index.keys() - shapes.keys()):
         raise ModelFolderError(file=folder / _INDEX, read=f"{index[name]} does not hold {name}", expected="it there")
-    needed = 2 * sum(math.prod(shape) for shape in shapes.values()) / 2**30
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    read = f"its weights take at least {needed:,.1f} GiB and this machine has {memory:,.1f} GiB of memory"
-    _require(needed <= memory or not loaded_here, read, "a smaller model, or a larger machine", file=folder)
+    if loaded_here:
+        needed = 2 * sum(math.prod(shape) for shape in shapes.values())
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        read = f"its weights take at least {needed / 2**30:,.1f} GiB and this machine has {memory / 2**30:,.1f} GiB"
+        require(needed <= memory, read, "a smaller model, or a larger machine", file=folder)
     layers = {int(match[1]) for name in shapes if (match := _LAYER.fullmatch(name))}
     count = model.get("num_hidden_layers")
     if model["model_type"] in FAMILIES and isinstance(count, int) and len(layers) < count:
@@ -143,34 +133,26 @@ def _read_index(folder: Path) -> dict[str, str]:
     if not isinstance(files, dict) or not files:
         raise ModelFolderError(file=path, key="weight_map", read="no object", expected="tensors and their files")
     is_object = isinstance(index.get("metadata"), dict)
-    _require(is_object, "no object", "one, which transformers reads", file=path, key="metadata")
+    require(is_object, "no object", "one, which transformers reads", file=path, key="metadata")
     for tensor, file in files.items():
         fine = isinstance(file, str) and file not in ("", ".", "..") and "/" not in file and "\0" not in file
-        _require(fine, f"{tensor} is in {file!r}", "the name of a file in the same folder", file=path)
+        require(fine, f"{tensor} is in {file!r}", "the name of a file in the same folder", file=path)
     return files
 
 
 def _read_header(path: Path) -> dict[str, list[int]]:
     """Return the shape of each tensor in a weight file."""
     expected = "a whole file of weights in safetensors format"
-    _require(path.is_file(), "no such file", expected, file=path)
+    require(path.is_file(), "no such file", expected, file=path)
     try:
-        with path.open("rb") as raw:
-            length = int.from_bytes(raw.read(8), "little")
-        _require(length <= _LARGEST_HEADER, f"its header claims {length:,} bytes", expected, file=path)
         with safe_open(path, framework="numpy") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 — not a mapping
             for name, part in slices.items():
                 read = f"{name} holds numbers of type {part.get_dtype()}"
-                _require(part.get_dtype() in _FLOATS, read, f"one of {', '.join(sorted(_FLOATS))}", file=path)
+                require(part.get_dtype() in _FLOATS, read, f"one of {', '.join(sorted(_FLOATS))}", file=path)
             return {name: part.get_shape() for name, part in slices.items()}
     except (OSError, SafetensorError) as error:
         raise ModelFolderError(file=path, read=str(error), expected=expected) from error
-
-
-def _require(fine: bool, read: object, expected: str, *, file: Path, key: str | None = None) -> None:
-    if not fine:
-        raise ModelFolderError(read, file=file, key=key, expected=expected)
 
 
 def answer(question: Mapping[str, str]) -> None:
@@ -208,18 +190,18 @@ def check_model_folder(folder: Path) -> None:
         limit = f"its model knows {size:,}"
         expected = "a tokenizer of the model's own"
         read = f"its tokenizer has {tokenizer.vocab_size:,} tokens, {limit}"
-        _require(tokenizer.vocab_size <= size, read, expected, file=folder)
+        require(tokenizer.vocab_size <= size, read, expected, file=folder)
         ends = {f"eos_token {token}": token for token in end_token_ids(folder, tokenizer)}
         special = {"bos_token": tokenizer.bos_token_id, "pad_token": tokenizer.pad_token_id, **ends}
         for name, token in special.items():
             read = f"its tokenizer's {name} is token {token}, {limit}"
-            _require(token is None or token < size, read, expected, file=folder)
+            require(token is None or token < size, read, expected, file=folder)
     if sum(path.stat().st_size for path in files) <= _LARGEST_SCANNED:
         outer: list[torch.Tensor] = []
         # One tensor at a time, as a view of its file.
         for path, name, file in _tensors(files):
             tensor = file.get_tensor(name)
-            _require(is_finite(tensor), f"{name} holds values that are not finite", "numbers", file=path)
+            require(is_finite(tensor), f"{name} holds values that are not finite", "numbers", file=path)
             if name in ("model.embed_tokens.weight", "lm_head.weight"):
                 outer.append(tensor)
         if len(outer) == 2 and is_tied(folder) and not bool((outer[0] == outer[1]).all()):

@@ -1,15 +1,12 @@
 """Checks whether every prompt can be put to the model, and its answer scored, before anything of a run exists.
 
-    plain text, and a plain tokenizer ─► the library `tokenizers`                                       milliseconds
-    anything else ──stdin: model, prompts──► python -m millrace.preflight.prompts ─► transformers       some seconds
-                          ▲                              │
-                          └── longest, or one sentence ──┘ stdout
+    stdin: model, prompts ─► python -m millrace.preflight.prompts ─► transformers ─► longest, or one sentence
 
 The child process keeps transformers out of the parent, which does not need it otherwise.
 """
 
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
@@ -18,10 +15,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from configs.prompts import EnvironmentConfig, PromptsConfig
 from configs.schema import ModelConfig
 from millrace.errors import ChatError, InputError, PromptsError
-from millrace.models.decoder import plain_tokenizer
-from millrace.preflight.child import answer_of, serve
+from millrace.preflight.child import serve
 from millrace.prompts.dataset import PromptSet
-from millrace.prompts.messages import templated
 from millrace.rewards.scorer import Scorer
 from millrace.types import Prompt
 
@@ -42,36 +37,28 @@ def check_prompts(
     context: int | None,
     max_new_tokens: int,
     vocab_size: int | None = None,
-    ask: Callable[[str, Any, str], Any] = answer_of,
+    ask: Callable[[str, Any, str], Any],
 ) -> int | None:
     """Return the length of the longest prompt, tokens; None if bootstrap has still to make the tokenizer.
 
     `context` and `vocab_size` are the model's, tokens; None if its config does not say. `ask` starts the child process.
-    Raises InputError about the first prompt that can't be put to the model: its conversation can't be written or
-    continued, the model does not know its tokens, or it leaves no room for a response.
+    Raises InputError about the first prompt that can't be put to the model.
     """
-    every = (*prompt_set.train, *prompt_set.eval)
     keys = [f"prompts.{key}" for key in ("chat", *_ONLY_CHAT) if getattr(prompts, key)]
-    conversation = next((prompt for prompt in every if prompt.messages), None)
     if model.path is None:
+        conversation = next((prompt for prompt in (*prompt_set.train, *prompt_set.eval) if prompt.messages), None)
         if conversation is not None or keys:
             key, read = (keys[0], "set") if conversation is None else (_name(conversation), "a list of messages")
             expected = "a model with a chat template there, because the one that bootstrap makes has none"
             raise InputError(f"{read} and model.path is null", key=key, expected=expected)
         return None
-    limits = {"context": context, "vocab_size": vocab_size, "max_new_tokens": max_new_tokens}
-    if conversation is None and not (keys or model.chat_template or environment.name):
-        tokenizer = plain_tokenizer(Path(model.path).expanduser())
-        if tokenizer is not None:
-            encoded = tokenizer.encode_batch([templated(prompts.template, prompt.text) for prompt in every])
-            return _longest_that_fits(every, (encoding.ids for encoding in encoded), limits)
     question = {
         "model": model.model_dump(),
         "prompts": prompts.model_dump(),
         "environment": environment.model_dump(),
         "train": [asdict(prompt) for prompt in prompt_set.train],
         "eval": [asdict(prompt) for prompt in prompt_set.eval],
-        "limits": limits,
+        "limits": {"context": context, "vocab_size": vocab_size, "max_new_tokens": max_new_tokens},
     }
     longest: int = ask("millrace.preflight.prompts", question, "the prompts")
     return longest
@@ -101,8 +88,24 @@ def longest_prompt(question: Mapping[str, Any]) -> int:
             encoder.renderer.check_several_turns(encoder.tools)
         except ChatError as error:
             raise ChatError(f"{name}, and {error}", key="environment.name") from error
-    every = (*train, *held_out)
-    return _longest_that_fits(every, (_encode(encoder, prompt) for prompt in every), question["limits"])
+    context, vocab_size, max_new_tokens = (
+        question["limits"][name] for name in ("context", "vocab_size", "max_new_tokens")
+    )
+    longest = 0
+    for prompt in (*train, *held_out):
+        tokens, place = _encode(encoder, prompt), _name(prompt)
+        length = len(tokens)
+        if not tokens:
+            raise InputError("it has no tokens", file=place, expected="text that the tokenizer knows")
+        if vocab_size is not None and max(tokens) >= vocab_size:
+            read = f"it holds token {max(tokens)} of the tokenizer, and the model knows {vocab_size} tokens"
+            raise InputError(read, file=place, expected="a tokenizer of the model's own")
+        if context is not None and length + max_new_tokens > context:
+            read = f"it has {length} tokens and generation.max_new_tokens is {max_new_tokens}"
+            expected = f"no more than the model's context together, {context} tokens"
+            raise InputError(read, file=place, expected=expected)
+        longest = max(longest, length)
+    return longest
 
 
 def _encode(encoder: "PromptEncoder", prompt: Prompt) -> Sequence[int]:
@@ -118,27 +121,6 @@ def _encode(encoder: "PromptEncoder", prompt: Prompt) -> Sequence[int]:
         return encoder.encode(prompt).tokens
     finally:
         signal.alarm(0)
-
-
-def _longest_that_fits(
-    prompts: Sequence[Prompt], encoded: Iterable[Sequence[int]], limits: Mapping[str, int | None]
-) -> int:
-    context, vocab_size, max_new_tokens = limits["context"], limits["vocab_size"], limits["max_new_tokens"] or 0
-    longest = 0
-    for prompt, tokens in zip(prompts, encoded, strict=True):
-        length, read, expected = len(tokens), "", ""
-        if length == 0:
-            read, expected = "it has no tokens", "text that the tokenizer knows"
-        elif vocab_size is not None and max(tokens) >= vocab_size:
-            read = f"it holds token {max(tokens)} of the tokenizer, and the model knows {vocab_size} tokens"
-            expected = "a tokenizer of the model's own"
-        elif context is not None and length + max_new_tokens > context:
-            read = f"it has {length} tokens and generation.max_new_tokens is {max_new_tokens}"
-            expected = f"no more than the model's context together, {context} tokens"
-        if read:
-            raise InputError(read, file=_name(prompt), expected=expected)
-        longest = max(longest, length)
-    return longest
 
 
 def _name(prompt: Prompt) -> str:

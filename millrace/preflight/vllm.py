@@ -4,9 +4,8 @@
        ▲                                       │
        └──── stdout: null, or an InputError ───┘
 
-The child process takes about ten seconds, most of it for importing vLLM. The parent process imports neither vLLM nor
-torch, so this module imports them late. No weights are loaded; a GPU without room for them is reported by the generator
-when it starts.
+The child process takes about ten seconds, most of it for importing vLLM. No weights are loaded; a GPU without room for
+them is reported by the generator when it starts.
 """
 
 import difflib
@@ -16,7 +15,7 @@ import re
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,14 +39,12 @@ class Question:
     """Number format of the weights in generators."""
     engine_args: Mapping[str, Any]
     replicas: int
-    """Number of engines on this machine."""
     max_new_tokens: int
-    prompts: tuple[tuple[str, str], ...]
+    prompts: Sequence[Sequence[str]]
     """(text, answer) of each training prompt if bootstrap will make the model; empty otherwise."""
     longest_prompt: int | None
     """Tokens of the longest training prompt; None if bootstrap will make the tokenizer."""
     environment: str | None = None
-    """The run's `environment.name`."""
     colocated: bool = False
     """Whether the trainer uses the device while vLLM sleeps."""
     truncates: bool = False
@@ -73,34 +70,28 @@ def check_vllm(question: Question) -> None:
 
 def answer(values: Mapping[str, Any]) -> None:
     """The child process, for a Question as JSON. Raises InputError. Imports vLLM into this process."""
-    from millrace.generation.engines.vllm.startup import ENVIRONMENT
-
-    question = Question(**{**values, "prompts": tuple((text, reference) for text, reference in values["prompts"])})
-    os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) if question.folder is None else Path(question.folder)
-        if question.folder is None:
-            _make_tiny(question, folder)
-        for mistake in _mistakes(question, folder):
-            raise mistake
-
-
-def _make_tiny(question: Question, folder: Path) -> None:
-    """Makes the model of bootstrap without training it."""
     from configs.prompts import EnvironmentConfig
     from configs.recipe import Recipe
     from millrace.bootstrap.tiny_model import bootstrap
+    from millrace.generation.engines.vllm.startup import ENVIRONMENT
     from millrace.types import Prompt
 
-    bootstrap(
-        [Prompt(prompt_id=text, text=text, answer=answer, source="") for text, answer in question.prompts],
-        Recipe(**{**question.tiny, "max_steps": 0}),
-        folder,
-        seed=0,
-        max_new_tokens=question.max_new_tokens,
-        report=lambda step, line: print(line),
-        environment=EnvironmentConfig(name=question.environment),
-    )
+    question = Question(**values)
+    os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(question.folder or temporary)
+        if question.folder is None:
+            bootstrap(
+                [Prompt(prompt_id=text, text=text, answer=answer, source="") for text, answer in question.prompts],
+                Recipe(**{**question.tiny, "max_steps": 0}),
+                folder,
+                seed=0,
+                max_new_tokens=question.max_new_tokens,
+                report=lambda step, line: print(line),
+                environment=EnvironmentConfig(name=question.environment),
+            )
+        for mistake in _mistakes(question, folder):
+            raise mistake
 
 
 def _mistakes(question: Question, folder: Path) -> Iterator[InputError]:
@@ -114,17 +105,13 @@ def _mistakes(question: Question, folder: Path) -> Iterator[InputError]:
     from millrace.generation.environments.base import environment_class
 
     names = sorted(field.name for field in fields(AsyncEngineArgs) if not field.name.startswith("_"))
-    for name in (name for name in question.engine_args if name not in names):
+    for name in sorted(question.engine_args.keys() - set(names)):
         expected = " or ".join(difflib.get_close_matches(name, names)) or "one of its AsyncEngineArgs"
         yield InputError(f"no argument of vLLM {vllm.__version__}", key=f"{_KEY}{name}", expected=expected)
-    environment = environment_class(question.environment)
     if question.colocated and not current_platform.is_sleep_mode_available():
-        yield InputError(
-            key="placement.colocated",
-            read=f"true, and vLLM can't sleep on the device it finds here, {current_platform.device_name}",
-            expected="a GPU, or false",
-        )
-        return
+        read = f"true, and vLLM can't sleep on the device it finds here, {current_platform.device_name}"
+        yield InputError(read, key="placement.colocated", expected="a GPU, or false")
+    environment = environment_class(question.environment)
     arguments = vllm_arguments(
         folder,
         dtype=question.dtype,
@@ -142,11 +129,8 @@ def _mistakes(question: Question, folder: Path) -> Iterator[InputError]:
     if config.model_config.runner_type != "generate":
         yield _unfit(question, "which vLLM does not generate text with", "a causal language model")
     if current_platform.is_cpu() and config.model_config.hf_config.model_type == "gpt_oss":
-        yield _unfit(
-            question,
-            "a gpt_oss model, for whose experts vLLM has no kernel on a CPU",
-            "a GPU, or generation.engine transformers (docs/models.md)",
-        )
+        read = "a gpt_oss model, for whose experts vLLM has no kernel on a CPU"
+        yield _unfit(question, read, "a GPU, or generation.engine transformers (docs/models.md)")
     yield from _attention(config, question)
     yield from _context(config, question, folder)
     yield from _memory(config, question)
@@ -165,27 +149,22 @@ def _refusal(error: Exception, question: Question) -> InputError:
     sentence = re.split(r"(?<=\.)\s+(?=[A-Z])|\n", text.strip())[0].rstrip(".")
     reason = textwrap.shorten(sentence, _LONGEST_REASON, placeholder=" …") or type(error).__name__
     if names:
-        first, *rest = (f"{json.dumps(question.engine_args[name])}" for name in names)
-        also = "".join(f" and {_KEY}{name} is {value}" for name, value in zip(names[1:], rest, strict=True))
-        return InputError(key=f"{_KEY}{names[0]}", read=f"{first}{also}, which vLLM refuses: {reason}")
+        settings = [f"{_KEY}{name} is {json.dumps(question.engine_args[name])}" for name in names]
+        key, _, read = " and ".join(settings).partition(" is ")
+        return InputError(f"{read}, which vLLM refuses: {reason}", key=key)
     also = ", or one of generation.engine_args" if question.engine_args else ""
     return _unfit(question, f"which vLLM refuses{also}: {reason}", None)
 
 
 def _named(detail: Mapping[str, Any], engine_args: Mapping[str, Any]) -> list[str]:
     """Return the user's arguments that an error concerns, by its location, its input value, or words of its message."""
-    value = detail["input"]
+    value = json.dumps(detail["input"], default=str)
     words = re.sub(r"[-_]", " ", detail["msg"].lower())
     return (
         [str(part) for part in detail["loc"] if part in engine_args]
-        or [name for name, argument in engine_args.items() if detail["loc"] and _contains(argument, value)]
+        or [name for name, argument in engine_args.items() if detail["loc"] and value in json.dumps(argument)]
         or [name for name in engine_args if name.replace("_", " ") in words]
     )
-
-
-def _contains(argument: object, value: object) -> bool:
-    nested = argument.values() if isinstance(argument, dict) else ()
-    return argument == value or any(_contains(child, value) for child in nested)
 
 
 def _attention(config: Any, question: Question) -> Iterator[InputError]:
@@ -219,12 +198,9 @@ def _context(config: Any, question: Question, folder: Path) -> Iterator[InputErr
         longest = max(len(tokens) for tokens in load_tokenizer(folder)(texts)["input_ids"])
     needed = longest + question.max_new_tokens
     if needed > context:
-        yield InputError(
-            f"{context} tokens, the longest prompt has {longest} and generation.max_new_tokens is "
-            f"{question.max_new_tokens}",
-            key=f"{_KEY}max_model_len" if "max_model_len" in question.engine_args else "the model's context",
-            expected=f"room for both, {needed} tokens",
-        )
+        read = f"{context} tokens, the longest prompt has {longest} and generation.max_new_tokens is {needed - longest}"
+        key = f"{_KEY}max_model_len" if "max_model_len" in question.engine_args else "the model's context"
+        yield InputError(read, key=key, expected=f"room for both, {needed} tokens")
 
 
 def _memory(config: Any, question: Question) -> Iterator[InputError]:
@@ -236,15 +212,14 @@ def _memory(config: Any, question: Question) -> Iterator[InputError]:
         return
     cache, node = config.cache_config, get_memory_node_info(get_visible_memory_node()[0])
     workers = question.replicas * config.parallel_config.world_size
-    if cache.kv_cache_memory_bytes is None:
-        needed = cache.gpu_memory_utilization * node.total_memory
-        name, read = "gpu_memory_utilization", f"{cache.gpu_memory_utilization} of all memory: {_gib(needed)}"
-    else:
-        needed = cache.kv_cache_memory_bytes
-        name, read = "kv_cache_memory_bytes", _gib(needed)
+    share, needed = cache.gpu_memory_utilization, cache.kv_cache_memory_bytes
+    name, read = "kv_cache_memory_bytes", ""
+    if needed is None:
+        needed = share * node.total_memory
+        name, read = "gpu_memory_utilization", f"{share} of all memory: "
     if workers * needed > node.available_memory:
         each = f" for each of {workers} workers" if workers > 1 else ""
-        read = f"{read}{each}, and {_gib(node.available_memory)} are free"
+        read += f"{needed / 2**30:.2f} GiB{each}, and {node.available_memory / 2**30:.2f} GiB are free"
         yield InputError(read, key=f"{_KEY}{name}", expected=f"{_KEY}kv_cache_memory_bytes of less")
 
 
@@ -252,10 +227,6 @@ def _unfit(question: Question, read: str, expected: str | None) -> InputError:
     """Make the error about the model."""
     subject = "null, which makes a model" if question.folder is None else f"{question.folder},"
     return InputError(f"{subject} {read}", key="model.path", expected=expected)
-
-
-def _gib(size: float) -> str:
-    return f"{size / 2**30:.2f} GiB"
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from configs.requests import ReplayRequest
-from millrace.runs.history import Point
 from storage import layout
 from storage.errors import NotInStore
 from storage.schema import column
@@ -234,11 +233,3 @@ class LossComparison:
         return [
             {"loss": loss, **{name: pc.mean(table[name]).as_py() for name in names}} for loss, table in tables.items()
         ]
-
-    def series(self, name: str) -> dict[str, list[Point]]:
-        """Loss → (step, value) of the column `name` where it is known: the lines of a plot."""
-        rows = self.table.select(["step", "loss", name]).to_pylist()
-        return {
-            loss: [(row["step"], row[name]) for row in rows if row["loss"] == loss and row[name] is not None]
-            for loss in self.losses
-        }

@@ -23,7 +23,6 @@ _CHANGES = {
     "raise": "bound raised to {max_staleness}",
     "lower": "bound lowered to {max_staleness}",
     "back": "bound back to {max_staleness}",
-    "floor": "bound lowered to its minimum, {max_staleness}",
     ROLL_BACK: "rolled back to version {policy_version}, learning rate × {rate_factor:.3g}",
 }
 """The change that an action makes, for people."""

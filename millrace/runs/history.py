@@ -1,31 +1,22 @@
-"""The trainer's metrics at each surviving policy version, for plots over a whole run.
+"""The trainer's metrics at each surviving policy version.
 
-    ║ metrics/train-0 ║ ─► one Step per version ─► without rolled-back versions ─► bins ─► points
-    evaluations/      ───────────────────────────────────────────────────────────► bins ─► points
+    ║ metrics/train-0 ║ ─► one Step per version ─► without rolled-back versions
 
 Damaged parts are skipped, because metrics are only for people; `millrace fsck` lists them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean
-from typing import TypeVar
 
-from millrace.evaluation.results import Result, measures_by_set
 from millrace.rollouts.lineage import Survivors
 from storage import layout
 from storage.schema import METRIC
 from storage.stores.base import Store
 from storage.streams.stream import StreamReader
 
-_T = TypeVar("_T")
-
 TIME_METRICS = ("time/", "total/", "usage/")
 """Prefixes of metrics about a process, not about the policy version in their row."""
-
-Point = tuple[float, float]
-"""(policy version, value); both are means if the point combines several versions."""
 
 
 @dataclass(kw_only=True)
@@ -60,68 +51,15 @@ def read_steps(store: Store) -> list[Step]:
     return [steps[version] for version in sorted(steps)]
 
 
-def series(
-    steps: Sequence[Step], name: str, max_points: int, combine: Callable[[Sequence[float]], float] = fmean
-) -> list[Point]:
-    """The metric `name` over policy versions; `combine` merges the values of one point."""
-    measured = [step for step in steps if name in step.values]
-    return [
-        (fmean(step.policy_version for step in part), combine([step.values[name] for step in part]))
-        for part in _bins(measured, max_points)
-    ]
-
-
-def throughput(steps: Sequence[Step], max_points: int) -> list[Point]:
-    """Response tokens trained per second over policy versions.
+def tokens_per_second(steps: Sequence[Step]) -> float | None:
+    """Response tokens trained per second; None with fewer than two steps.
 
     Time between two incarnations of the trainer, such as between two nightly windows, does not count.
     """
     pairs = [
-        (step, step.t - previous.t)
+        (step.values["tokens"], step.t - previous.t)
         for previous, step in pairwise(steps)
         if previous.incarnation == step.incarnation and "tokens" in step.values
     ]
-    points = []
-    for part in _bins(pairs, max_points):
-        seconds = sum(seconds for _, seconds in part)
-        if seconds > 0:
-            tokens = sum(step.values["tokens"] for step, _ in part)
-            points.append((fmean(step.policy_version for step, _ in part), tokens / seconds))
-    return points
-
-
-@dataclass(frozen=True, kw_only=True)
-class AccuracyPoint:
-    """The accuracy on an evaluation set; means if the point combines several versions."""
-
-    version: float
-    value: float
-    interval: tuple[float, float] | None
-    """Its 95 % confidence interval; None if none is known."""
-
-
-def accuracies(results: Sequence[Result], max_points: int) -> dict[str, list[AccuracyPoint]]:
-    """The accuracy on each evaluation set, the held-out prompts first."""
-    by_set: dict[str, list[tuple[int, Result]]] = {}
-    for result in results:
-        for name, measures in measures_by_set(result).items():
-            if measures["accuracy"] is not None:
-                by_set.setdefault(name, []).append((result["policy_version"], measures))
-    return {name: [_accuracy_point(part) for part in _bins(points, max_points)] for name, points in by_set.items()}
-
-
-def _accuracy_point(part: Sequence[tuple[int, Result]]) -> AccuracyPoint:
-    intervals: list[Sequence[float]] = [measures.get("accuracy_interval") or () for _, measures in part]
-    # Rewards of a single prompt have an interval without ends.
-    is_known = all(len(interval) == 2 and None not in interval for interval in intervals)
-    return AccuracyPoint(
-        version=fmean(version for version, _ in part),
-        value=fmean(measures["accuracy"] for _, measures in part),
-        interval=(fmean(low for low, _ in intervals), fmean(high for _, high in intervals)) if is_known else None,
-    )
-
-
-def _bins(items: Sequence[_T], max_points: int) -> list[Sequence[_T]]:
-    """`items` in at most `max_points` consecutive groups of equal size; the last one may be smaller."""
-    size = max(1, -(-len(items) // max_points))
-    return [items[first : first + size] for first in range(0, len(items), size)]
+    seconds = sum(seconds for _, seconds in pairs)
+    return sum(tokens for tokens, _ in pairs) / seconds if seconds > 0 else None

@@ -310,7 +310,7 @@ def _begin(name: str, rank: int = 0) -> tuple[StageArguments, RunConfig, Store]:
     arguments = StageArguments.parse(sys.argv[1:])
     failpoints.arm(f"{name}-{arguments.replica}{f'.{rank}' if rank else ''}")
     config = attempt_config(read_attempt(open_store(arguments.run_url), arguments.attempt))
-    return arguments, config, open_store(arguments.run_url, fsync=config.storage.fsync)
+    return arguments, config, open_store(arguments.run_url)
 
 
 def drain_on_signals(stage: Stage) -> None:

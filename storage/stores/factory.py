@@ -21,6 +21,7 @@ def open_store(url: str, *, fsync: bool = True) -> Store:
         (True, False)
         >>> bytes(store.get("notes/first"))
         b'hello'
+        >>> store.delete_tree("notes")
     """
     if not url:
         raise StoreRefused("the store's URL is empty: expected a path, file://, memory:// or s3://")

@@ -62,6 +62,7 @@ class StreamWriter:
         1
         >>> StreamReader(store, "metrics/train-0", METRIC).next().table["value"].to_pylist()
         [0.5]
+        >>> store.delete_tree("metrics")
     """
 
     def __init__(

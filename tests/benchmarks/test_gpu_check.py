@@ -13,7 +13,7 @@ import torch
 from benchmarks import gpu_check
 from benchmarks.gpu_check import PARTS, Part, check
 from configs.load import load_config
-from millrace.doctor.machine import TorchDevices, inspect_machine
+from millrace.doctor.machine import Machine, TorchDevices
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,10 +52,11 @@ def test_tests_that_were_all_skipped_did_not_pass(last_line: str, outcome: str) 
 def test_a_failed_part_stops_no_other_and_its_output_is_in_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = replace(inspect_machine("runs"), torch_devices=TorchDevices(num_gpus=1, num_peers=0, nccl=""))
+    machine = Machine("runs")
+    machine.__dict__["torch_devices"] = TorchDevices(num_gpus=1, num_peers=0, nccl="")
     failing = replace(part("print('a line\\n' * 500); raise SystemExit('no kernel image')"), name="first")
     monkeypatch.setattr(gpu_check, "PARTS", [failing, replace(part("pass"), name="second")])
-    monkeypatch.setattr(gpu_check, "inspect_machine", lambda root: machine)
+    monkeypatch.setattr(gpu_check, "Machine", lambda root: machine)
     monkeypatch.setattr(sys, "argv", ["gpu_check", "--out", str(tmp_path / "report.txt")])
     assert gpu_check.main() == 1
     report = (tmp_path / "report.txt").read_text()

@@ -121,7 +121,7 @@ VALUES_IN_FILES = {
     "training: {max_steps: 3, loss: 3}": ("training.loss", "3"),
     "training: {max_steps: 3, loss: {name: gspo, clip_low: 2}}": ("training.loss.clip_low", "2"),
     "training: {max_steps: 3, advantage: gae}": ("training.advantage", '"gae"'),
-    "training: {max_steps: 3}\nstorage: {fsync: no}": ("storage.fsync", '"no"'),
+    "training: {max_steps: 3}\nprompts: {chat: no}": ("prompts.chat", '"no"'),
     "training: {max_steps: 3}\nscoring: {answer_pattern: 'a+'}": ("scoring.answer_pattern", '"a+"'),
     "training: {max_steps: 3}\nscoring: {answer_pattern: '(a'}": ("scoring.answer_pattern", '"(a"'),
     "training: {max_steps: 1}\nscoring: {reward: weighted_sum, weights: {math: x}}": ("scoring.weights.math", '"x"'),
@@ -220,23 +220,17 @@ def test_a_wrong_override_is_named_with_its_key(write: Write, override: str) -> 
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("training.max_steps=0", "a whole number of at least 1"),
-        ("generation.replicas=1025", "a whole number of at least 1 and at most 1024"),
-        ("generation.top_p=0", "a finite number above 0 and at most 1"),
-        ("generation.dtype=fp8", '"auto" or "float32" or "bfloat16" or null'),
+        ("training.max_steps=0", "greater than or equal to 1"),
+        ("training.max_steps=x", "a valid integer"),
+        ("generation.dtype=fp8", "'auto', 'float32' or 'bfloat16'"),
         ("generation.engine_args=3", "a section with names and values"),
-        ("generation.engine_args.dtype=float16", "generation.dtype, the number format of the weights in generators"),
-        ("model.path=3", "text of at least one character or null"),
-        ("training.lora.target_modules=[1]", "a list such as [a, b], whose items are text of at least one character"),
+        ("generation.engine_args.dtype=float16", "another argument, because Millrace sets this one"),
+        ("model.path=''", "have at least 1 character"),
     ],
 )
 def test_what_was_expected_is_read_from_the_schema(write: Write, override: str, expected: str) -> None:
     [mistake] = mistakes_of(write("training: {max_steps: 3}"), override)
     assert mistake.expected == expected
-
-
-def test_a_missing_section_is_expected_with_the_keys_that_it_needs(write: Write) -> None:
-    assert [mistake.expected for mistake in mistakes_of(write("seed: 1"))] == ["a section with training.max_steps"]
 
 
 def test_a_loss_that_is_named_alone_takes_parameters_by_override(write: Write) -> None:

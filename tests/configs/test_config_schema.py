@@ -67,8 +67,8 @@ def test_a_whole_number_is_taken_where_a_real_one_is_expected() -> None:
         ("generation", {"temperature": "1.0"}),
         ("generation", {"temperature": True}),
         ("generation", {"temperature": float("inf")}),
-        ("storage", {"fsync": 1}),
-        ("storage", {"fsync": "true"}),
+        ("prompts", {"chat": 1}),
+        ("prompts", {"chat": "true"}),
     ],
 )
 def test_nothing_else_is_converted(section: str, value: object) -> None:
@@ -354,8 +354,8 @@ def test_speculative_decoding_may_not_change_the_distribution() -> None:
 def test_all_that_millrace_sets_of_vllms_arguments_is_refused_to_a_person() -> None:
     user = dict.fromkeys(vllm_arguments(Path("policy"), dtype="float32", engine_args={}), "the user's")
     arguments = vllm_arguments(Path("policy"), dtype="float32", engine_args=user)
-    assert {"model", "dtype", "logprobs_mode"} <= RESERVED.keys()
-    assert RESERVED.keys() >= {name for name, value in arguments.items() if value != "the user's"}
+    assert {"model", "dtype", "logprobs_mode"} <= RESERVED
+    assert {name for name, value in arguments.items() if value != "the user's"} <= RESERVED
 
 
 @pytest.mark.parametrize("template", ["Solve this.", "{prompt} {prompt}", ""])

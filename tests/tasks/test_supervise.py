@@ -15,7 +15,7 @@ from millrace.runtime.messages import FENCED, MISCOUNTED, USER_ERROR, YIELDED, E
 from storage.errors import Fenced
 from tasks.stop import STOP, STOP_NOW
 
-HASTY = SupervisionConfig(hang_seconds=60.0, start_seconds=60.0, drain_seconds=0.5)
+HASTY = SupervisionConfig(hang_seconds=60.0, drain_seconds=0.5)
 
 
 def stop_after(seconds: float) -> None:

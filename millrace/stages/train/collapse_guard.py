@@ -10,7 +10,7 @@ from math import ceil
 from statistics import fmean
 from typing import Any
 
-from millrace.control.collapse import Collapse, CollapseWatch, LastGood
+from millrace.control.collapse import Collapse, CollapseWatch
 from millrace.control.rollback import roll_back
 from millrace.errors import TrainingDiverged
 from millrace.runs.decisions import rate_factor
@@ -35,8 +35,7 @@ class CollapseGuard:
         if stored is None or stored["rewards_of"] != self._rewards_of:
             # Means over groups with spread don't compare with means over all groups.
             stored = {}
-        self._watch = CollapseWatch(stored.get("watch"))
-        self._last_good = LastGood(stored.get("last_good"))
+        self._watch = CollapseWatch(**stored.get("watch", {}))
 
     @property
     def _rewards_of(self) -> str:
@@ -49,17 +48,22 @@ class CollapseGuard:
             return self._trainer.step(samples, self._rate_factor)
         except TrainingDiverged as error:
             if self._training.on_collapse == "roll_back":
-                self.act(self._last_good.collapse(str(error), rate))
+                self.act(self._watch.collapse(str(error), rate))
             raise
 
     def watch(self, report: StepReport, reward: float, lags: Sequence[int]) -> Collapse | None:
         """Records the last step, with its mean reward and its groups' staleness. Returns the collapse, if any."""
         version = self._trainer.policy_version
         rate = self._rate(version)
-        sentence = self._watch.step(version, reward=reward, entropy=report.entropy, mismatch_kl=report.mismatch_kl)
-        earned_by = version - 1 - ceil(fmean(lags))
-        self._last_good.step(version, earned_by=earned_by, rate=rate, is_good=self._watch.is_good)
-        return None if sentence is None else self._last_good.collapse(sentence, rate)
+        sentence = self._watch.step(
+            version,
+            reward=reward,
+            entropy=report.entropy,
+            mismatch_kl=report.mismatch_kl,
+            earned_by=version - 1 - ceil(fmean(lags)),
+            rate=rate,
+        )
+        return None if sentence is None else self._watch.collapse(sentence, rate)
 
     def act(self, collapse: Collapse) -> None:
         """Reports a collapse. Raises RolledBack or TrainingDiverged as configured by `training.on_collapse`."""
@@ -84,11 +88,7 @@ class CollapseGuard:
 
     def state(self) -> dict[str, Any]:
         """JSON for a checkpoint."""
-        return {
-            "rewards_of": self._rewards_of,
-            "watch": self._watch.state(),
-            "last_good": self._last_good.state(),
-        }
+        return {"rewards_of": self._rewards_of, "watch": self._watch.state()}
 
     def _rate(self, version: int) -> float:
         """Learning rate of the step that makes `version`, without √ESS."""

@@ -63,10 +63,9 @@ class TrainLoop:
         self.controller = StalenessController(
             self.stage.store,
             self.config.staleness,
-            self.config.generation,
+            self.config.generation.replicas,
             state.decisions,
             self.config.effective_max_staleness,
-            groups_per_step=self.config.training.groups_per_step,
             incarnation=state.incarnation,
             state=stored.get("control"),
         )

@@ -204,20 +204,20 @@ def test_a_run_keeps_its_revision_when_the_hub_has_a_newer_one(hub: Hub, ask: As
 
 
 @pytest.mark.parametrize(
-    ("setting", "reason"),
+    "setting",
     [
-        ("model.path=org/nothing", "has no such model"),
-        ("prompts.source=org/nothing", "has no such dataset"),
-        ("model.path=org/gated", "accept its terms"),
-        ("prompts.source=hf://datasets/org/sums/nothing.jsonl", "did not give it"),
+        "model.path=org/nothing",
+        "prompts.source=org/nothing",
+        "model.path=org/gated",
+        "prompts.source=hf://datasets/org/sums/nothing.jsonl",
     ],
 )
-def test_a_missing_copy_is_a_user_error_with_a_way_out(hub: Hub, ask: Ask, setting: str, reason: str) -> None:
+def test_a_missing_copy_is_a_user_error_with_a_way_out(hub: Hub, ask: Ask, setting: str) -> None:
     hub.repositories["org/gated"] = MODEL
     hub.gated.add("org/gated")
     error = ask(setting)
     assert error["key"] == setting.partition("=")[0]
-    assert reason in error["read"]
+    assert "did not give it" in error["read"]
     assert "`hf download org/" in error["expected"]
 
 

@@ -10,7 +10,7 @@ import pytest
 from support.campaigns.command import run_command
 from support.doctor.scripted_machine import scripted_machine, with_two_gpus
 
-from flows.cli.doctor import NOT_READY
+from flows.cli.before_run import NOT_READY
 from millrace.doctor import machine
 from millrace.doctor.machine import Machine
 
@@ -21,13 +21,13 @@ from millrace.doctor.machine import Machine
         (scripted_machine(), 0, "Campaigns can run on this machine's CPUs. Try one: make demo"),
         (scripted_machine(has_seccomp=False), NOT_READY, "No campaign can run here yet: isolation of rewards."),
         # A machine whose GPUs can't be used still runs campaigns on its CPUs.
-        (with_two_gpus("SYS", torch_devices=None, packages={"torch": "2.13.0+cpu", "prefect": "3.7.7"}), 0, "! torch"),
+        (with_two_gpus(torch_devices=None, packages={"torch": "2.13.0+cpu", "prefect": "3.7.7"}), 0, "! torch"),
     ],
 )
 def test_only_problems_that_stop_campaigns_end_with_1(
     scripted: Machine, code: int, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "inspect_machine", lambda root: scripted)
+    monkeypatch.setattr(machine, "Machine", lambda root: scripted)
     ended, text = run_command("doctor", "--root", str(tmp_path), width=140)
     assert ended == code
     assert line in text.replace("!  torch", "! torch")

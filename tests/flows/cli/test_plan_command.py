@@ -25,7 +25,7 @@ def test_a_plan_is_printed_and_its_config_loads(tmp_path: Path, capsys: pytest.C
         "GPU-hours",
         "a day",
         "runners-up",
-        "× slower",
+        "× the time",
         "assumptions",
         "--lengths",
     ):

@@ -20,10 +20,10 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_show_prints_batch_numbers_and_config(runs: Path) -> None:
+def test_show_prints_batch_and_numbers(runs: Path) -> None:
     code, text = run_command("show", str(runs / "plain"), "--step", "3")
     assert code == 0
-    for part in ("version 2 became 3", "3 groups, 6 trajectories", "7+1=", "grad_norm", "training.learning_rate"):
+    for part in ("version 2 became 3", "3 groups, 6 trajectories", "7+1=", "grad_norm"):
         assert part in text, f"{part!r} is not in\n{text}"
 
 
@@ -32,9 +32,6 @@ def test_control_characters_of_a_run_do_not_reach_the_output(runs: Path) -> None
     record = json.loads(bytes(store.get(layout.RUN)))
     record["config"]["training"]["loss"] = "\x1b[31m[bold]red"
     store.put(layout.RUN, json.dumps(record).encode())
-    _, text = run_command("show", str(runs / "plain"), "--step", "1")
-    assert "\x1b" not in text
-    assert "[bold]red" in text
     _, text = run_command("diff", str(runs / "plain"), str(runs / "other"))
     assert "\x1b" not in text
     assert "[bold]red" in text

@@ -31,25 +31,6 @@ with prefect_server():
     print(server.pid, flush=True)
     time.sleep(600)
 """
-_KILLED_DURING_A_FLOW = """
-from flows.deployment.server import prefect_server
-with prefect_server() as wait:
-    import psutil
-    wait()
-    from prefect import flow
-    from prefect.client.orchestration import get_client
-    @flow
-    def kill_server():
-        [server] = psutil.Process().children()
-        server.kill()
-        return "done"
-    print(kill_server())
-    with get_client(sync_client=True) as client:
-        [run] = client.read_flow_runs()
-        print(run.state.type.value)
-    [server] = psutil.Process().children()
-    print(server.pid)
-"""
 _NO_HOME = """
 from flows.deployment.server import prefect_server
 from millrace.errors import InputError
@@ -167,15 +148,6 @@ def test_an_unwritable_prefect_folder_is_a_user_error(
     without_home = {name: value for name, value in environment.items() if name != "PREFECT_HOME"}
     folder = run(_NO_HOME, {**without_home, variable: str(tmp_path / "a-file")}).stdout
     assert folder.startswith(f"{tmp_path}/a-file")
-
-
-@pytest.mark.slow
-def test_a_killed_server_is_restarted_and_the_flow_completes(environment: dict[str, str]) -> None:
-    result = run(_KILLED_DURING_A_FLOW, environment)
-    *outcome, server = result.stdout.split()
-    assert outcome == ["done", "COMPLETED"]
-    assert "the private Prefect server ended (SIGKILL) and is started again" in result.stderr
-    assert not Path(f"/proc/{server}").exists(), "it ends with its controller"
 
 
 def test_the_event_loop_does_not_wait_for_a_locked_connection(tmp_path: Path) -> None:

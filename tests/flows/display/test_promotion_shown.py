@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from flows.display.artifacts import DASHBOARD_URL, artifact_key, dashboard_link, final_message, promoted_card
+from flows.display.artifacts import DASHBOARD_URL, artifact_key, dashboard_link, final_message
 from millrace.evaluation.promotion import Decision, Evaluation, decide
 
 STATUS = {"state": "stopped", "steps": 90, "max_steps": 4000, "first_step": 60, "early_stop": None}
@@ -48,12 +48,3 @@ def test_the_dashboard_link_leads_to_the_run(monkeypatch: pytest.MonkeyPatch) ->
     assert dashboard_link("mine") is None
     monkeypatch.setenv(DASHBOARD_URL, "http://host:8080/")
     assert dashboard_link("mine") == "http://host:8080/run/mine"
-
-
-def test_the_card_of_a_promotion_says_why_and_how_to_get_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(DASHBOARD_URL, "http://host:8080")
-    card = promoted_card("s3://bucket/runs/mine", "mine", decision_of(0.57))
-    assert card.startswith("# v90 promoted, 0.340 → 0.570\n")
-    assert "exceeds the 0.3400 of the start model" in card
-    assert "`millrace export s3://bucket/runs/mine --to FOLDER --promoted`" in card
-    assert "(http://host:8080/run/mine)" in card

@@ -1,27 +1,22 @@
-"""Tables, plots and the report of a campaign in the Prefect UI."""
+"""Tables and the report of a campaign in the Prefect UI."""
 
-import base64
-import re
 from pathlib import Path
-from typing import Any
-from xml.etree import ElementTree
 
 import pyarrow as pa
 import pytest
-from support.campaigns.status import STATUS, status_with
+from support.campaigns.status import status_with
 
 from configs.operation import BudgetConfig
 from configs.schema import RunConfig
 from configs.training import TrainingConfig
-from flows.campaign.report import Outcome, write_report
-from flows.display import ui_reporter
-from flows.display.plots import line_chart
+from flows.campaign.report import write_report
+from flows.display import artifacts
+from flows.display.artifacts import TABLE_SECONDS, Artifacts
 from flows.display.tables import Row
-from flows.display.ui_reporter import EVERY_SECONDS, Artifacts
 from millrace.evaluation.promotion import Decision, write_decision
 from millrace.evaluation.results import write_result
-from millrace.runs.history import Point
-from millrace.runs.record import create_run, end_attempt, resume_run
+from millrace.runs.record import EndState, create_run, end_attempt, resume_run
+from millrace.runs.status import StatusReader
 from storage import layout
 from storage.progress import write_progress
 from storage.schema import METRIC
@@ -29,116 +24,61 @@ from storage.stores.local import LocalStore
 from storage.streams.stream import StreamWriter
 
 
-def later(seconds: float, tokens: int) -> dict[str, Any]:
-    """The status after each stage has worked for `seconds` and processed `tokens`."""
-    return status_with(
-        tokens={stage: count + tokens for stage, count in STATUS["tokens"].items()},
-        seconds={what: spent + seconds for what, spent in STATUS["seconds"].items()},
-    )
-
-
 class Screen:
     """Records tables, and has a clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.tables: list[list[Row]] = []
         self.now = 100.0
         self.away = False
+        self._artifacts = Artifacts("mine", clock=lambda: self.now)
+        monkeypatch.setattr(artifacts, "create_table_artifact", self._write)
+        monkeypatch.setattr(artifacts, "create_progress_artifact", lambda *_, **__: "bar")
+        monkeypatch.setattr(artifacts, "update_progress_artifact", lambda *_: None)
 
-    def write(self, table: list[Row], *, key: str, description: str) -> None:
+    def _write(self, table: list[Row], *, key: str, description: str) -> None:
         if self.away:
             raise ConnectionError("the server is away")
-        assert key == "mine-staleness", "nothing was evaluated or decided"
+        assert key == "mine-figures", "nothing was evaluated or decided"
         self.tables.append(table)
 
-    def artifacts(self) -> Artifacts:
-        return Artifacts("mine", clock=lambda: self.now)
+    def update(self, step: int, *, after: float = 0.0, over: bool = False) -> None:
+        self.now += after
+        self._artifacts.update(status_with(steps=step), over=over)
 
 
 @pytest.fixture
 def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
-    screen = Screen()
-    monkeypatch.setattr(ui_reporter, "create_table_artifact", screen.write)
-    return screen
+    return Screen(monkeypatch)
 
 
-def test_the_table_has_speed_and_share_since_the_last_one_and_the_state_of_the_flow(screen: Screen) -> None:
-    artifacts = screen.artifacts()
-    artifacts.look_at_tables(STATUS, over=False)
-    screen.now += EVERY_SECONDS
-    artifacts.look_at_tables(later(3.0, 300), over=False)
+def test_the_table_has_the_key_figures(screen: Screen) -> None:
+    screen.update(7)
     [table] = screen.tables
-    assert [(row["figure"], row["value"]) for row in table] == [
-        *((stage, "10 tokens/s, busy 50%, idle 50%") for stage in ("generate", "score", "train")),
-        ("sync_weights", "busy 50%, idle 50%"),
-        ("version", "7 of 4000; 8 used by generators"),
-        ("staleness", "mean 1.50, max 2 of 4"),
-        ("rollouts by staleness", "0: 16 (25%)  2: 48 (75%)"),
-        ("queue", "28 rollouts on their way to the trainer"),
-    ]
+    values = {row["figure"]: row["value"] for row in table}
+    assert values["version"] == "7 of 4000; 8 used by generators"
+    assert values["staleness"] == "mean 1.50, max 2 of 4"
+    assert values["tokens per second"].startswith("generate 19 (busy 50%)")
 
 
-def test_a_table_is_written_every_thirty_seconds_if_anything_moves_and_at_the_end(screen: Screen) -> None:
-    artifacts = screen.artifacts()
-    for look in range(301):
-        screen.now = 100.0 + 2.0 * look
-        artifacts.look_at_tables(later(look, look), over=False)
-    assert len(screen.tables) == 600 / EVERY_SECONDS == 20
-    for look in range(301, 400):
-        screen.now = 100.0 + 2.0 * look
-        artifacts.look_at_tables(later(look, 300), over=look == 399)
-    assert len(screen.tables) == 20, "only idle time has passed"
-    artifacts.look_at_tables(later(400, 301), over=True)
+def test_a_table_is_written_every_thirty_seconds_if_it_changed_and_at_the_end(screen: Screen) -> None:
+    for step in range(300):
+        screen.update(step, after=2.0)
+    assert len(screen.tables) == 600 / TABLE_SECONDS == 20
+    for _ in range(100):
+        screen.update(285, after=2.0)
+    assert len(screen.tables) == 20, "nothing has changed"
+    screen.update(286, over=True)
     assert len(screen.tables) == 21
 
 
 def test_a_table_that_failed_is_written_when_the_server_is_back(screen: Screen) -> None:
-    artifacts = screen.artifacts()
-    artifacts.look_at_tables(STATUS, over=False)
-    screen.now += EVERY_SECONDS
     screen.away = True
     with pytest.raises(ConnectionError):
-        artifacts.look_at_tables(later(1.0, 1), over=False)
-    screen.now += EVERY_SECONDS
+        screen.update(1)
     screen.away = False
-    artifacts.look_at_tables(later(1.0, 1), over=False)
+    screen.update(1, after=2.0)
     assert len(screen.tables) == 1
-
-
-def drawing(image: str) -> ElementTree.Element:
-    """The SVG in a Markdown image."""
-    match = re.fullmatch(r"!\[[^]]*\]\(data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)\)", image)
-    assert match is not None, image[:200]
-    return ElementTree.fromstring(base64.b64decode(match[1]))
-
-
-def corners(svg: ElementTree.Element) -> list[list[tuple[float, float]]]:
-    """The corners of each line, in pixels."""
-    lines = [line.attrib["points"].split() for line in svg.iter("{http://www.w3.org/2000/svg}polyline")]
-    return [[(float(x), float(y)) for x, y in (corner.split(",") for corner in line)] for line in lines]
-
-
-@pytest.mark.parametrize(
-    "points",
-    [
-        [(0.0, 0.0)],
-        [(3.0, 0.5), (3.0, 0.5)],
-        [(1.0, -4.0), (400.0, 1e-9)],
-        [(float(x), 1e12 * x) for x in range(1, 101)],
-    ],
-)
-def test_every_line_is_drawn_within_its_picture(points: list[Point]) -> None:
-    svg = drawing(line_chart("any", {"line": points}))
-    (line,) = corners(svg)
-    assert len(line) == len(points)
-    width, height = float(svg.attrib["width"]), float(svg.attrib["height"])
-    assert all(0 < x < width and 0 < y < height for x, y in line)
-
-
-def test_higher_values_are_drawn_higher_and_later_versions_further_right() -> None:
-    line_a, line_b = corners(drawing(line_chart("two", {"a": [(1, 1), (2, 3)], "b": [(1, 2), (2, 0)]})))
-    assert line_a[0][0] == line_b[0][0] < line_a[1][0] == line_b[1][0]
-    assert line_a[1][1] < line_b[0][1] < line_a[0][1] < line_b[1][1]
 
 
 @pytest.fixture
@@ -159,47 +99,46 @@ def run(tmp_path: Path) -> LocalStore:
     return store
 
 
-@pytest.mark.parametrize("outcome", ["finished", "window over", "stopped"])
-def test_the_report_has_outcome_gate_and_figures_and_is_stored_in_the_run(outcome: Outcome, run: LocalStore) -> None:
-    write_report(run, 0, "stopped")
+def report_of(store: LocalStore) -> str:
+    return write_report(store, StatusReader(store).look())
+
+
+@pytest.mark.parametrize(("state", "outcome"), [("finished", "finished"), ("stopped", "window over")])
+def test_the_report_has_outcome_gate_and_figures_and_is_stored_in_the_run(
+    state: EndState, outcome: str, run: LocalStore
+) -> None:
+    report_of(run)
     write_decision(
         run, 0, Decision(promoted=True, policy_version=40, accuracy=0.75, sentence="it is promoted", bar=None)
     )
-    markdown = write_report(run, 0, outcome)
+    end_attempt(run, 0, state)
+    markdown = report_of(run)
     assert bytes(run.get(layout.report(0))).decode() == markdown
     assert markdown.startswith(f"# mine, attempt 0: {outcome}\n")
     assert "this attempt made 40 optimizer steps, to version 40 of 400: " in markdown
     assert "\nGate: it is promoted.\n" in markdown
+    assert f"`millrace export {run.url} --to FOLDER --promoted`" in markdown
     assert "| accuracy, version 40 | 0.750 of 512 held-out prompts |" in markdown
-    assert "| train busy | 75% of 40 s |" in markdown
-    images = re.findall(r"!\[([^:\]]*)", markdown)
-    assert images == [
-        "Reward",
-        "Held-out accuracy",
-        "Staleness, policy versions",
-        "Throughput of the trainer, response tokens per second",
-    ]
-    assert len(markdown) < 64 * 1024
+    assert "train 0 (busy 75%)" in markdown
 
 
-def test_an_attempt_without_steps_has_a_report_without_plots(tmp_path: Path) -> None:
+def test_an_attempt_without_steps_has_a_report(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "young")
     create_run(store, "young", RunConfig(training=TrainingConfig(max_steps=9)).model_dump(mode="json"))
-    markdown = write_report(store, 0, "stopped")
+    markdown = report_of(store)
     assert "this attempt made 0 optimizer steps, to version 0 of 9" in markdown
     assert "No checkpoint was judged for promotion." in markdown
-    assert "![" not in markdown
 
 
 def test_the_report_of_a_resumed_run_names_changed_settings_and_the_last_end(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "resumed")
     configs = [RunConfig(training=TrainingConfig(max_steps=steps)).model_dump(mode="json") for steps in (9, 12)]
     create_run(store, "resumed", configs[0])
-    assert "Changed since" not in write_report(store, 0, "stopped")
+    assert "Changed since" not in report_of(store)
     resume_run(store, configs[1])
-    report = write_report(store, 1, "stopped")
+    report = report_of(store)
     assert "Changed since the attempt before it: training.max_steps was 9 and is 12." in report
     assert "The attempt before it was killed." in report
     end_attempt(store, 1, "failed", "the disk is full")
     resume_run(store, configs[1])
-    assert "The attempt before it failed: the disk is full." in write_report(store, 2, "finished")
+    assert "The attempt before it failed: the disk is full." in report_of(store)

@@ -58,7 +58,7 @@ def test_a_config_that_is_missing_or_sets_what_millrace_sets_is_refused(
 ) -> None:
     assert "nowhere.yaml" in refused(capsys, root, config=Path("nowhere.yaml"))
     message = refused(capsys, root, "--set", "generation.engine_args.dtype=half", config=VLLM_PRESET)
-    assert "generation.dtype" in message
+    assert "generation.engine_args.dtype" in message
 
 
 @pytest.mark.parametrize("run_id", ["a/b", "..", "a\nb", "", ".hidden", "x" * 200])

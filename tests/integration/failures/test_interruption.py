@@ -58,7 +58,6 @@ def test_a_campaign_that_is_stopped_within_a_long_step_loses_no_step(millrace: M
         "generation.groups_per_batch": 2,
         "training.groups_per_step": 2,
         "training.checkpoint_every": 1000,
-        "training.checkpoint_minutes": None,
         **ENDLESS,
     }
     process = millrace.start(*millrace.campaign("long", **settings), module="benchmarks.sleeping.campaign")

@@ -71,16 +71,14 @@ def test_a_server_with_a_password_lets_nobody_in_without_it(site: Site) -> None:
     assert {deployment["name"] for deployment in deployed} == names
 
 
-@pytest.mark.parametrize(
-    ("password", "sentence"),
-    [({}, "PREFECT_API_AUTH_STRING is not set"), ({"PREFECT_API_AUTH_STRING": "admin:wrong"}, "not accepted by")],
-)
+@pytest.mark.parametrize("password", [{}, {"PREFECT_API_AUTH_STRING": "admin:wrong"}])
 def test_deploying_without_the_password_is_refused_in_one_sentence(
-    site: Site, tmp_path: Path, password: dict[str, str], sentence: str
+    site: Site, tmp_path: Path, password: dict[str, str]
 ) -> None:
     terminal = Site(tmp_path, port=site.port).make("deploy", **password)
     assert terminal.process.wait(timeout=60) == 2
-    assert sentence in terminal.output.read_text()
+    (line,) = [line for line in terminal.output.read_text().splitlines() if line.startswith("millrace:")]
+    assert "PREFECT_API_AUTH_STRING" in line
 
 
 def test_deploying_to_nowhere_is_refused_in_one_sentence(tmp_path: Path) -> None:

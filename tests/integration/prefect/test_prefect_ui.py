@@ -34,11 +34,11 @@ def test_the_server_knows_the_run_its_stage_tasks_their_logs_and_its_progress(
         logs = find(prefect_api, "logs", logs={"task_run_id": {"any_": [tasks[stage]["id"]]}})
         words = "warm start step" if stage == "bootstrap" else "ready"
         assert any(words in log["message"] for log in logs), f"{stage} logged nothing"
-    artifacts = {artifact["key"]: artifact for artifact in find(prefect_api, "artifacts", artifacts=mine)}
+    shown = find(prefect_api, "artifacts", artifacts=mine)
+    artifacts = {artifact["key"]: artifact for artifact in shown}
     assert artifacts["seen-progress"]["data"] == 100.0
-    assert "accuracy, version " in artifacts["seen-summary"]["data"]
-    promoted = [artifact["description"] for key, artifact in artifacts.items() if key == "seen-promoted"]
-    assert promoted == ([message[1]] if message[2] == "promoted" else [])
+    assert any("accuracy, version " in artifact["data"] for artifact in shown if artifact["key"] == "seen-figures")
+    assert message[2] == "held back" or "--promoted" in artifacts["seen-report"]["data"]
     wait_until(lambda: 6 in versions_saved(prefect_api, "seen"), "the event of the last checkpoint", 30)
     assert versions_saved(prefect_api, "seen") == [2, 4, 6]
 

@@ -27,7 +27,7 @@ def reports(
     result = []
     for i, reward in enumerate(rewards):
         if i % -(-len(rewards) // trainers) == 0:
-            watch = CollapseWatch(json.loads(json.dumps(watch.state())))
+            watch = CollapseWatch(**json.loads(json.dumps(watch.state())))
         entropy = 1.0 if entropies is None else entropies[i]
         kl = 0.0 if kls is None else kls[i]
         sentence = watch.step(i + 1, reward=reward, entropy=entropy, mismatch_kl=kl)

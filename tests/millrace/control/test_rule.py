@@ -1,14 +1,14 @@
 """The rule that moves the bound, on runs of known behaviour and on hundreds of random ones."""
 
 import itertools
+import json
 import random
 from dataclasses import dataclass, field, replace
 
 import pytest
 
-from configs.generation import GenerationConfig
 from configs.operation import StalenessConfig
-from millrace.control.rule import Decision, Reading, Rule, starting_bound
+from millrace.control.rule import Decision, Reading, Rule
 
 LIMITS = StalenessConfig(control="adaptive", max_staleness=8)
 
@@ -97,8 +97,7 @@ def play(plant: Plant, steps: int, rule: Rule | None = None, first: int = 1) -> 
         # 1 − 0.0017 · 25 is above the target of 0.95, and 1 − 0.0017 · 36 is below.
         (Plant(latency=9.0, drift=0.0017), 8, 30, [("lower", 5)]),
         (Plant(generate=0.9, latency=9.0, drift=0.005), 1, 200, [("raise", 3)]),
-        # Three steps below the floor bring the bound down at once.
-        (Plant(drift=0.01), 8, 3, [("floor", 1)]),
+        (Plant(drift=0.01), 8, 30, [("lower", 1)]),
         # With a bound of 1 0.15 of the tokens are lost. With one of 5 that is 0.05, and ESS 0.98.
         (Plant(generate=0.9, tail=0.3, drift=1e-3), 1, 200, [("raise", 5)]),
         # A slow generator leaves the bound as it is.
@@ -112,15 +111,14 @@ def test_the_bound_goes_where_it_is_expected_to_gain_most(
     assert [(decision.action, decision.max_staleness) for decision in decisions.values()] == expected
 
 
-def test_a_raise_that_gains_nothing_is_taken_back_and_tried_less_and_less_often() -> None:
+def test_a_raise_that_gains_nothing_is_taken_back_and_rarely_tried_again() -> None:
     _, decisions = play(Plant(generate=0.6, shared=True), 600)
     actions = [decision.action for decision in decisions.values()]
     assert actions == ["raise", "back"] * (len(actions) // 2)
     assert "gave 0.6" in list(decisions.values())[1].reason
     raises = [version for version, decision in decisions.items() if decision.action == "raise"]
     gaps = [later - first for first, later in itertools.pairwise(raises)]
-    assert gaps == sorted(gaps)
-    assert gaps[-1] > 200
+    assert min(gaps) >= 128
 
 
 def test_a_rejected_bound_is_tried_at_once_when_there_is_much_more_to_gain() -> None:
@@ -128,25 +126,16 @@ def test_a_rejected_bound_is_tried_at_once_when_there_is_much_more_to_gain() -> 
     rule, _ = play(plant, 500)
     assert rule.bound == 1
     plant.shared, plant.latency = False, 6.0
-    rule, decisions = play(plant, 30, rule, first=501)
+    rule, decisions = play(plant, 60, rule, first=501)
     assert next(iter(decisions.values())).action == "raise"
     assert rule.bound >= 6
 
 
-def test_it_starts_with_the_lowest_bound_that_fills_the_places() -> None:
-    def start(groups_per_batch: int, **staleness: int) -> int:
-        limits = StalenessConfig.model_validate({"control": "adaptive", "max_staleness": 8, **staleness})
-        generation = GenerationConfig(replicas=2, group_size=4, groups_per_batch=groups_per_batch)
-        return starting_bound(limits, generation, groups_per_step=8)
-
-    # Two generators with places for so many groups each, and steps of 8 groups.
-    assert [start(groups) for groups in (2, 8, 12, 24)] == [1, 1, 2, 5]
-    assert start(24, max_staleness=2) == 2
-
-
-def test_what_was_chosen_and_rejected_survives_a_checkpoint() -> None:
-    rule, _ = play(Plant(generate=0.9, latency=2.1, drift=0.005), 12)
-    again = Rule.from_json(rule.to_json(), LIMITS)
+def test_its_bound_and_its_rejections_survive_a_checkpoint() -> None:
+    rule, _ = play(Plant(generate=0.6, shared=True), 30)
+    assert rule.rejected
+    rule.bound = 4
+    again = Rule.from_json(json.loads(json.dumps(rule.to_json())), LIMITS)
     assert again.to_json() == rule.to_json()
     assert Rule.from_json(rule.to_json(), LIMITS.model_copy(update={"max_staleness": 2})).bound == 2
 

@@ -8,18 +8,16 @@ import pytest
 from support.doctor.scripted_machine import GIB, scripted_machine, with_two_gpus
 
 from millrace.doctor.diagnosis import Line, as_json, diagnose, is_ready
-from millrace.doctor.machine import Machine, TorchDevices, count_links, inspect_machine
-
-ROOT = "/data/runs"
+from millrace.doctor.machine import Machine, TorchDevices
 
 
 def line(machine: Machine, what: str, group: str | None = None) -> Line:
-    [match] = [line for line in diagnose(machine, ROOT) if line.what == what and group in (None, line.group)]
+    [match] = [line for line in diagnose(machine) if line.what == what and group in (None, line.group)]
     return match
 
 
 def test_a_machine_without_a_gpu_is_ready_and_nothing_there_is_wrong() -> None:
-    lines = diagnose(scripted_machine(), ROOT)
+    lines = diagnose(scripted_machine())
     assert is_ready(lines)
     assert {line.state for line in lines} == {"ok", "absent"}
     assert line(scripted_machine(), "GPUs").value == "none: campaigns run on the CPU"
@@ -48,7 +46,7 @@ def test_a_missing_need_of_campaigns_stops_them_and_has_a_remedy(what: str, fact
     machine = scripted_machine(**facts)
     assert line(machine, what).stops_campaigns
     assert line(machine, what).remedy.endswith(("…", "."))
-    assert not is_ready(diagnose(machine, ROOT))
+    assert not is_ready(diagnose(machine))
 
 
 @pytest.mark.parametrize(
@@ -66,12 +64,12 @@ def test_a_missing_option_is_named_and_stops_nothing(what: str, facts: dict[str,
     machine = scripted_machine(**facts)
     assert line(machine, what).state == state
     assert line(machine, what).remedy
-    assert is_ready(diagnose(machine, ROOT))
+    assert is_ready(diagnose(machine))
 
 
 def test_no_limit_of_open_files_is_fine() -> None:
     assert line(scripted_machine(open_files=-1), "open files").value == "no limit"
-    assert is_ready(diagnose(scripted_machine(open_files=-1), ROOT))
+    assert is_ready(diagnose(scripted_machine(open_files=-1)))
 
 
 def test_a_prefect_server_at_its_usual_port_is_fine() -> None:
@@ -87,55 +85,38 @@ def test_a_configured_server_that_answers_is_named_without_its_password() -> Non
     assert "secret" not in server.value
 
 
-def test_gpus_that_torch_can_use_and_that_are_linked_are_fine() -> None:
-    lines = [line for line in diagnose(with_two_gpus("NV18"), ROOT) if line.group == "GPUs"]
+def test_gpus_that_torch_can_use_are_fine() -> None:
+    lines = [line for line in diagnose(with_two_gpus()) if line.group == "GPUs"]
     assert {line.what: line.state for line in lines} == {
         "GPUs": "ok",
         "torch": "ok",
         "peer access": "ok",
-        "links": "ok",
-        "links to other hosts": "absent",
         "this code on GPUs": "absent",
     }
-    assert lines[0].value == "2 × NVIDIA H100, 81559 MiB; driver 580.1"
+    assert lines[0].value == "2 × NVIDIA H100, 81559 MiB, 580.1"
 
 
 def test_a_torch_without_cuda_beside_gpus_is_wrong_and_stops_nothing() -> None:
-    machine = with_two_gpus("NV18", torch_devices=None, packages={"torch": "2.13.0+cpu", "prefect": "3.7.7"})
+    machine = with_two_gpus(torch_devices=None, packages={"torch": "2.13.0+cpu", "prefect": "3.7.7"})
     assert line(machine, "torch", "GPUs").state == "wrong"
-    assert is_ready(diagnose(machine, ROOT))
+    assert is_ready(diagnose(machine))
 
 
 def test_gpus_that_torch_does_not_see_are_wrong() -> None:
-    machine = with_two_gpus("NV18", torch_devices=TorchDevices(num_gpus=1, num_peers=0, nccl="2.28.3"))
+    machine = with_two_gpus(torch_devices=TorchDevices(num_gpus=1, num_peers=0, nccl="2.28.3"))
     assert line(machine, "torch", "GPUs").value == "uses 1 of 2; NCCL 2.28.3"
     assert line(machine, "torch", "GPUs").state == line(machine, "peer access").state == "wrong"
 
 
-def test_gpus_without_nvlink_are_named_as_such() -> None:
-    links = line(with_two_gpus("SYS"), "links")
-    assert (links.value, links.state) == ("SYS between 1 pair", "absent")
-    assert "PCIe" in links.remedy
-
-
-def test_links_are_counted_by_pairs_of_gpus_alone() -> None:
-    topology = (
-        "\t\x1b[4mGPU0\tGPU1\tGPU2\tCPU Affinity\x1b[0m\nGPU0\t X\tNV4\tSYS\t0-3\n"
-        "GPU1\tNV4\t X\tNV4\t0-3\nGPU2\tSYS\tNV4\t X\t0\nNIC0\tPXB\tSYS\tSYS\t X\n"
-    )
-    assert count_links(topology.splitlines()) == {"NV4": 2, "SYS": 1}
-    assert count_links([]) == {}
-
-
 def test_the_json_holds_every_line() -> None:
-    lines = diagnose(scripted_machine(), ROOT)
+    lines = diagnose(scripted_machine())
     values = json.loads(json.dumps(as_json(lines)))
     assert values["ready"] is True
     assert [values_of_line["what"] for values_of_line in values["lines"]] == [line.what for line in lines]
 
 
 def test_this_machine_is_inspected_and_no_folder_is_made(tmp_path: Path) -> None:
-    machine = inspect_machine(str(tmp_path / "runs"))
+    machine = Machine(str(tmp_path / "runs"))
     assert machine.python >= (3, 11, 0)
     assert machine.memory > 0
     assert machine.packages["torch"]
@@ -145,6 +126,6 @@ def test_this_machine_is_inspected_and_no_folder_is_made(tmp_path: Path) -> None
 
 
 def test_a_store_of_an_unknown_kind_is_an_error() -> None:
-    machine = inspect_machine("ftp://example/runs")
+    machine = Machine("ftp://example/runs")
     assert machine.run_folder is None
     assert "not supported" in (machine.store_error or "")

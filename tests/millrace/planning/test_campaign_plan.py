@@ -1,4 +1,4 @@
-"""A plan: what it says of itself, and the config that it makes."""
+"""A plan: its figures, and the config that it makes."""
 
 import json
 from pathlib import Path
@@ -11,8 +11,8 @@ from configs.load import load_config
 from configs.schema import RunConfig
 from flows.operations.planning import write_config
 from millrace.errors import InputError
-from millrace.planning.plan import Plan, make_plan, what_if
-from millrace.planning.search import simulator
+from millrace.planning.plan import Plan, what_if
+from millrace.planning.search import make_plan, simulator
 
 PRESET = Path(__file__).parents[3] / "configs" / "presets" / "gsm8k-qwen-gpu.yaml"
 SMALL = ["training.groups_per_step=16", "generation.group_size=4", "generation.max_new_tokens=128"]
@@ -71,10 +71,10 @@ def compare(config: RunConfig, key: str, value: Any, machine: SmallMachine) -> P
 
 def test_a_what_if_compares_the_config_with_its_change(config: RunConfig) -> None:
     made = compare(config, "training.parallel.data", 4, SmallMachine())
-    before, after = (entry.outcome for entry in made.entries)
-    assert before is not None
-    assert after is not None
-    assert before.step_seconds > 1.5 * after.step_seconds
+    former, changed = (entry.outcome for entry in made.entries)
+    assert former is not None
+    assert changed is not None
+    assert former.step_seconds > 1.5 * changed.step_seconds
     assert made.is_what_if
     assert made.config().training.parallel.data == 4
 

@@ -1,10 +1,8 @@
 """A config on GPUs becomes what a campaign costs, and whether it fits."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3MoeConfig
 
@@ -15,8 +13,6 @@ from millrace.planning.durations import Costs
 from millrace.planning.gpus import GpuMachine, num_gpus
 from millrace.planning.hardware import hardware_named
 from millrace.planning.models import model_named, shape_of_config, shape_of_model
-from millrace.planning.transfers import checkpoint_bytes, find_upkeep, rollout_bytes, share_lost
-from storage.schema import TRAJECTORY
 
 
 def machine(model: str = "llama-8b") -> GpuMachine:
@@ -117,17 +113,6 @@ def test_colocated_stages_move_their_memory_to_the_cpu_and_back() -> None:
     assert together.pause - apart.pause == pytest.approx(2 * 2 * parameters / 2 / 32e9)
 
 
-def test_ranks_on_more_hosts_wait_longer_for_each_other() -> None:
-    slow = GpuMachine(shape=model_named("llama-8b"), hardware=replace(hardware_named("h100"), network=1e9))
-
-    def train(hosts: int) -> float:
-        where = {"hosts": hosts, "work_pool": "gpus", "network": "10.0.0.0/24"}
-        placed = config(placement__train=where, storage__root="s3://runs")
-        return slow.costs(placed).train(10_000, 10)
-
-    assert train(8) > 3 * train(2) > 3 * train(1)
-
-
 def test_what_does_not_fit_is_reported_for_both_stages() -> None:
     report = machine().memory(config())
     assert report.fits
@@ -192,35 +177,3 @@ def test_sizes_are_those_of_the_folder_or_of_the_bootstrap_model(tmp_path: Path)
     for folder in (tmp_path, tmp_path / "elsewhere"):
         with pytest.raises(ModelFolderError):
             shape_of_model(config(model__path=str(folder)))
-
-
-def test_a_trajectory_takes_about_what_arrow_takes() -> None:
-    # Its id, log μ, whether it has loss, log π of the trainer.
-    assert rollout_bytes(0, 1000) - rollout_bytes(0, 0) == 13 * 1000
-    assert rollout_bytes(1000, 0) - rollout_bytes(0, 0) == 4 * 1000
-    tokens, of_tokens = 2000, ("response_tokens", "rollout_logprobs", "loss_mask")
-    row = {field.name: [_value(field.type, tokens if field.name in of_tokens else 2)] for field in TRAJECTORY}
-    stored = pa.table(row, schema=TRAJECTORY).nbytes
-    assert stored == pytest.approx(rollout_bytes(0, tokens) - 4 * tokens, rel=0.05)
-
-
-def _value(kind: pa.DataType, length: int) -> object:
-    if pa.types.is_list(kind):
-        return [_value(kind.value_type, 0)] * length
-    return "four" if pa.types.is_string(kind) else 1
-
-
-def test_a_day_stores_its_rollouts_and_checkpoints() -> None:
-    shape, run = model_named("llama-8b"), config(training__checkpoint_every=10)
-    upkeep = find_upkeep(shape, run, prompt_tokens=100, response_tokens=1000, step_seconds=60.0)
-    checkpoint = checkpoint_bytes(shape, run)
-    assert upkeep.bytes_per_day == pytest.approx(1440 * 512 * rollout_bytes(100, 1000) + 144 * checkpoint)
-    assert upkeep.checkpoint_bytes == checkpoint == 12 * shape.parameters
-    # Llama 3's trainer of 16,384 GPUs failed 419 times in 54 days.
-    assert upkeep.mtbf * 8 == pytest.approx(16_384 * 54 * 86_400 / 419, rel=0.02)
-
-
-def test_failures_cost_restarts_and_the_steps_since_the_last_checkpoint() -> None:
-    assert share_lost(300.0, 1e15, 300.0) == pytest.approx(0.0, abs=1e-9)
-    # Every ten seconds of work, once in ten times: five seconds are repeated on average, and ten to restart.
-    assert share_lost(10.0, 100.0, 10.0) == pytest.approx((0.1 * 5 + 0.1 * 10) / 10, rel=0.2)

@@ -1,31 +1,31 @@
 """The simulation against closed forms, and what holds for every simulated run."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from support.planning.scripts import Script, scripts
 from support.planning.small_machine import EXACT
 
-from millrace.planning.durations import Costs, StoredLengths
+from millrace.planning.durations import Costs, Lengths
 from millrace.planning.simulation import Outcome, simulate
 
 
-@dataclass(frozen=True, kw_only=True)
-class ByTurns:
-    """Groups of two kinds in turn, each (prompt tokens, response tokens)."""
+class ByTurns(Lengths):
+    """Groups of some kinds in turn, each (prompt tokens, response tokens)."""
 
-    kinds: Sequence[tuple[int, int]]
+    def __init__(self, *kinds: tuple[int, int]) -> None:
+        groups = [(prompt, [response, response]) for prompt, response in kinds]
+        super().__init__(groups=groups, group_size=2, max_tokens=10**9)
 
     def of_group(self, group_id: int) -> tuple[int, Sequence[int]]:
-        prompt, response = self.kinds[group_id % len(self.kinds)]
-        return prompt, [response, response]
+        return self.groups[group_id % len(self.groups)]
 
 
 def alike(tokens: int, prompt: int = 0) -> ByTurns:
     """Groups of one length."""
-    return ByTurns(kinds=[(prompt, tokens)])
+    return ByTurns((prompt, tokens))
 
 
 def outcome(script: Script, costs: Costs = EXACT, lengths: ByTurns | None = None, warmup: int = 10) -> Outcome:
@@ -80,7 +80,7 @@ def test_the_rate_follows_the_cache_padded_where_the_engine_pads(
     pads: bool, kinds: Sequence[tuple[int, int]], cached: float
 ) -> None:
     costs = replace(EXACT, decode=lambda requests, tokens: 0.001 * tokens, pads=pads)
-    result = outcome(Script(steps=20, mode="sync", groups_per_step=2), costs, ByTurns(kinds=kinds))
+    result = outcome(Script(steps=20, mode="sync", groups_per_step=2), costs, ByTurns(*kinds))
     assert result.step_seconds == pytest.approx(1.0 + 0.001 * cached, rel=0.01)
 
 
@@ -140,10 +140,10 @@ def test_one_core_does_all_work_in_turn(script: Script) -> None:
 
 def test_stored_groups_are_drawn_whole_and_deterministically() -> None:
     groups = [(3, (1, 2)), (5, (8, 9)), (7, (30, 40))]
-    lengths = StoredLengths(groups=groups, group_size=2, max_tokens=35)
+    lengths = Lengths(groups=groups, group_size=2, max_tokens=35)
     drawn = {(prompt, tuple(responses)) for prompt, responses in map(lengths.of_group, range(100))}
     assert drawn == {(3, (1, 2)), (5, (8, 9)), (7, (30, 35))}
-    wider = StoredLengths(groups=groups, group_size=5, max_tokens=100)
+    wider = Lengths(groups=groups, group_size=5, max_tokens=100)
     for number in range(20):
         prompt, responses = wider.of_group(number)
         assert set(responses) <= set(dict(groups)[prompt])

@@ -146,12 +146,15 @@ def test_a_bootstrapped_model_has_no_chat_template(
 
 def test_a_conversation_that_its_template_refuses_is_named(tmp_path: Path) -> None:
     rows = [{"prompt": [{"role": "system", "content": "a"}, *row["prompt"]]} for row in CHAT]
-    with pytest.raises(InputError, match=r"prompt asked\.jsonl:\d: the chat template refuses the .*System role not"):
+    with pytest.raises(InputError) as caught:
         checked(tmp_path, rows, chat_model_folder(tmp_path / "gemma", "gemma"))
+    assert "prompt asked.jsonl:" in str(caught.value)
+    assert "System role not" in caught.value.read
 
 
 def test_a_model_without_a_template_is_refused(tmp_path: Path, folder: Path) -> None:
     bare = chat_model_folder(tmp_path / "bare")
     (bare / "chat_template.jinja").unlink()
-    with pytest.raises(InputError, match=r"bare: the tokenizer has no chat template; expected one there, or a file in"):
+    with pytest.raises(InputError) as caught:
         checked(tmp_path, CHAT, bare)
+    assert (caught.value.file or "").endswith("bare")

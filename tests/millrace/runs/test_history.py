@@ -1,4 +1,4 @@
-"""Points of a plot over policy versions: no version twice, none that was rolled back, no idle night."""
+"""The trainer's steps: no version twice, none that was rolled back, no idle night."""
 
 import json
 
@@ -6,8 +6,7 @@ import pyarrow as pa
 import pytest
 from support.stores.dict_store import DictStore
 
-from millrace.evaluation.results import ResultsReader, write_result
-from millrace.runs.history import accuracies, read_steps, series, throughput
+from millrace.runs.history import read_steps, tokens_per_second
 from storage import layout
 from storage.schema import METRIC
 from storage.streams.stream import StreamWriter
@@ -33,16 +32,21 @@ def measured() -> Measured:
     return Measured()
 
 
-def test_a_run_without_measurements_has_no_points(measured: Measured) -> None:
+def rewards(measured: Measured) -> list[tuple[int, float]]:
+    steps = read_steps(measured.store)
+    return [(step.policy_version, step.values["reward_mean"]) for step in steps]
+
+
+def test_a_run_without_measurements_has_no_steps(measured: Measured) -> None:
     assert read_steps(DictStore()) == read_steps(measured.store) == []
-    assert series([], "reward_mean", 100) == throughput([], 100) == []
+    assert tokens_per_second([]) is None
 
 
 def test_rolled_back_versions_are_left_out(measured: Measured) -> None:
     for version in range(1, 6):
         measured.step(version, version, reward_mean=0.0)
     measured.step(3, 9.0, incarnation=1, reward_mean=1.0)
-    assert series(read_steps(measured.store), "reward_mean", 100) == [(1, 0), (2, 0), (3, 1)]
+    assert rewards(measured) == [(1, 0), (2, 0), (3, 1)]
 
 
 def test_the_step_of_the_checkpoint_itself_stays(measured: Measured) -> None:
@@ -52,19 +56,7 @@ def test_the_step_of_the_checkpoint_itself_stays(measured: Measured) -> None:
     for name in ("time/wait/seconds", "total/tokens"):
         measured.step(3, 8.0, incarnation=1, **{name: 1.0})
     measured.step(4, 9.0, incarnation=1, reward_mean=1.0)
-    assert series(read_steps(measured.store), "reward_mean", 100) == [(1, 0), (2, 0), (3, 0), (4, 1)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("versions", [99, 101, 1001])
-def test_all_versions_are_merged_into_at_most_max_points(versions: int, measured: Measured) -> None:
-    for version in range(1, versions + 1):
-        measured.step(version, version, lag=version)
-    steps = read_steps(measured.store)
-    points = series(steps, "lag", 100)
-    assert min(versions, 50) <= len(points) <= 100
-    assert all(version == value for version, value in points), "a point lies at the mean of its versions"
-    assert series(steps, "lag", 100, max)[-1][1] == versions, "the largest is not averaged away"
+    assert rewards(measured) == [(1, 0), (2, 0), (3, 0), (4, 1)]
 
 
 def test_throughput_counts_only_time_in_which_the_trainer_ran(measured: Measured) -> None:
@@ -73,31 +65,14 @@ def test_throughput_counts_only_time_in_which_the_trainer_ran(measured: Measured
     # A day later, the next nightly window.
     for version in range(4, 7):
         measured.step(version, 86400.0 + 4.0 * version, incarnation=1, tokens=100)
-    steps = read_steps(measured.store)
-    assert throughput(steps, 100) == [(2, 50), (3, 50), (5, 25), (6, 25)]
-    assert throughput(steps, 1) == [(4, 400 / 12)]
+    assert tokens_per_second(read_steps(measured.store)) == 400 / 12
 
 
-def test_a_damaged_part_costs_its_own_point(measured: Measured) -> None:
+def test_a_damaged_part_costs_its_own_step(measured: Measured) -> None:
     for version in range(1, 4):
         measured.step(version, version, reward_mean=version)
     records = [path for path in measured.store.objects if "/log/" in path]
     part_file = json.loads(measured.store.objects[records[2]])["file"]
     path = f"{layout.metrics('train', 0)}/{part_file}"
     measured.store.objects[path] = measured.store.objects[path][:-1] + b"?"
-    assert [version for version, _ in series(read_steps(measured.store), "reward_mean", 100)] == [1, 3]
-
-
-def test_every_evaluation_is_a_point_of_its_set() -> None:
-    store = DictStore()
-    hard = {"accuracy": 0.125, "prompts": 4}
-    for version, accuracy, further in [(20, 0.5, {"sets": {"hard": hard}}), (0, 0.25, {}), (5, 0.375, {})]:
-        measured = {"accuracy": accuracy, "accuracy_interval": [accuracy - 0.125, 1.0], "prompts": 8}
-        write_result(store, {"policy_version": version, **measured, "t": 50.0, **further})
-    results = ResultsReader(store).read()
-    by_set = accuracies(results, 100)
-    points = [(point.version, point.value, point.interval) for point in by_set["held_out"]]
-    assert points == [(0, 0.25, (0.125, 1.0)), (5, 0.375, (0.25, 1.0)), (20, 0.5, (0.375, 1.0))]
-    assert [(point.version, point.value, point.interval) for point in by_set["hard"]] == [(20, 0.125, None)]
-    assert [(point.version, point.value) for point in accuracies(results, 2)["held_out"]] == [(2.5, 0.3125), (20, 0.5)]
-    assert accuracies([], 100) == {}
+    assert [version for version, _ in rewards(measured)] == [1, 3]

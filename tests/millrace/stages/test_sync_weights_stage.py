@@ -80,7 +80,6 @@ class Campaign:
                 "generation": {"replicas": 2},
                 "weights": {"transport": transport, "deadline_seconds": deadline_seconds},
                 "placement": {"train": {"network": "127.0.0.0/8"}},
-                "storage": {"fsync": False},
             }
         )
         self.store = LocalStore(folder / "run", fsync=False)

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from configs.schema import RunConfig
-from millrace.planning.durations import Costs, LogNormalLengths
+from millrace.planning.durations import Costs, Lengths, log_normal_lengths
 
 _FOREVER = 1e9
 """Seconds: no stage of a scripted run is late, or silent."""
@@ -90,11 +90,11 @@ class Script:
         )
 
     @property
-    def lengths(self) -> LogNormalLengths:
+    def lengths(self) -> Lengths:
         """How long the responses are."""
-        return LogNormalLengths(
-            prompt_tokens=5,
-            mean_tokens=self.mean_tokens,
+        return log_normal_lengths(
+            prompt=5,
+            mean=self.mean_tokens,
             sigma=self.sigma,
             max_tokens=round(8 * self.mean_tokens),
             group_size=self.group_size,
@@ -104,12 +104,12 @@ class Script:
 
 @st.composite
 def scripts(draw: st.DrawFn) -> Script:
-    """Any run: bounds, places below and above a step, short and long tails, every stage the slowest of all."""
+    """Any run: bounds, slots below and above a step, short and long tails, every stage the slowest of all."""
     mode = draw(st.sampled_from(["async", "async", "async", "sync"]))
     max_staleness = draw(st.integers(0, 4))
     generators = draw(st.integers(1, 3))
     groups_per_step = generators * draw(st.integers(1, 3))
-    # More places than the bound can fill are refused.
+    # More slots than the bound can fill are refused.
     admitted = groups_per_step * (1 if mode == "sync" else max_staleness + 1)
     return Script(
         mode=mode,

@@ -1,10 +1,11 @@
 """A machine of a few round numbers, for plans that a test can work out by hand."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from configs.schema import RunConfig
-from millrace.planning.durations import Assumption, Costs, Lengths, LogNormalLengths
+from millrace.errors import InputError
+from millrace.planning.durations import Costs, Lengths, log_normal_lengths
 from millrace.planning.hardware import GIB
 from millrace.planning.memory import MemoryReport
 
@@ -40,13 +41,6 @@ class SmallMachine:
     extra: dict[str, float] = field(default_factory=dict)
 
     name = "a model on a small machine"
-    divides_gpus = True
-
-    def allows_trainer_tensor(self, size: int) -> bool:
-        return size <= 2
-
-    def allows_generator_tensor(self, size: int) -> bool:
-        return size <= 4
 
     def costs(self, config: RunConfig) -> Costs:
         parallel = config.training.parallel
@@ -60,12 +54,13 @@ class SmallMachine:
         return replace(costs, **self.extra)
 
     def lengths(self, config: RunConfig) -> Lengths:
-        return LogNormalLengths(
-            prompt_tokens=1, mean_tokens=TOKENS, sigma=0.0, max_tokens=TOKENS, group_size=config.generation.group_size
-        )
+        size = config.generation.group_size
+        return log_normal_lengths(prompt=1, mean=TOKENS, sigma=0.0, max_tokens=TOKENS, group_size=size)
 
     def memory(self, config: RunConfig) -> MemoryReport:
         parallel, tensor = config.training.parallel, config.generation.engine_args.get("tensor_parallel_size", 1)
+        if parallel.tensor > 2 or tensor > 4:
+            raise InputError("too many tensor ranks")
         checkpointing = 0.5 if config.training.activation_checkpointing else 1.0
         return MemoryReport(
             trainer=checkpointing * self.trainer_gib * GIB / (parallel.data * parallel.tensor),
@@ -74,8 +69,5 @@ class SmallMachine:
             capacity=80 * GIB,
         )
 
-    def upkeep(self, config: RunConfig, step_seconds: float) -> None:
-        return None
-
-    def assumptions(self, config: RunConfig) -> Sequence[Assumption]:
-        return (Assumption(what="numbers", value="round", source="this test"),)
+    def assumptions(self, config: RunConfig) -> Mapping[str, str]:
+        return {"numbers": "round (this test)"}

@@ -14,8 +14,8 @@ from tasks.fork_server import StageForkServer
 from tasks.start import Process, kill, launch, start_command
 from tasks.supervise import StageSupervisor
 
-PATIENT = SupervisionConfig(hang_seconds=60.0, start_seconds=60.0)
-IMPATIENT = SupervisionConfig(hang_seconds=2.0, start_seconds=60.0)
+PATIENT = SupervisionConfig(hang_seconds=60.0)
+IMPATIENT = SupervisionConfig(hang_seconds=2.0)
 
 
 class Supervised:

@@ -9,6 +9,7 @@ import pytest
 from support.stages.trainer_bench import TrainerBench
 from transformers import LlamaForCausalLM
 
+from configs.training import TrainingConfig
 from millrace.evaluation.results import write_result
 from millrace.evaluation.schedule import stop_if_no_better
 from millrace.models.start_folder import store_start_model
@@ -220,16 +221,21 @@ def test_a_restarted_trainer_reports_the_steps_that_it_repeats(make_bench: MakeB
 
 
 @pytest.mark.parametrize(
-    ("config", "saved"),
+    ("minutes", "config", "saved"),
     [
-        ({"training": {"checkpoint_every": 1000, "checkpoint_minutes": 1e-9}}, [1, 2, 3, 4, 5, 6, 7]),
-        ({"training": {"checkpoint_every": 3}, "evaluation": {"every": 2}}, [2, 3, 4, 6, 7]),
+        (1e-9, {"training": {"checkpoint_every": 1000}}, [1, 2, 3, 4, 5, 6, 7]),
+        (10.0, {"training": {"checkpoint_every": 3}, "evaluation": {"every": 2}}, [2, 3, 4, 6, 7]),
     ],
     ids=["minutes", "evaluated versions"],
 )
 def test_versions_are_checkpointed_by_time_and_for_evaluation(
-    make_bench: MakeBench, config: dict[str, dict[str, float]], saved: list[int]
+    make_bench: MakeBench,
+    monkeypatch: pytest.MonkeyPatch,
+    minutes: float,
+    config: dict[str, dict[str, float]],
+    saved: list[int],
 ) -> None:
+    monkeypatch.setattr(TrainingConfig, "checkpoint_minutes", minutes)
     bench = make_bench(**config)
     fresh_steps(bench, 0, 7)
     assert bench.train() == 7

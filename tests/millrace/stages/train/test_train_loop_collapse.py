@@ -144,11 +144,11 @@ def test_a_rollback_undoes_a_raised_learning_rate(make_bench: MakeBench, factors
     with_rate(bench, 10)
     steps(bench, 18, 21)
     steps(bench, 21, 40, BAD)
-    rolls_back(bench, 18, 0.1, rates=(2e-4, 2e-3))
+    rolls_back(bench, 20, 0.1, rates=(2e-4, 2e-3))
     # With that rate it collapses once more, which is then not the rate that rose.
-    bench.give_up(first_group=38)
-    steps(bench, 19, 40, BAD)
-    rolls_back(bench, 18, 1 / 3)
+    bench.give_up(first_group=42)
+    steps(bench, 21, 40, BAD)
+    rolls_back(bench, 20, 1 / 3)
     assert (factors[18], factors[23]) == (1.0, pytest.approx(0.1))
     assert rate_factor(read_decisions(bench.store), 4) == pytest.approx(1 / 30)
 
@@ -158,7 +158,7 @@ def test_a_warm_up_counts_as_a_rate_that_rose(make_bench: MakeBench) -> None:
     training = bench.config.training
     schedule = training.schedule.model_copy(update={"warmup_steps": 49})
     bench.config = bench.config.model_copy(update={"training": training.model_copy(update={"schedule": schedule})})
-    rolls_back(collapsing(bench), 15, 1 / 3, rates=(6e-5, 1e-4))
+    rolls_back(collapsing(bench), 20, 1 / 3, rates=(4.8e-5, 1e-4))
 
 
 def test_a_collapse_is_detected_across_a_restart(make_bench: MakeBench) -> None:

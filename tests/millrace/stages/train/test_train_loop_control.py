@@ -26,7 +26,6 @@ def made_up_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """The log-probabilities of the bench's trajectories are made up, far from the policy's."""
     monkeypatch.setattr("millrace.control.collapse._MOST_KL", 1e9)
     monkeypatch.setattr("configs.operation.StalenessConfig.ess_target", 0.02)
-    monkeypatch.setattr("configs.operation.StalenessConfig.ess_floor", 0.01)
     monkeypatch.setattr("millrace.control.rule.Means.expected_ess", lambda self, other, bound: 1.0)
 
 
@@ -51,14 +50,14 @@ def steps(bench: TrainerBench, first: int, last: int, rewards: list[float] | Non
 @pytest.mark.usefixtures("waiting")
 def test_a_new_bound_is_published_with_the_next_version(make_bench: MakeBench) -> None:
     bench = make_bench(staleness=ADAPTIVE)
-    steps(bench, 0, 8)
-    assert bench.train() == 8
+    steps(bench, 0, 10)
+    assert bench.train() == 10
     [decision] = read_decisions(bench.store)
-    # Three steps after the first two, with generators that wait half of their time: twice as many groups in flight.
-    assert (decision.action, decision.policy_version, decision.max_staleness) == ("raise", 5, 3)
+    # Five steps after the first two, with generators that wait half of their time: twice as many groups in flight.
+    assert (decision.action, decision.policy_version, decision.max_staleness) == ("raise", 7, 3)
     assert "100%" in decision.reason
     assert "generators 50%" in decision.reason
-    assert list(bench.bounds.values()) == [1, 1, 1, 1, 1, 1, 3, 3, 3]
+    assert list(bench.bounds.values()) == [1, 1, 1, 1, 1, 1, 1, 1, 3, 3, 3]
     assert bench.metric("max_staleness")[-1] <= 3
     [event] = [payload for kind, payload in bench.stage.told if kind == "staleness.control"]
     assert event["max_staleness"] == 3
@@ -83,22 +82,22 @@ def test_a_generator_with_only_stragglers_counts_as_waiting_for_room(make_bench:
 @pytest.mark.usefixtures("waiting")
 def test_a_restarted_trainer_uses_the_bounds_of_its_checkpoint(make_bench: MakeBench) -> None:
     bench = make_bench(staleness=ADAPTIVE)
-    steps(bench, 0, 6)
+    steps(bench, 0, 8)
     bench.train()
-    assert bench.bounds[6] == 3
+    assert bench.bounds[8] == 3
     bench.bounds.clear()
     bench.train()
-    assert bench.bounds == {6: 3}
-    # Tokens of versions up to 5 were sampled under a bound of 1: of 3, 4 was the last trainer that could take them, and
-    # of 5 it is this one.
-    bench.commit(100, [[3, 5], [5, 5]])
-    bench.commit(101, [[3, 3], [3, 3]])
-    bench.commit(102, [[6, 6], [6, 6]])
-    assert bench.train() == 7
+    assert bench.bounds == {8: 3}
+    # Tokens of versions up to 7 were sampled under a bound of 1: of 5, 6 was the last trainer that could take them, and
+    # of 7 it is this one.
+    bench.commit(100, [[5, 7], [7, 7]])
+    bench.commit(101, [[5, 5], [5, 5]])
+    bench.commit(102, [[8, 8], [8, 8]])
+    assert bench.train() == 9
     assert bench.outcomes()[101] == ["stale", "stale"]
     rows = [row for row in bench.consumed() if row["group_id"] == 100]
     assert [row["masked_tokens"] for row in rows] == [1, 0]
-    # Of the step from version 6: a token of version 3 is masked, three of version 5 and four of version 6 are trained.
+    # Of the step from version 8: a token of version 5 is masked, three of version 7 and four of version 8 are trained.
     assert bench.metric("trained_tokens_of_staleness/1")[-1] == 3
     assert bench.metric("trained_tokens_of_staleness/0")[-1] == 4
 

@@ -1,4 +1,9 @@
-"""The deployments `evaluate` and `gc`: evaluate a stored run's latest checkpoint, free space in a stored run."""
+"""The deployments `plan`, `evaluate` and `gc`.
+
+plan       config, request ─► what a campaign will take: Markdown, and a table of the simulated configs
+evaluate   evaluates a stored run's latest checkpoint
+gc         frees space in a stored run
+"""
 
 import tempfile
 from pathlib import Path, PurePosixPath
@@ -8,9 +13,14 @@ from prefect import flow, get_run_logger
 from prefect.artifacts import create_table_artifact
 from pydantic import Field
 
-from flows.display.artifacts import artifact_key
+from configs.requests import PlanRequest
+from configs.schema import RunConfig
+from flows.display.artifacts import artifact_key, show
 from flows.display.key_figures import evaluation_rows
-from millrace.maintenance.gc import KINDS, Retention, carry_out, plan
+from flows.display.tables import for_markdown
+from flows.operations.planning import COLUMNS, answer, headline, line, sections
+from millrace.maintenance.gc import KINDS, Retention, carry_out
+from millrace.maintenance.gc import plan as plan_removal
 from millrace.runs.record import latest_attempt
 from millrace.runs.status import StatusReader
 from millrace.runtime.arguments import EVALUATE_AT_END, StageArguments, attempt_config
@@ -23,6 +33,26 @@ from tasks.stop import STOP
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 _DAY_SECONDS, _GIGABYTE = 86400.0, 10**9
+
+
+@flow(name="plan", flow_run_name="plan {config.name}", persist_result=False, validate_parameters=True)
+def plan(config: RunConfig, request: PlanRequest) -> dict[str, Any]:
+    """Plans a campaign. Starts no stage. Returns everything as JSON, as `millrace plan --json` writes it.
+
+    Args:
+        config: Settings of the campaign.
+        request: The machine, what may change, and what counts as best.
+
+    Raises InputError, with one sentence, for a request that can't be answered.
+    """
+    made = answer(config, request)
+    markdown = "\n\n".join([f"# {headline(made)}", *map(for_markdown, sections(made)), ""])
+    show(markdown, key="plan", description=f"What {config.name} will take")
+    table = [
+        {**dict(zip(COLUMNS, line(entry), strict=True)), "bottleneck": entry.bottleneck} for entry in made.simulated
+    ]
+    create_table_artifact(table, key="plan-simulated", description="Every config that was simulated, best first")
+    return made.to_json()
 
 
 @flow(name="evaluate", flow_run_name="evaluate {run_url}", persist_result=False)
@@ -85,7 +115,7 @@ def gc(
         max_bytes=None if max_gigabytes is None else int(max_gigabytes * _GIGABYTE),
         keep_checkpoints=keep_checkpoints,
     )
-    removal = plan(store, retention)
+    removal = plan_removal(store, retention)
     if not dry_run:
         carry_out(store, removal)
     outcome = "would be freed" if dry_run else "freed"
