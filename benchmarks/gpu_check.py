@@ -105,7 +105,7 @@ PARTS: Sequence[Part] = (
     ),
     Part(
         name="shards from a GPU",
-        shows="Ranks on a GPU offer their shards by direct, and sums and buckets on the GPU are those of a CPU.",
+        shows="Ranks on a GPU offer their shards by direct, and buckets on the GPU are those of a CPU.",
         command=_tests("tests/gpu/test_shards_cuda.py"),
     ),
     Part(

@@ -85,9 +85,6 @@ class SleepingEngine(Engine):
         ended, self._ended = self._ended, []
         return ended
 
-    def abort(self) -> None:
-        self.interrupt()
-
     def interrupt(self) -> list[Trajectory]:
         now = self._advance()
         stopped = [self._stop(running, now) for _, _, running in self._running]

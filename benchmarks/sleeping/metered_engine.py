@@ -83,9 +83,6 @@ class MeteredEngine(Engine):
             self._record(self._reading())
         return trajectories
 
-    def abort(self) -> None:
-        self._engine.abort()
-
     def interrupt(self) -> list[Trajectory]:
         return self._engine.interrupt()
 

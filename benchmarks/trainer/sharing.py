@@ -20,7 +20,6 @@ from benchmarks.harness import median_ratio, print_line, time_rounds
 from benchmarks.trainer.memory import held_bytes, peak_of
 from benchmarks.trainer.steps import Case, make_model
 from configs.training import TrainingConfig
-from millrace.forking.process_settings import keep_freed_memory
 from millrace.training.batch import Sample
 from millrace.training.parallel.ranks import Ranks
 from millrace.training.trainer import Trainer
@@ -135,8 +134,6 @@ def _measured(case: Groups, rounds: int) -> dict[str, Any]:
 
 
 def _step(case: Groups, share: bool) -> Callable[[], object]:
-    # As the train stage does.
-    keep_freed_memory()
     training = TrainingConfig(max_steps=1, learning_rate=1e-6, share_prefixes=share)
     device = torch.device("cpu")
     trainer = Trainer(make_model(case.model, device), training, max_new_tokens=1024, ranks=Ranks.alone(device))

@@ -18,9 +18,8 @@ from dashboard.read.settings import settings
 from millrace.errors import InputError, MillraceError, RunMissing
 from millrace.evaluation.results import Result, ResultsReader
 from millrace.rollouts.ledger import Account
-from millrace.runs.figures import staleness_trained
 from millrace.runs.record import State, of_attempt, read_note, run_state
-from millrace.runs.status import STAGES
+from millrace.runs.status import STAGES, staleness_trained
 from storage import layout
 from storage.errors import BadName, StorageError
 from storage.progress import read_progress

@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,6 @@ from flows.cli.command_line import JSON, RUN_URL, Command, age, count, option, s
 from flows.display.tables import echo, new_table, plain, shortened
 
 if TYPE_CHECKING:
-    from millrace.maintenance.inspect import FilesSummary, FirstRows, RunSummary
     from storage.stores.base import Store
 
 DAMAGED = 1
@@ -35,8 +34,8 @@ def _inspect(arguments: argparse.Namespace) -> int:
     store = _open(arguments.run_url)
     rows = None if arguments.stream is None else first_rows(store, arguments.stream, arguments.rows)
     if arguments.json:
-        extra = {} if rows is None else {"first_rows": asdict(rows)}
-        print(json.dumps(asdict(inspect(store)) | extra, indent=1))
+        extra = {} if rows is None else {"first_rows": rows}
+        print(json.dumps(inspect(store) | extra, indent=1))
     else:
         echo(*(_summary(inspect(store)) if rows is None else _rows(rows)))
     return 0
@@ -57,7 +56,7 @@ def _fsck(arguments: argparse.Namespace) -> int:
     removed = f" ({report.removed_parts:,} more were removed by gc)" if report.removed_parts else ""
     echo(
         f"{report.streams:,} streams, {report.records:,} records, {report.parts:,} parts{removed}, "
-        f"{report.checkpoints:,} checkpoints, {decimal(report.bytes)} verified; {report.damaged} damaged"
+        f"{report.checkpoints:,} checkpoints verified; {report.damaged} damaged"
     )
     if movable := sum(finding.level == "damaged" and finding.movable for finding in report.findings):
         moved = "moved to quarantine/" if arguments.quarantine else "can be moved aside by --quarantine"
@@ -72,10 +71,9 @@ def _compact(arguments: argparse.Namespace) -> int:
     out = None if arguments.out is None else _open(arguments.out)
     written = compact(store, out)
     echo(*(plain(f"left out: {problem}", "bold red") for problem in written.problems))
-    echo(*(f"{file.path}: {file.rows:,} rows, {decimal(file.bytes)}" for file in written.files))
+    echo(*(f"{path}: {rows:,} rows" for path, rows in written.files.items()))
     missing = f"; {written.missing_rows:,} more are removed or damaged" if written.missing_rows else ""
-    unscored = f", {written.unscored_rows:,} of them without a score" if written.unscored_rows else ""
-    echo(f"{written.rows:,} trajectories{unscored}{missing}, at {(out or store).url}")
+    echo(f"{written.rows:,} trajectories{missing}, at {(out or store).url}")
     return 0
 
 
@@ -126,47 +124,49 @@ def _import(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _summary(summary: "RunSummary") -> Iterator[RenderableType]:
-    yield f"run {summary.run_id} at {summary.run_url}: {decimal(summary.bytes)}"
+def _summary(summary: Mapping[str, Any]) -> Iterator[RenderableType]:
+    yield f"run {summary['run_id']} at {summary['run_url']}: {decimal(summary['bytes'])}"
     streams = []
-    for stream in summary.streams:
-        counts = (f"{number:,}" for number in (stream.parts, stream.rows, stream.tokens))
-        first, last = stream.min_policy_version, stream.max_policy_version
+    for stream in summary["streams"]:
+        counts = (f"{number:,}" for number in (stream["parts"], stream["rows"], stream["tokens"]))
+        first, last = stream["min_policy_version"], stream["max_policy_version"]
         versions = "–" if first is None else f"{first} to {last}"
-        state = "damaged" if stream.problem is not None else "ended" if stream.ended else "open"
-        streams.append([stream.name, *counts, decimal(stream.bytes), versions, state])
+        state = "damaged" if stream["problem"] is not None else "ended" if stream["ended"] else "open"
+        streams.append([stream["name"], *counts, decimal(stream["bytes"]), versions, state])
     columns = ("parts", "rows", "tokens", "size", "versions", "state")
     yield new_table("streams", left=("stream",), right=columns, rows=streams)
-    yield from _files("checkpoints", summary.checkpoints)
-    yield from _files("weights in the store", summary.weights)
-    yield from _files("promoted", summary.promoted)
-    if summary.staleness:
-        histogram = "  ".join(f"{staleness}: {number:,}" for staleness, number in summary.staleness.items())
-        yield f"trained trajectories by staleness, at the latest checkpoint:  {histogram}"
-    for problem in (*summary.problems, *(stream.problem for stream in summary.streams)):
+    yield from _files("checkpoints", summary["checkpoints"])
+    yield from _files("weights in the store", summary["weights"])
+    yield from _files("promoted", summary["promoted"])
+    for problem in (*summary["problems"], *(stream["problem"] for stream in summary["streams"])):
         if problem is not None:
             yield plain(f"damaged: {problem}", "bold red")
 
 
-def _files(title: str, files: "Sequence[FilesSummary]") -> Iterator[RenderableType]:
+def _files(title: str, files: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
     some = f", the last {_FILES_SHOWN} of {len(files):,}" if len(files) > _FILES_SHOWN else ""
     rows = [
-        ("there" if stored.present else "not there", str(stored.step), str(stored.incarnation), decimal(stored.bytes))
+        (
+            "there" if stored["present"] else "not there",
+            str(stored["step"]),
+            str(stored["incarnation"]),
+            decimal(stored["bytes"]),
+        )
         for stored in files[-_FILES_SHOWN:]
     ]
     if rows:
         yield new_table(f"{title}{some}", left=("files",), right=("version", "incarnation", "size"), rows=rows)
 
 
-def _rows(first_rows: "FirstRows") -> Iterator[RenderableType]:
+def _rows(first_rows: Mapping[str, Any]) -> Iterator[RenderableType]:
     """One line per column and one column per row, as there are more columns than a terminal is wide."""
-    if rows := first_rows.rows:
+    if rows := first_rows["rows"]:
         left = ("column", *(f"row {number}" for number in range(len(rows))))
         lines = [[plain(name), *(_cell(row[name]) for row in rows)] for name in rows[0]]
-        yield new_table(first_rows.stream, left=left, rows=lines)
+        yield new_table(first_rows["stream"], left=left, rows=lines)
     else:
-        yield f"{first_rows.stream} has no readable rows"
-    for problem in first_rows.problems:
+        yield f"{first_rows['stream']} has no readable rows"
+    for problem in first_rows["problems"]:
         yield plain(f"damaged: {problem}", "bold red")
 
 

@@ -3,18 +3,14 @@
 import argparse
 import json
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.console import RenderableType
 
 from flows.cli.command_line import JSON, RUN_URL, Command, count, option
 from flows.display.tables import echo, local_time, new_table, plain, shortened
-
-if TYPE_CHECKING:
-    from millrace.replay.diff import Diff
-    from millrace.replay.show import ShownGroup, ShownStep
 
 DIFFERENT = 1
 """Exit code if two runs differ."""
@@ -30,7 +26,7 @@ def _show(arguments: argparse.Namespace) -> int:
     dashboard_url = os.environ.get("MILLRACE_DASHBOARD_URL")
     shown = show(open_store(arguments.run_url), arguments.step, dashboard_url=dashboard_url)
     if arguments.json:
-        print(json.dumps(asdict(shown), indent=1))
+        print(json.dumps(shown, indent=1))
     else:
         echo(*_step(shown))
     return 0
@@ -42,81 +38,83 @@ def _diff(arguments: argparse.Namespace) -> int:
 
     difference = diff(open_store(arguments.run_a), open_store(arguments.run_b))
     if arguments.json:
-        print(json.dumps(asdict(difference), indent=1))
+        print(json.dumps(difference, indent=1))
     else:
         echo(*_comparison(difference))
-    return DIFFERENT if difference.batch or difference.numbers else 0
+    return DIFFERENT if difference["batch"] or difference["numbers"] else 0
 
 
-def _step(shown: "ShownStep") -> Iterator[RenderableType]:
-    trajectories = sum(len(group.rewards) for group in shown.groups)
-    tokens = sum(sum(group.lengths) for group in shown.groups)
+def _step(shown: Mapping[str, Any]) -> Iterator[RenderableType]:
+    trajectories = sum(len(group["rewards"]) for group in shown["groups"])
+    tokens = sum(sum(group["lengths"]) for group in shown["groups"])
+    step = shown["step"]
     yield (
-        f"step {shown.step} of run {shown.run_id} at {shown.run_url}: version {shown.step - 1} became {shown.step} at "
-        f"{local_time(shown.t)}, incarnation {shown.incarnation}, attempt {shown.attempt}"
+        f"step {step} of run {shown['run_id']} at {shown['run_url']}: version {step - 1} became {step} at "
+        f"{local_time(shown['t'])}, incarnation {shown['incarnation']}, attempt {shown['attempt']}"
     )
-    lags = "  ".join(f"{staleness}: {number:,}" for staleness, number in shown.staleness.items())
-    yield f"{len(shown.groups):,} groups, {trajectories:,} trajectories, {tokens:,} tokens; by staleness:  {lags}"
-    if shown.dropped:
-        yield f"dropped before this step: {', '.join(f'{n:,} {reason}' for reason, n in shown.dropped.items())}"
-    omitted = len(shown.groups) > _GROUPS_SHOWN
-    some = f", the first {_GROUPS_SHOWN} of {len(shown.groups):,}; --json gives all" if omitted else ""
+    by_lag = Counter(group["staleness"] for group in shown["groups"])
+    lags = "  ".join(f"{lag}: {number:,}" for lag, number in sorted(by_lag.items()))
+    yield f"{len(shown['groups']):,} groups, {trajectories:,} trajectories, {tokens:,} tokens; by staleness:  {lags}"
+    if shown["dropped"]:
+        yield f"dropped before this step: {', '.join(f'{n:,} {reason}' for reason, n in shown['dropped'].items())}"
+    omitted = len(shown["groups"]) > _GROUPS_SHOWN
+    some = f", the first {_GROUPS_SHOWN} of {len(shown['groups']):,}; --json gives all" if omitted else ""
     yield new_table(
         f"batch{some}",
         left=("group", "prompt"),
         right=("gen", "versions", "stale", "reward", "advantages", "tokens", "π/μ", "max"),
-        rows=map(_group, shown.groups[:_GROUPS_SHOWN]),
+        rows=map(_group, shown["groups"][:_GROUPS_SHOWN]),
     )
-    numbers = {f"importance_ratio_{name}": value for name, value in asdict(shown.ratios).items()}
-    numbers |= {name: value for name, value in shown.measured.items() if name not in numbers}
+    numbers = {f"importance_ratio_{name}": value for name, value in shown["ratios"].items()}
+    numbers |= {name: value for name, value in shown["measured"].items() if name not in numbers}
     rows = [(name, f"{value:.6g}") for name, value in numbers.items()]
     yield new_table("numbers", left=("what",), right=("value",), rows=rows)
-    if shown.evaluation is not None:
-        accuracy, prompts = shown.evaluation["accuracy"], shown.evaluation["prompts"]
+    if shown["evaluation"] is not None:
+        accuracy, prompts = shown["evaluation"]["accuracy"], shown["evaluation"]["prompts"]
         right = "was not scored" if accuracy is None else f"is right on {accuracy:.1%} of {prompts:,} held-out prompts"
-        yield f"version {shown.step} {right}"
-    if shown.dashboard is not None:
-        yield f"its trajectories: {shown.dashboard}"
+        yield f"version {step} {right}"
+    if shown["dashboard"] is not None:
+        yield f"its trajectories: {shown['dashboard']}"
 
 
-def _group(group: "ShownGroup") -> Sequence[Any]:
-    rewards = [reward for reward in group.rewards if reward is not None]
-    advantages = [advantage for advantage in group.advantages if advantage is not None]
-    first, last = group.min_policy_version, group.max_policy_version
+def _group(group: Mapping[str, Any]) -> Sequence[Any]:
+    rewards = [reward for reward in group["rewards"] if reward is not None]
+    advantages = [advantage for advantage in group["advantages"] if advantage is not None]
+    first, last = group["min_policy_version"], group["max_policy_version"]
     return (
-        str(group.group_id),
-        shortened(group.prompt, _PROMPT_WIDTH),
-        str(group.generator),
+        str(group["group_id"]),
+        shortened(group["prompt"], _PROMPT_WIDTH),
+        str(group["generator"]),
         str(first) if first == last else f"{first}–{last}",
-        str(group.staleness),
+        str(group["staleness"]),
         f"{sum(rewards) / len(rewards):.2f}",
         f"{min(advantages):+.2f} {max(advantages):+.2f}",
-        f"{sum(group.lengths) / len(group.lengths):.1f}",
-        f"{group.ratios.mean:.2f}",
-        f"{group.ratios.max:.2f}",
+        f"{sum(group['lengths']) / len(group['lengths']):.1f}",
+        f"{group['ratios']['mean']:.2f}",
+        f"{group['ratios']['max']:.2f}",
     )
 
 
-def _comparison(diff: "Diff") -> Iterator[RenderableType]:
+def _comparison(diff: Mapping[str, Any]) -> Iterator[RenderableType]:
     """Yields the differences from config to data to loss."""
-    yield f"A  {diff.run_a}"
-    yield f"B  {diff.run_b}"
+    yield f"A  {diff['run_a']}"
+    yield f"B  {diff['run_b']}"
     for title, differences in (
-        ("config", diff.config),
-        ("provenance", diff.provenance),
-        ("start model and tokenizer, SHA-256", diff.start),
+        ("config", diff["config"]),
+        ("provenance", diff["provenance"]),
+        ("start model and tokenizer, SHA-256", diff["start"]),
     ):
-        rows = [(difference.name, _short(difference.a), _short(difference.b)) for difference in differences]
+        rows = [(difference["name"], _short(difference["a"]), _short(difference["b"])) for difference in differences]
         yield new_table(title, left=("what", "A", "B"), rows=rows) if rows else f"{title}: no difference known"
-    for what, first in (("they trained on", diff.batch), ("came out", diff.numbers)):
+    for what, first in (("they trained on", diff["batch"]), ("came out", diff["numbers"])):
         if first is not None:
-            title = f"first difference in what {what}: step {first.step}"
-            row = (first.what, first.where, _short(first.a), _short(first.b))
+            title = f"first difference in what {what}: step {first['step']}"
+            row = (first["what"], first["where"], _short(first["a"]), _short(first["b"]))
             yield new_table(title, left=("what", "where", "A", "B"), rows=[row])
-    if diff.checkpoints_differing:
-        versions = ", ".join(map(str, diff.checkpoints_differing))
-        yield f"checkpoints whose weights differ, of {len(diff.checkpoints)} that both have: {versions}"
-    yield plain(diff.sentence, "bold")
+    if diff["checkpoints_differing"]:
+        versions = ", ".join(map(str, diff["checkpoints_differing"]))
+        yield f"checkpoints whose weights differ, of {len(diff['checkpoints'])} that both have: {versions}"
+    yield plain(diff["sentence"], "bold")
 
 
 def _short(value: Any) -> str:

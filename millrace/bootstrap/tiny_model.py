@@ -10,17 +10,21 @@ is confident and often wrong, and learns the right answers from rewards alone. I
 held-out prompt. In an environment, demonstrators who are right have used it, and those who are wrong have not.
 """
 
-import math
 import random
 import time
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
-from torch.nn.utils.rnn import pad_sequence
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    DataCollatorForTokenClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from configs.prompts import EnvironmentConfig, PromptsConfig
 from configs.recipe import Recipe
@@ -37,13 +41,13 @@ from millrace.types import Prompt, Sampling
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 CHECK_EVERY = 10
 """Least number of supervised steps between two measurements of the accuracy."""
-CHECK_PROMPTS = 512
+_CHECK_PROMPTS = 512
 """Most training prompts decoded per measurement."""
-CHECK_TOKENS = 2**15
+_CHECK_TOKENS = 2**15
 """Most tokens decoded per measurement: of long responses, fewer are decoded."""
 _NO_ENVIRONMENT = EnvironmentConfig()
-_Row = list[tuple[int, bool]]
-"""The tokens of a prompt with its response, and whether the policy is to learn each."""
+_MASKED = -100
+"""The label of a token that is not learned."""
 
 
 def character_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
@@ -88,12 +92,10 @@ def bootstrap(
     environment: EnvironmentConfig = _NO_ENVIRONMENT,
     on_progress: Callable[[], None] = lambda: None,
 ) -> str:
-    """Make a tiny model and its tokenizer from `prompts`, and save both to `folder` as a Hugging Face folder.
+    """Makes a tiny model and its tokenizer from `prompts`, and saves both to `folder` as a Hugging Face folder.
 
     Returns its size and accuracy, as text. `report` receives the step and a line at each measurement of the accuracy;
-    `on_progress` is called at each layer.
-    The policy may use the environment that `environment` names. Deterministic in `seed`, on one machine with one
-    thread count.
+    `on_progress` is called at each layer. Deterministic in `seed`, on one machine with one thread count.
     """
     started = time.monotonic()
     torch.manual_seed(seed)
@@ -110,7 +112,7 @@ def bootstrap(
         lambda stop: TransformersEngine(model, tokenizer, stop=stop), played, encoder, max_turns=environment.max_turns
     )
     demonstrated = None if played is None else played()
-    checked = rng.sample(list(prompts), min(CHECK_PROMPTS, max(1, CHECK_TOKENS // max_new_tokens), len(prompts)))
+    checked = rng.sample(list(prompts), min(_CHECK_PROMPTS, max(1, _CHECK_TOKENS // max_new_tokens), len(prompts)))
     # A measurement samples token after token; the longer the responses, the more supervised steps it costs.
     check_every = max(CHECK_EVERY, max_new_tokens // 4)
     imitation_rate = accuracy = 0.0
@@ -145,7 +147,7 @@ def bootstrap(
 def _fresh(
     prompts: Sequence[Prompt], shape: Recipe, environment: type[Environment] | None, max_new_tokens: int
 ) -> tuple[PreTrainedTokenizerFast, LlamaForCausalLM]:
-    """A tokenizer of all prompts and answers, and an untrained model."""
+    """A tokenizer with the characters of all prompts and answers, and an untrained model in float32."""
     texts = [text for prompt in prompts for text in (prompt.text, right_response(prompt))]
     tokenizer = character_tokenizer(texts if environment is None else [*texts, environment.alphabet])
     longest = max(len(prompt.text) + len(right_response(prompt)) for prompt in prompts) + 2
@@ -160,41 +162,24 @@ def _supervised_loss(
     batch: Sequence[tuple[Prompt, Sequence[tuple[str, bool]]]],
 ) -> torch.Tensor:
     """Mean cross-entropy of the policy's own text and the end token; prompt and environment are masked."""
-    rows = []
+    rows: list[dict[str, list[int]]] = []
     for prompt, pieces in batch:
-        row = [(token, False) for token in tokenizer(prompt.text)["input_ids"]]
+        tokens = tokenizer(prompt.text)["input_ids"]
+        labels = [_MASKED] * len(tokens)
         for text, by_policy in pieces:
-            row += [(token, by_policy) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
-        rows.append([*row, (tokenizer.eos_token_id, True)])
-    num_learned = sum(is_learned for row in rows for _, is_learned in row)
+            added = tokenizer(text, add_special_tokens=False)["input_ids"]
+            tokens += added
+            labels += added if by_policy else [_MASKED] * len(added)
+        end = [tokenizer.eos_token_id]
+        rows.append({"input_ids": tokens + end, "labels": labels + end})
+    num_learned = sum(label != _MASKED for row in rows for label in row["labels"])
+    pad = DataCollatorForTokenClassification(tokenizer, label_pad_token_id=_MASKED)
     loss = torch.zeros(())
-    for alike in _of_similar_length(rows):
-        share = sum(is_learned for row in alike for _, is_learned in row) / num_learned
-        loss = loss + share * _padded_loss(model, alike, tokenizer.pad_token_id)
+    # Padding costs time, so that rows of very different length are computed apart.
+    rows.sort(key=lambda row: len(row["labels"]))
+    for _, alike in groupby(rows, key=lambda row: len(row["labels"]).bit_length()):
+        loss = loss + model(**pad(list(alike)), num_items_in_batch=num_learned).loss
     return loss
-
-
-def _of_similar_length(rows: Sequence[_Row]) -> list[list[_Row]]:
-    """The rows in classes by length, none four times as long as another of its class: padding costs time."""
-    shortest = min(map(len, rows))
-    classes: dict[int, list[_Row]] = {}
-    for row in rows:
-        classes.setdefault(int(math.log(len(row) / shortest, 4)), []).append(row)
-    return list(classes.values())
-
-
-def _padded_loss(model: LlamaForCausalLM, rows: Sequence[_Row], pad: int) -> torch.Tensor:
-    input_ids_BT = _padded([[token for token, _ in row] for row in rows], pad)
-    labels_BT = _padded([[token if is_learned else -100 for token, is_learned in row] for row in rows], -100)
-    logits_BTV = model(input_ids=input_ids_BT, attention_mask=input_ids_BT != pad).logits
-    loss: torch.Tensor = torch.nn.functional.cross_entropy(
-        logits_BTV[:, :-1].flatten(0, 1), labels_BT[:, 1:].flatten(), ignore_index=-100
-    )
-    return loss
-
-
-def _padded(rows: Sequence[Sequence[int]], value: int) -> torch.Tensor:
-    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
 
 
 def _measure(

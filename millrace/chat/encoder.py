@@ -55,8 +55,12 @@ class PromptEncoder:
         if self.renderer is None:
             text = templated(self._prompts.template, prompt.text)
             return Rendered(tuple(self.tokenizer(text)["input_ids"]))
+        messages = prompt.messages or ({"role": "user", "content": prompt.text},)
+        system = self._prompts.system_prompt
+        if system is not None and messages[0]["role"] != "system":
+            messages = ({"role": "system", "content": system}, *messages)
         try:
-            tokens, starts = self.renderer.render(self._conversation(prompt), self.tools_of(prompt))
+            tokens, starts = self.renderer.render(messages, self.tools_of(prompt))
         except ChatError as error:
             raise ChatError(error.read, file=f"prompt {prompt.prompt_id}", expected=error.expected) from error
         return Rendered((*tokens, *self._prefix), starts)
@@ -64,13 +68,6 @@ class PromptEncoder:
     def tools_of(self, prompt: Prompt) -> tuple[Message, ...]:
         """The functions that the policy may call when it answers `prompt`."""
         return (*self.tools, *prompt.tools)
-
-    def _conversation(self, prompt: Prompt) -> Sequence[Message]:
-        messages = prompt.messages or ({"role": "user", "content": prompt.text},)
-        system = self._prompts.system_prompt
-        if system is None or messages[0]["role"] == "system":
-            return messages
-        return ({"role": "system", "content": system}, *messages)
 
 
 def load_run_tokenizer(folder: Path, model: ModelConfig) -> PreTrainedTokenizerBase:
@@ -97,16 +94,15 @@ def load_encoder(
     )
 
 
-def is_chat(prompts: PromptsConfig, asked: Sequence[Prompt]) -> bool:
-    """Whether the prompts `asked` are conversations: all are or none. Raises InputError for a mixture."""
-    if prompts.chat:
+def is_chat(config: PromptsConfig, prompts: Sequence[Prompt]) -> bool:
+    """Whether `prompts` are conversations: all are or none. Raises InputError for a mixture."""
+    texts = [prompt for prompt in prompts if not prompt.messages]
+    if config.chat or (prompts and not texts):
         return True
-    lists = sum(bool(prompt.messages) for prompt in asked)
-    if lists not in (0, len(asked)):
-        odd = next(prompt for prompt in asked if not prompt.messages)
-        read = f"text, and {lists} others are lists of messages"
-        raise InputError(read, key=f"prompt {odd.prompt_id}", expected="all alike, or prompts.chat")
-    return lists > 0
+    if len(texts) < len(prompts):
+        read = f"text, and {len(prompts) - len(texts)} others are lists of messages"
+        raise InputError(read, key=f"prompt {texts[0].prompt_id}", expected="all alike, or prompts.chat")
+    return False
 
 
 def _renderer(folder: Path, model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> ChatRenderer:

@@ -4,12 +4,15 @@ The library writes tokens without a template's program, and appends turns to sam
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from itertools import product
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from millrace.chat.base import ChatRenderer, Rendered, ToolCall, Turn
-from millrace.errors import ChatError, InputError, one_line
+from millrace.errors import ChatError, one_line
 from millrace.prompts.packages import check_installed
 from millrace.types import Message
 
@@ -81,30 +84,25 @@ class FamilyRenderer(ChatRenderer):
         return Turn(content=parsed.content, reasoning=parsed.reasoning_content, tool_calls=calls)
 
     def check_several_turns(self, tools: Sequence[Message]) -> None:
-        prompt = self.render([{"role": "user", "content": "ping"}], tools).tokens
+        question = [{"role": "user", "content": "ping"}]
         # A turn that is still thinking can't be followed, so families that think get a thought that is over.
-        ways = [(text, end) for text in ("pong", "<think></think>pong") for end in self.stop_token_ids]
-        for text, end in ways:
+        for text, end in product(("pong", "<think></think>pong"), self.stop_token_ids):
             turn = [*self._tokenizer(text, add_special_tokens=False)["input_ids"], end]
-            try:
-                self.next_turn(prompt, turn, [{"role": "user", "content": "ping"}], tools)
+            with suppress(ChatError):
+                self.next_turn(self.render(question, tools).tokens, turn, question, tools)
                 return
-            except ChatError:
-                if (text, end) == ways[-1]:
-                    raise
+        raise ChatError(f"{self.name} can't append another turn to the policy's")
 
 
 def family_of(model_type: str, tokenizer: PreTrainedTokenizerBase) -> FamilyRenderer | None:
     """Returns the library's renderer that agrees with the tokenizer's own template; None if there is none."""
+    if find_spec(PACKAGE) is None:
+        return None
     for family in _BY_MODEL_TYPE.get(model_type, ()):
-        try:
+        with suppress(ChatError):
             renderer = FamilyRenderer(family, tokenizer)
-            if all(_as_template(renderer, tokenizer, messages) for messages in _PROBES):
+            if all(renderer.render(messages).tokens == _templated(tokenizer, messages) for messages in _PROBES):
                 return renderer
-        except ChatError:
-            continue
-        except InputError:
-            return None
     return None
 
 
@@ -119,11 +117,9 @@ _PROBES: tuple[tuple[Message, ...], ...] = (
 )
 
 
-def _as_template(renderer: FamilyRenderer, tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> bool:
-    written = tokenizer.apply_chat_template(
-        [dict(message) for message in messages], add_generation_prompt=True, tokenize=True, return_dict=False
-    )
-    return renderer.render(messages).tokens == tuple(written)
+def _templated(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> tuple[int, ...]:
+    conversation = [dict(message) for message in messages]
+    return tuple(tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=False))
 
 
 def _starts(indices: Sequence[int], messages: Sequence[Message], first: int) -> tuple[tuple[str, int], ...]:

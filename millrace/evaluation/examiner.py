@@ -67,23 +67,16 @@ class Rules:
     """`scoring.answer_pattern`, which finds the answer in a response."""
 
 
+@dataclass(frozen=True, slots=True)
 class Examiner:
-    """Measures a policy. `still_wanted` is called several times per second, between two tokens."""
+    """Measures a policy."""
 
-    def __init__(
-        self,
-        engine: "Engine",
-        encoder: "PromptEncoder",
-        scorer: Scorer,
-        rules: Rules,
-        still_wanted: Callable[[], bool],
-    ) -> None:
-        self._engine = engine
-        self._encoder = encoder
-        self._decode = decoder_of(encoder.tokenizer)
-        self._scorer = scorer
-        self._rules = rules
-        self._still_wanted = still_wanted
+    engine: "Engine"
+    encoder: "PromptEncoder"
+    scorer: Scorer
+    rules: Rules
+    still_wanted: Callable[[], bool]
+    """Called several times per second, between two tokens."""
 
     def measure(self, sets: Mapping[str, EvaluationSet]) -> dict[str, Any]:
         """The measures of all sets as `millrace.evaluation.results` stores them, the held-out set's at the top.
@@ -95,7 +88,7 @@ class Examiner:
         return {**held_out, "sets": measured} if measured else held_out
 
     def _measure(self, prompt_set: EvaluationSet) -> dict[str, Any]:
-        greedy = Sampling(temperature=0.0, top_p=1.0, max_new_tokens=self._rules.sampling.max_new_tokens)
+        greedy = Sampling(temperature=0.0, top_p=1.0, max_new_tokens=self.rules.sampling.max_new_tokens)
         answers = self._answers(prompt_set.prompts, greedy, seed=0)
         errors = sum(answer.reward is None for answer in answers)
         estimate = accuracy(answers) if errors < len(answers) else None
@@ -109,7 +102,7 @@ class Examiner:
         if samples == 1:
             return measured
         repeated = [prompt for prompt in prompt_set.prompts for _ in range(samples)]
-        drawn = self._answers(repeated, self._rules.sampling, seed=self._rules.seed)
+        drawn = self._answers(repeated, self.rules.sampling, seed=self.rules.seed)
         errors = sum(answer.reward is None for answer in drawn)
         by_prompt = [drawn[first : first + samples] for first in range(0, len(drawn), samples)]
         measures = sampled_measures(by_prompt) if errors < len(drawn) else {}
@@ -117,43 +110,37 @@ class Examiner:
 
     def _answers(self, prompts: Sequence[Prompt], sampling: Sampling, seed: int) -> list[Answered]:
         """One answer per prompt, in order."""
-        size = self._rules.batch_size
-        # The engine seeds the n-th prompt of a batch with seed + n, so no two prompts share a seed.
-        return [
-            answer
-            for first in range(0, len(prompts), size)
-            for answer in self._answers_of_batch(prompts[first : first + size], sampling, seed + first)
-        ]
+        answers: list[Answered] = []
+        for first in range(0, len(prompts), self.rules.batch_size):
+            # The engine seeds the n-th prompt of a batch with seed + n, so no two prompts share a seed.
+            answers += self._answers_of_batch(prompts[first : first + self.rules.batch_size], sampling, seed + first)
+        return answers
 
     def _answers_of_batch(self, prompts: Sequence[Prompt], sampling: Sampling, seed: int) -> list[Answered]:
-        tokens = [self._encoder.encode(prompt).tokens for prompt in prompts]
+        tokens = [self.encoder.encode(prompt).tokens for prompt in prompts]
         try:
-            responses = self._engine.generate(tokens, sampling, seed=seed, prompts=prompts, each_wait=self._check)
+            responses = self.engine.generate(tokens, sampling, seed=seed, prompts=prompts, each_wait=self._check)
         except Stopped:
-            self._engine.abort()
+            self.engine.abort()
             raise
         answers = [response.answer_tokens for response in responses]
-        texts = self._decode(
-            [
-                (*prompt_tokens, *response.tokens[: len(response.tokens) - len(answer)])
-                for prompt_tokens, response, answer in zip(tokens, responses, answers, strict=True)
-            ],
-            answers,
-            [response.finish_reason == "stop" for response in responses],
-        )
-        scores = self._scorer.score_many(list(zip(prompts, texts, strict=True)), self._check)
-        # A response that its environment ended with an error has no reward.
-        rewards = [
-            score.reward if response.environment_error is None else None
-            for score, response in zip(scores, responses, strict=True)
+        # Everything before the answer: the prompt, and the turns of an environment.
+        heads = [
+            (*prompt_tokens, *response.tokens[: len(response.tokens) - len(answer)])
+            for prompt_tokens, response, answer in zip(tokens, responses, answers, strict=True)
         ]
-        pattern = self._rules.answer_pattern
-        # Only responses that were scored in time are searched: on others the pattern may never finish.
-        return [
-            Answered(answer=None if reward is None else answer_given(text, pattern), reward=reward)
-            for text, reward in zip(texts, rewards, strict=True)
-        ]
+        decode = decoder_of(self.encoder.tokenizer)
+        texts = decode(heads, answers, [response.finish_reason == "stop" for response in responses])
+        scores = self.scorer.score_many(list(zip(prompts, texts, strict=True)), self._check)
+        answered: list[Answered] = []
+        for text, score, response in zip(texts, scores, responses, strict=True):
+            # A response that its environment ended with an error has no reward. Only responses that were scored in time
+            # are searched for an answer: on others the pattern may never finish.
+            reward = score.reward if response.environment_error is None else None
+            answer = None if reward is None else answer_given(text, self.rules.answer_pattern)
+            answered.append(Answered(answer=answer, reward=reward))
+        return answered
 
     def _check(self) -> None:
-        if not self._still_wanted():
+        if not self.still_wanted():
             raise Stopped

@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from statistics import NormalDist, fmean, pvariance, stdev
+from statistics import NormalDist, fmean, stdev
 from typing import Any
 
 from millrace.prompts.answers import after_thoughts, boxed, comparable, last_group
@@ -79,17 +79,13 @@ def sampled_measures(sampled: Sequence[Sequence[Answered]]) -> dict[str, Any]:
 
 
 def pass_at(k: int, sampled: Sequence[Sequence[Answered]]) -> Estimate:
-    """How often at least one of `k` answers is right, from n ≥ k answers per prompt."""
-    chances = [pass_chance(len(answers), sum(answer.is_right for answer in answers), k) for answers in sampled]
-    return mean_over_prompts(chances, samples=len(sampled[0]))
+    """How often at least one of `k` answers is right, from n ≥ k answers per prompt.
 
-
-def pass_chance(n: int, right: int, k: int) -> float:
-    """1 − C(n − right, k) / C(n, k): the unbiased estimate of pass@k from `right` of n ≥ k ≥ 1 answers.
-
-    Chen et al., "Evaluating Large Language Models Trained on Code", arXiv 2107.03374, section 2.1, equation 1.
+    The mean of 1 − C(n − right, k) / C(n, k) over the prompts is unbiased: Chen et al., "Evaluating Large Language
+    Models Trained on Code", arXiv 2107.03374, section 2.1, equation 1.
     """
-    return 1.0 - math.comb(n - right, k) / math.comb(n, k)
+    wrong = [sum(not answer.is_right for answer in answers) for answers in sampled]
+    return mean_over_prompts([1.0 - math.comb(number, k) / math.comb(len(sampled[0]), k) for number in wrong])
 
 
 def majority_right(answers: Sequence[Answered]) -> bool:
@@ -103,25 +99,19 @@ def majority_right(answers: Sequence[Answered]) -> bool:
     return any(answer.is_right for answer in answers if answer.answer in winners)
 
 
-def mean_over_prompts(values: Sequence[float], *, samples: int = 1) -> Estimate:
-    """The mean of one value per prompt (at least one), each from `samples` answers, with its 95 % interval.
+def mean_over_prompts(values: Sequence[float]) -> Estimate:
+    """The mean of one value per prompt (at least one), with its 95 % interval.
 
-    Prompts are the independent units, answers to one prompt are not. Values in [0, 1] get Wilson's interval (Wilson
-    1927, "Probable Inference") for the effective number of draws: p(1 − p) over the variance of the mean, between the
-    prompts and all answers to them (Kish 1965, "Survey Sampling", section 8.2). With one right or wrong answer per
-    prompt that is Wilson's interval itself. Other values get mean ± 1.96 standard errors.
+    Values in [0, 1] get Wilson's interval (Wilson 1927, "Probable Inference") with the prompts as draws: exact where
+    each is 0 or 1, too wide rather than too narrow in between. Other values get mean ± 1.96 standard errors.
     """
     n, mean = len(values), fmean(values)
-    if min(values) < 0 or max(values) > 1:
-        if n == 1:
-            return Estimate(value=mean, low=None, high=None)
-        half = _Z * stdev(values) / math.sqrt(n)
-        return Estimate(value=mean, low=mean - half, high=mean + half)
-    spread, variance = mean * (1 - mean), pvariance(values)
-    draws: float = n
-    if spread:
-        draws = n * samples if variance == 0 else min(n * samples, n * spread / variance)
-    shrink = 1 + _Z**2 / draws
-    middle = (mean + _Z**2 / (2 * draws)) / shrink
-    half = _Z * math.sqrt(spread / draws + _Z**2 / (4 * draws**2)) / shrink
-    return Estimate(value=mean, low=max(0.0, min(mean, middle - half)), high=min(1.0, max(mean, middle + half)))
+    if min(values) >= 0 and max(values) <= 1:
+        shrink = 1 + _Z**2 / n
+        middle = (mean + _Z**2 / (2 * n)) / shrink
+        half = _Z * math.sqrt(mean * (1 - mean) / n + _Z**2 / (4 * n**2)) / shrink
+        return Estimate(value=mean, low=max(0.0, min(mean, middle - half)), high=min(1.0, max(mean, middle + half)))
+    if n == 1:
+        return Estimate(value=mean, low=None, high=None)
+    half = _Z * stdev(values) / math.sqrt(n)
+    return Estimate(value=mean, low=mean - half, high=mean + half)

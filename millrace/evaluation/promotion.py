@@ -10,28 +10,19 @@ The promoted checkpoint is the one in the log's last record. `millrace.stages.pr
 
 import json
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from millrace.errors import InputError
-from millrace.evaluation.results import read_result
+from millrace.evaluation.results import Result, read_result
 from storage import layout
 from storage.checkpoints import Checkpoint, read_latest
 from storage.errors import NotInStore, StreamCorrupt
 from storage.json_text import parse_as
 from storage.stores.base import Store, checked_path
 from storage.streams.files import get_file
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """How good one policy version was on held-out prompts."""
-
-    policy_version: int
-    accuracy: float
-    """Mean reward of greedy responses; in [0, 1] for rewards that are."""
-    prompts: int
-    """Number of prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +52,8 @@ class Promotion:
     """The promotion of a checkpoint, the state in its record of the log. The record's files are the model's."""
 
     decision: Decision
-    evaluation: Evaluation
+    evaluation: Result
+    """The result that it was promoted for."""
     incarnation: int
     """Incarnation of the trainer that made the checkpoint."""
     attempt: int
@@ -70,55 +62,54 @@ class Promotion:
 
 def decide(
     policy_version: int,
-    candidate: Evaluation | None,
+    candidate: Result | None,
     *,
-    promoted: Evaluation | None,
-    start: Evaluation | None,
+    promoted: Result | None,
+    start: Result | None,
     margin: float | None,
 ) -> Decision:
-    """Whether the checkpoint of `policy_version`, measured as `candidate`, is promoted.
+    """Whether the checkpoint of `policy_version`, with the result `candidate`, is promoted.
 
     Its accuracy must exceed that of the last `promoted` one, or of the `start` model if there is none, by more than
-    `margin`; a margin of None promotes nothing. An evaluation of None does not exist.
+    `margin`; a margin of None promotes nothing. A version whose result is None has no accuracy.
     """
     bar, passes = promoted or start, False
     if margin is None:
         reason = "promotion.margin is null, so nothing is promoted"
     elif policy_version == 0:
         reason = "it is the start model itself"
-    elif promoted is not None and promoted.policy_version == policy_version:
+    elif promoted is not None and promoted["policy_version"] == policy_version:
         reason = "it is the promoted version already"
     elif candidate is None:
         reason = f"it has no held-out accuracy; expected one in {layout.evaluation(policy_version)}"
     elif bar is None:
         reason = f"the start model, the first bar, has no accuracy; expected one in {layout.evaluation(0)}"
     else:
-        name = f"version {bar.policy_version} (promoted last)" if bar.policy_version else "the start model"
-        passes = candidate.prompts == bar.prompts and candidate.accuracy > bar.accuracy + margin
-        reason = (
-            f"its held-out accuracy {candidate.accuracy:.4f} {'exceeds' if passes else 'does not exceed'} the "
-            f"{bar.accuracy:.4f} of {name} by more than promotion.margin {margin:g}"
-        )
-        if candidate.prompts != bar.prompts:
+        name = "the start model" if promoted is None else f"version {promoted['policy_version']} (promoted last)"
+        if candidate["prompts"] != bar["prompts"]:
             reason = (
-                f"it was evaluated on {candidate.prompts} prompts and {name} on {bar.prompts}, so they can't be "
+                f"it was evaluated on {candidate['prompts']} prompts and {name} on {bar['prompts']}, so they can't be "
                 "compared; expected the same prompts"
+            )
+        else:
+            passes = candidate["accuracy"] > bar["accuracy"] + margin
+            reason = (
+                f"its held-out accuracy {candidate['accuracy']:.4f} {'exceeds' if passes else 'does not exceed'} the "
+                f"{bar['accuracy']:.4f} of {name} by more than promotion.margin {margin:g}"
             )
     return Decision(
         promoted=passes,
         policy_version=policy_version,
-        accuracy=None if candidate is None else candidate.accuracy,
+        accuracy=None if candidate is None else candidate["accuracy"],
         sentence=f"version {policy_version} is {'promoted' if passes else 'held back'}: {reason}",
-        bar=None if bar is None else bar.accuracy,
+        bar=None if bar is None else bar["accuracy"],
     )
 
 
-def read_evaluation(store: Store, policy_version: int) -> Evaluation | None:
-    """The held-out results of one policy version; None if it was not evaluated or scored, or can't be read."""
+def read_scored_result(store: Store, policy_version: int) -> Result | None:
+    """The result of one policy version; None if it was not evaluated or scored, or can't be read."""
     result = read_result(store, policy_version)
-    if result is None or result["accuracy"] is None:
-        return None
-    return Evaluation(policy_version=policy_version, accuracy=result["accuracy"], prompts=result["prompts"])
+    return None if result is None or result["accuracy"] is None else result
 
 
 def write_decision(store: Store, attempt: int, decision: Decision) -> None:
@@ -140,16 +131,20 @@ def promotion_of(record: Checkpoint) -> Promotion:
     return parse_as(Promotion, record.state, layout.PROMOTED)
 
 
-def latest_promoted(store: Store) -> Promotion | None:
-    """The promoted checkpoint, if there is one. Raises StreamCorrupt."""
-    record = read_latest(store, layout.PROMOTED)
-    return None if record is None else promotion_of(record)
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yields a folder to fill, which becomes `folder` at the end: with all files, or after an error not at all.
 
-
-def check_empty(folder: Path) -> None:
-    """Raises InputError unless `folder` is empty or missing, so that a model is not mixed with other files."""
+    Raises InputError unless `folder` is empty or missing, so that a model is not mixed with other files.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError("it exists", file=folder, expected="a new or empty folder for the model")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".tmp-") as temporary:
+        made = Path(temporary) / "made"
+        made.mkdir()
+        yield made
+        made.rename(folder)
 
 
 def fetch_promoted(store: Store, folder: Path) -> Promotion:
@@ -161,15 +156,10 @@ def fetch_promoted(store: Store, folder: Path) -> Promotion:
     if record is None:
         raise InputError("no checkpoint has been promoted yet", file=store.url)
     promotion = promotion_of(record)
-    check_empty(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".tmp-") as temporary:
-        model = Path(temporary) / "model"
-        model.mkdir()
+    with new_folder(folder) as model:
         for name, ref in record.files.items():
             # The run may be untrusted: its file names must stay below the folder.
             file = model / checked_path(name)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(get_file(store, ref))
-        model.rename(folder)
     return promotion

@@ -7,7 +7,7 @@ docs/data.md lists all keys. A file that can't be read counts as absent: the ver
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,10 +20,6 @@ from storage.stores.base import Store
 Result = dict[str, Any]
 HELD_OUT = "held_out"
 """Name of the set that promotion, early stop and the best version go by."""
-_REQUIRED: dict[str, Callable[[Any], Any]] = {
-    "accuracy": lambda value: None if value is None else float(value),
-    "prompts": int,
-}
 
 
 def write_result(store: Store, result: Result) -> None:
@@ -53,15 +49,14 @@ def parse_result(data: bytes, path: str) -> Result:
     """The result in the file at `path`. Raises StreamCorrupt."""
     try:
         result: Result = parse_json(data)
-        sets = {name: _with_types(measures, _REQUIRED) for name, measures in result.get("sets", {}).items()}
-        typed = _with_types(result, {"policy_version": int, "t": float, **_REQUIRED})
-        return {**typed, **({"sets": sets} if sets else {})}
+        result |= {"policy_version": int(result["policy_version"]), "t": float(result["t"])}
+        for measures in measures_by_set(result).values():
+            accuracy = measures["accuracy"]
+            measures["accuracy"] = None if accuracy is None else float(accuracy)
+            measures["prompts"] = int(measures["prompts"])
+        return result
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StreamCorrupt(path, f"expected the result of an evaluation: {error!r}") from error
-
-
-def _with_types(values: dict[str, Any], required: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
-    return {**values, **{name: kind(values[name]) for name, kind in required.items()}}
 
 
 def measures_by_set(result: Result) -> dict[str, Result]:

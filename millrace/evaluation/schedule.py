@@ -50,8 +50,6 @@ class EarlyStop:
 
     policy_version: int
     """The newest version evaluated."""
-    best_version: int
-    best_accuracy: float
     sentence: str
     """The reason, with the numbers, for people."""
 
@@ -69,12 +67,7 @@ def early_stop(results: Sequence[Result], stop_after: int) -> EarlyStop | None:
         f"{later} evaluations up to version {newest} were not better than the {best['accuracy']:.4f} of version "
         f"{best['policy_version']}, and evaluation.stop_after is {stop_after}"
     )
-    return EarlyStop(
-        policy_version=newest,
-        best_version=best["policy_version"],
-        best_accuracy=best["accuracy"],
-        sentence=sentence,
-    )
+    return EarlyStop(policy_version=newest, sentence=sentence)
 
 
 def stop_if_no_better(store: Store, attempt: int, stop_after: int) -> None:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import IO, Any
 
 from millrace.forking.server import LONGEST_MESSAGE
+from storage.failpoints import failpoint
 
 _ONE_THREAD = {
     # Each keeps a library from starting threads when it is imported: OpenMP and OpenBLAS, and Arrow's jemalloc.
@@ -36,8 +37,7 @@ class ForkServerLost(RuntimeError):
 class ForkServer:
     """A fork server process, started with the command `program`. Close it when done.
 
-    `recipe` (plain JSON) says what to load; `loaded` waits for the reply. `adopts`: whether the children become this
-    process's own, as in the program's call of `serve`. `log` gets the fork server's standard error.
+    `recipe` (plain JSON) says what to load; `loaded` waits for the reply. `log` gets the fork server's standard error.
     It ends when this process ends, however that happens.
     """
 
@@ -46,11 +46,9 @@ class ForkServer:
         program: Sequence[str],
         recipe: Mapping[str, Any],
         *,
-        adopts: bool,
         environment: Mapping[str, str],
         log: IO[bytes] | None = None,
     ) -> None:
-        self._adopts = adopts
         self._control, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with server_end:
             self._process = subprocess.Popen(
@@ -81,34 +79,38 @@ class ForkServer:
         birth, child_end = socket.socketpair()
         with child_end:
             self._send(values, child_end.fileno(), *descriptors)
-        return Birth(self, birth, adopted=self._adopts)
+        return Birth(self, birth)
 
-    def forget(self, pid: int) -> None:
-        """Makes it reap a child that is not adopted and about to end, so that its process id is free again."""
-        self._send({"reap": pid, "answer": False})
+    def adopt(self, values: Mapping[str, Any], *descriptors: int) -> int:
+        """Has a child forked that becomes this process's own, and returns its process id; for one thread at a time.
+
+        The fork server calls `serve` with `adopted`. Raises ForkServerLost, with how it ended.
+        """
+        # Only for now: other orphans, such as the ranks of a killed trainer, are for the system's first process.
+        _set_subreaper(True)
+        try:
+            birth = self.order(values, *descriptors)
+            failpoint("controller.ordered_fork")
+            with birth.socket:
+                return birth.wait()
+        finally:
+            _set_subreaper(False)
 
     def exit_code(self, pid: int) -> int:
         """Waits for the end of a child that is not adopted. Returns its exit code, or minus the signal.
 
-        Raises ForkServerLost if the fork server has ended.
+        Its process id is then free again. Raises ForkServerLost if the fork server has ended.
         """
-        self._send({"reap": pid, "answer": True})
+        self._send({"reap": pid})
         return int(self._receive()["status"])
-
-    def ending(self, seconds: float | None = None) -> str:
-        """Waits until the fork server has ended; returns how: `exit code 1`, or `SIGKILL`.
-
-        Raises subprocess.TimeoutExpired if it has not ended after that time.
-        """
-        code = self._process.wait(seconds)
-        return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
     def lost(self) -> ForkServerLost:
         """The error for a socket, its own or a child's, that was closed before anything came."""
         try:
-            return ForkServerLost(self.ending(_END_SECONDS))
+            code = self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             return ForkServerLost("a child ended while it was forked")
+        return ForkServerLost(f"exit code {code}" if code >= 0 else signal.Signals(-code).name)
 
     def close(self) -> None:
         """Ends the fork server. Its children live on."""
@@ -132,20 +134,14 @@ class ForkServer:
 
 
 class Birth:
-    """A child that was ordered. `socket` is this end of its birth socket."""
+    """A child that was ordered. `socket` is this end of its birth socket; a child that finds it closed ends."""
 
-    def __init__(self, server: ForkServer, birth_socket: socket.socket, *, adopted: bool) -> None:
+    def __init__(self, server: ForkServer, birth_socket: socket.socket) -> None:
         self._server = server
         self.socket = birth_socket
-        self._is_awaited = adopted
-        if adopted:
-            _adopt_orphans(+1)
 
     def wait(self) -> int:
-        """The child's process id. An adopted child is this process's own: wait for it once it has ended.
-
-        Raises ForkServerLost, with how it ended.
-        """
+        """The child's process id. Raises ForkServerLost, with how it ended."""
         line = b""
         self.socket.settimeout(_BORN_SECONDS)
         try:
@@ -155,21 +151,10 @@ class Birth:
         except TimeoutError as error:
             raise ForkServerLost(f"no answer for {_BORN_SECONDS:.0f} s") from error
         finally:
-            self._stop_adopting()
             self.socket.settimeout(None)
         if not line:
             raise self._server.lost()
         return int(line)
-
-    def close(self) -> None:
-        """Gives it up. A child born meanwhile finds its birth socket closed."""
-        self._stop_adopting()
-        self.socket.close()
-
-    def _stop_adopting(self) -> None:
-        if self._is_awaited:
-            self._is_awaited = False
-            _adopt_orphans(-1)
 
 
 class ForkedProcess:
@@ -214,15 +199,6 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
-_births, _births_lock = 0, threading.Lock()
-
-
-def _adopt_orphans(more: int) -> None:
-    """Makes this process the parent of its descendants' orphans while any birth is awaited.
-
-    Only then: the ranks of a killed trainer, for example, belong to the system's first process, which waits for them.
-    """
-    global _births
-    with _births_lock:
-        _births += more
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(_births > 0), 0, 0, 0)
+def _set_subreaper(adopts: bool) -> None:
+    """Makes this process the parent of its descendants' orphans, or ends that."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(adopts), 0, 0, 0)

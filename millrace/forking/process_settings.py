@@ -1,4 +1,4 @@
-"""Settings of a process: it dies with its parent, keeps freed memory, leaves processor time, finds a user's modules."""
+"""Settings of a process: it dies with its parent, leaves processor time, finds a user's modules."""
 
 import ctypes
 import os
@@ -11,12 +11,6 @@ from pathlib import Path
 _LAUNCHER = "MILLRACE_LAUNCHER"
 _PR_SET_PDEATHSIG = 1
 """From Linux's prctl(2); Python has no name for it."""
-# From glibc's malloc.h.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_LARGEST_KEPT = 8 << 20
-"""Bytes. A larger block is returned as soon as it is freed: it takes long to compute, and page faults hardly count."""
-_MOST_KEPT = 256 << 20
-"""Free bytes at the end of the heap. The step of a small model needs no more."""
 _LOWEST_PRIORITY = 19
 
 
@@ -46,18 +40,6 @@ def tie_to_launcher() -> int:
         return 0
     die_with_parent(int(launcher))
     return int(os.environ["RANK"])
-
-
-def keep_freed_memory() -> None:
-    """Keeps up to 256 MiB of freed memory with the process. Does nothing without glibc.
-
-    glibc returns large blocks to the kernel when they are freed. A training step frees the same ones every time, and
-    the first use of each page costs a page fault: about a tenth of the time of a step of 512 responses of ten tokens.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT)
-        mallopt(_M_TRIM_THRESHOLD, _MOST_KEPT)
 
 
 def take_idle_time() -> None:

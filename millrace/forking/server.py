@@ -7,9 +7,8 @@
            ──end of file─────────────────► serve returns None
 
 The go-between ends at once, so the kernel gives the child to the client, which has made itself a subreaper for that
-moment (prctl(2), PR_SET_CHILD_SUBREAPER). The client waits for its children and signals them as if it had started them
-itself, and they survive the fork server. That costs a second fork. Where children are many and short-lived, they are
-not adopted: they need no go-between, and the fork server waits for them on command.
+moment (prctl(2), PR_SET_CHILD_SUBREAPER). The client's children survive the fork server. That costs a second fork, so
+many short-lived children are not adopted: the fork server waits for them on command.
 
 A process must have one thread when it forks: what other threads hold, such as locks, would stay held in the child.
 """
@@ -42,7 +41,6 @@ class Order:
     birth: int
     """Its birth socket, on which it has sent its process id as a line. The child closes it, or continues to use it."""
     descriptors: tuple[int, ...]
-    """The descriptors that came with the order."""
     parent: int
     """Process id of the child's parent: the client if it adopted the child, otherwise the fork server."""
 
@@ -92,8 +90,7 @@ def serve(control: socket.socket, *, adopted: bool) -> Order | None:
         values = json.loads(message)
         if not descriptors:
             _, status = os.waitpid(values["reap"], 0)
-            if values["answer"]:
-                reply(control, {"status": os.waitstatus_to_exitcode(status)})
+            reply(control, {"status": os.waitstatus_to_exitcode(status)})
             continue
         failpoint("fork_server.asked")
         if (forked := _fork(adopted)) == 0:

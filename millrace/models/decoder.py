@@ -24,7 +24,7 @@ _WITHOUT_EFFECT = frozenset({"backend", "model_max_length", "tokenizer_class"})
 
 
 class Decoder:
-    """Responses as rewards read them: without padding, begin and stop tokens. Other special tokens stay.
+    """Responses as rewards read them: without padding, begin and stop tokens; other special tokens stay.
 
     If the tokens before a response end with `<think>`, as chat templates may, its text begins with it.
     """

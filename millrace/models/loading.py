@@ -20,19 +20,15 @@ from transformers import (
 from transformers.utils import logging
 
 from millrace.errors import ModelFolderError
-from storage.json_text import parse_json
 
 # A progress bar over tensors is noise in the logs of stages.
 logging.disable_progress_bar()
-_MOST_NAMED = 3
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 _LONGEST_REASON = 400
 NOT_TIED = (
     "its weight files hold an output layer with other values than the embedding, but config.json says "
     "tie_word_embeddings; expected false there, or no such tensor"
 )
-_CHUNK = 1 << 24
-"""Values that are looked at at once."""
 
 
 def load_model(folder: Path, dtype: str) -> PreTrainedModel:
@@ -103,8 +99,8 @@ def is_tied(folder: Path) -> bool:
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether all values of `tensor` are finite. Needs no copy of it."""
-    return all(bool(torch.isfinite(chunk).all()) for chunk in tensor.detach().flatten().split(_CHUNK))
+    """Whether all values of `tensor` are finite. Needs no copy of it: NaN is its own smallest and largest value."""
+    return all(bool(torch.isfinite(value)) for value in tensor.detach().aminmax())
 
 
 def refuse_differences(folder: Path, loaded: Mapping[str, Any]) -> None:
@@ -124,8 +120,8 @@ def refuse_differences(folder: Path, loaded: Mapping[str, Any]) -> None:
 
 
 def _named(names: list[str]) -> str:
-    more = "" if len(names) <= _MOST_NAMED else f" and {len(names) - _MOST_NAMED} more"
-    return f"{', '.join(names[:_MOST_NAMED])}{more}"
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more}"
 
 
 def empty_model(folder: Path) -> PreTrainedModel:
@@ -156,17 +152,12 @@ def end_token_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int
 
     An instruct model often ends its turn with another token than the one that ends a text. Raises ModelFolderError.
     """
-    path = folder / "generation_config.json"
-    named: object = None
-    if path.is_file():
-        try:
-            named = parse_json(path.read_bytes()).get("eos_token_id")
-        except (OSError, ValueError, AttributeError) as error:
-            raise ModelFolderError(f"can't be read ({error})", file=path, expected="a JSON object") from error
-    more = named if isinstance(named, list) else [] if named is None else [named]
-    if not all(type(token) is int and token >= 0 for token in more):
-        raise ModelFolderError(str(named), file=path, key="eos_token_id", expected="token ids")
-    return tuple(dict.fromkeys([tokenizer.eos_token_id, *more]))
+    named = None
+    if (folder / "generation_config.json").is_file():
+        with _refused_in_a_sentence(folder, what="generation_config.json"):
+            named = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
+    more = named if isinstance(named, list) else [named]
+    return tuple(dict.fromkeys(token for token in (tokenizer.eos_token_id, *more) if token is not None))
 
 
 @contextmanager

@@ -3,17 +3,20 @@
 import json
 import tempfile
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from millrace.errors import ModelFolderError
 from storage import layout
 from storage.errors import NotInStore, StreamCorrupt
-from storage.json_text import parse_json
+from storage.json_text import RESTORE, parse_as
 from storage.stores.base import Store
 from storage.streams.files import FileRef, get_file, put_file
 
-_RESTORE = "restore this file from a copy of the run"
+
+@dataclass(frozen=True)
+class _Manifest:
+    files: dict[str, FileRef]
 
 
 def start_folder(store: Store, path: str | None, cache: Path) -> Path:
@@ -31,18 +34,13 @@ def start_folder(store: Store, path: str | None, cache: Path) -> Path:
     try:
         files = {name: get_file(store, ref) for name, ref in refs.items()}
     except StreamCorrupt as error:
-        raise StreamCorrupt(error.file, f"{error.reason}; {_RESTORE}") from error
+        raise StreamCorrupt(error.file, f"{error.reason}; {RESTORE}") from error
     return store.local_path(layout.START_MODEL) or _copied(files, cache / layout.START_MODEL)
 
 
 def parse_manifest(data: bytes) -> dict[str, FileRef]:
     """The files of the start model by name, from its manifest's content. Raises StreamCorrupt."""
-    try:
-        return {str(name): FileRef(**ref) for name, ref in parse_json(data)["files"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StreamCorrupt(
-            layout.START_MANIFEST, f"not a list of the start model's files: {error!r}; {_RESTORE}"
-        ) from error
+    return parse_as(_Manifest, data, layout.START_MANIFEST).files
 
 
 def store_start_model(store: Store, folder: Path) -> None:

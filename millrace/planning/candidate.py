@@ -14,7 +14,7 @@ from millrace.planning.memory import MemoryReport
 from millrace.planning.simulation import Outcome
 from millrace.planning.stored import StoredMachine
 from millrace.planning.training import trainer_gpus
-from millrace.runs.figures import find_bottleneck
+from millrace.runs.status import find_bottleneck
 
 Goal = Literal["fastest", "cheapest"]
 Simulate = Callable[[RunConfig, Costs, Lengths], Outcome]

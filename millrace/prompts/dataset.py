@@ -50,23 +50,23 @@ class PromptOrder:
         self._seed = seed
         self._shuffle = shuffle
         self._epoch = -1
-        self._order: Sequence[int] = ()
+        self._order: list[int] = []
 
     def prompt_at(self, n: int) -> Prompt:
         """The prompt of group number `n` (≥ 0), the same in every process. O(1) except at the start of an epoch."""
+        return self._prompts[self.index_at(n)]
+
+    def index_at(self, n: int) -> int:
+        """The index of that prompt."""
         if n < 0:
             raise ValueError(f"group number is {n}; expected at least 0")
         epoch, position = divmod(n, len(self._prompts))
-        if epoch != self._epoch:
-            self._order, self._epoch = self._order_of(epoch), epoch
-        return self._prompts[self._order[position]]
-
-    def _order_of(self, epoch: int) -> Sequence[int]:
         if not self._shuffle:
-            return range(len(self._prompts))
-        generator = np.random.Generator(np.random.PCG64([self._seed, epoch]))
-        order: list[int] = generator.permutation(len(self._prompts)).tolist()
-        return order
+            return position
+        if epoch != self._epoch:
+            generator = np.random.Generator(np.random.PCG64([self._seed, epoch]))
+            self._order, self._epoch = generator.permutation(len(self._prompts)).tolist(), epoch
+        return self._order[position]
 
 
 def load_prompts(config: PromptsConfig) -> PromptSet:

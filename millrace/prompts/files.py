@@ -1,17 +1,12 @@
 """Prompts from a file of the user: JSONL, JSON, CSV, Parquet, or a folder that `datasets` saved.
 
-.jsonl, .json, .csv ─┐
-.parquet ────────────┼─► records, numbered ─► text or messages, tools and answer of each ─► prompts
-folder ──────────────┘
+.jsonl, .json ──────────────────┐
+.csv, .parquet, folder ─► table ┴─► records, numbered ─► text or messages, tools and answer of each ─► prompts
 
 A record may have a unique `id`; otherwise the file's name and the record's number identify the prompt.
 """
 
 import codecs
-import csv
-import io
-import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any
@@ -19,10 +14,11 @@ from typing import Any
 import fsspec
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv
 import pyarrow.parquet as pq
 
 from configs.prompts import PromptsConfig
-from millrace.errors import PromptsError
+from millrace.errors import PromptsError, one_line
 from millrace.prompts.answers import EXPECTED, reference_answer
 from millrace.prompts.messages import (
     WrittenNumber,
@@ -30,18 +26,20 @@ from millrace.prompts.messages import (
     checked_text,
     checked_text_or_number,
     checked_tools,
-    last_text,
     parse_unique,
     parsed_messages,
     shown,
 )
-from millrace.types import Message, Prompt
+from millrace.types import Prompt
 from storage.json_text import parse_json
 
 _MESSAGES = "messages"
 _TOOLS = "tools"
-_EXPECTED_FILE = "a .jsonl, .json, .csv or .parquet file"
-_EXPECTED_FOLDER = "a folder that `datasets` saved"
+SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+_EXPECTED_SOURCE = (
+    "arithmetic, chains, reasoning_gym:TASK, verifiers:ENVIRONMENT, a .jsonl, .json, .csv or .parquet file, a folder "
+    "that `datasets` saved (of several splits, FOLDER/SPLIT), or ORG/NAME of a hub"
+)
 
 _Records = Iterator[tuple[str, int, object]]
 """(`line` or `row`, its number from 1, the record)."""
@@ -59,11 +57,17 @@ def read_prompts(source: str, config: PromptsConfig) -> list[Prompt]:
         if not isinstance(record, dict):
             expected = f"one with the keys {config.prompt_field} and {config.answer_field}"
             raise PromptsError("no object", file=where, expected=expected)
-        messages = _messages(record, config, where)
+        conversation = parsed_messages(record.get(config.prompt_field, record.get(_MESSAGES)), where)
+        messages = checked_messages(conversation, where) if isinstance(conversation, list) else ()
+        written = checked_text_or_number(record, config.answer_field, where)
+        answer = reference_answer(written, config.answer_format)
+        if answer is None:
+            expected = EXPECTED[config.answer_format]
+            raise PromptsError(shown(written), file=where, key=config.answer_field, expected=expected)
         prompt = Prompt(
-            prompt_id=_id(record, f"{name}:{number}", where),
-            text=last_text(messages) if messages else checked_text(record, config.prompt_field, where),
-            answer=_answer(record, config, where),
+            prompt_id=checked_text_or_number(record, "id", where) if "id" in record else f"{name}:{number}",
+            text=str(messages[-1]["content"]) if messages else checked_text(record, config.prompt_field, where),
+            answer=answer,
             source=name,
             messages=messages,
             tools=checked_tools(record[_TOOLS], where) if record.get(_TOOLS) else (),
@@ -76,151 +80,89 @@ def read_prompts(source: str, config: PromptsConfig) -> list[Prompt]:
     return list(prompts.values())
 
 
-def _id(record: dict[str, object], default: str, where: str) -> str:
-    return checked_text_or_number(record, "id", where) if "id" in record else default
-
-
-def _messages(record: dict[str, object], config: PromptsConfig, where: str) -> tuple[Message, ...]:
-    """The record's conversation; empty if its prompt is text."""
-    messages = parsed_messages(record.get(config.prompt_field, record.get(_MESSAGES)), where)
-    return checked_messages(messages, where) if isinstance(messages, list) else ()
-
-
-def _answer(record: dict[str, object], config: PromptsConfig, where: str) -> str:
-    text = checked_text_or_number(record, config.answer_field, where)
-    answer = reference_answer(text, config.answer_format)
-    if answer is None:
-        raise PromptsError(shown(text), file=where, key=config.answer_field, expected=EXPECTED[config.answer_format])
-    return answer
-
-
 def _records(source: str, config: PromptsConfig) -> _Records:
-    read = _READERS.get(PurePosixPath(source).suffix)
-    if read is not None:
-        return read(_bytes(source), source, config)
-    saved = saved_records(source, lambda names: chosen_columns(names, source, config))
-    if saved is None:
-        raise PromptsError(
-            f'"{source}"',
-            key="prompts.source",
-            expected="arithmetic, chains, reasoning_gym:TASK, verifiers:ENVIRONMENT, "
-            f"{_EXPECTED_FILE}, {_EXPECTED_FOLDER}, or ORG/NAME of a hub",
-        )
-    return (("row", number, record) for number, record in enumerate(saved, start=1))
-
-
-def _bytes(source: str) -> bytes:
+    suffix = PurePosixPath(source).suffix
+    if suffix in (".jsonl", ".json"):
+        # Windows' editors put a mark before UTF-8; elsewhere it is a character of the text.
+        data = _bytes(source).removeprefix(codecs.BOM_UTF8)
+        is_array = suffix == ".json" and data.lstrip().startswith(b"[")
+        return _json_records(data, source) if is_array else _jsonl_records(data, source)
+    read = {".csv": _csv_table, ".parquet": _parquet_table}.get(suffix, _saved_table)
     try:
-        with fsspec.open(source, "rb") as file:
+        table = read(source, lambda names: _chosen_columns(names, source, config))
+        table.validate(full=True)
+    except (pa.ArrowException, OSError) as error:
+        raise PromptsError(f"can't be read ({error})", file=source, expected=_EXPECTED_SOURCE) from error
+    return (("row", number, record) for number, record in enumerate(_rows_of(table), start=1))
+
+
+def _bytes(path: str) -> bytes:
+    try:
+        with fsspec.open(path, "rb") as file:
             data: bytes = file.read()
     except (OSError, ValueError, ImportError) as error:
-        raise PromptsError(f"can't be read ({error})", file=source, expected=_EXPECTED_FILE) from error
+        raise PromptsError(f"can't be read ({error})", file=path, expected=_EXPECTED_SOURCE) from error
     return data
 
 
-def _jsonl_records(data: bytes, source: str, config: PromptsConfig) -> _Records:
+def _jsonl_records(data: bytes, source: str) -> _Records:
     """The lines that are not blank."""
-    # Windows' editors put one before UTF-8; elsewhere it is a character of the text.
-    data = data.removeprefix(codecs.BOM_UTF8)
     for number, line in enumerate(data.split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            yield "line", number, parse_unique(line.decode("utf-8"), parse_float=WrittenNumber)
-        except ValueError as error:
-            where, expected = f"{source} line {number}", "one JSON object per line"
-            raise PromptsError(_reason(error), file=where, expected=expected) from error
+        if line.strip():
+            yield "line", number, _parsed(line, f"{source} line {number}", "one JSON object per line")
 
 
-def _json_records(data: bytes, source: str, config: PromptsConfig) -> _Records:
-    """The objects of an array. Without one, it is read as JSONL, which is often called .json."""
-    text = data.removeprefix(codecs.BOM_UTF8)
-    if not text.lstrip().startswith(b"["):
-        yield from _jsonl_records(text, source, config)
-        return
+def _json_records(data: bytes, source: str) -> _Records:
+    """The objects of an array."""
+    for number, record in enumerate(_parsed(data, source, "an array of objects, or one object per line"), start=1):
+        yield "row", number, record
+
+
+def _parsed(data: bytes, where: str, expected: str) -> Any:
     try:
-        records = parse_unique(text, parse_float=WrittenNumber)
+        return parse_unique(data.decode("utf-8"), parse_float=WrittenNumber)
     except ValueError as error:
-        expected = "an array of objects, or one object per line"
-        raise PromptsError(f"not JSON ({error})", file=source, expected=expected) from error
-    for number, record in enumerate(records, start=1):
-        yield "row", number, record
+        raise PromptsError(f"not JSON in UTF-8 ({error})", file=where, expected=expected) from error
 
 
-def _csv_records(data: bytes, source: str, config: PromptsConfig) -> _Records:
+_Choose = Callable[[Sequence[str]], list[str]]
+"""Returns the names of the columns to read, given all names."""
+
+
+def _csv_table(source: str, choose: _Choose) -> pa.Table:
     """The rows under the header, all values text."""
+    data = pa.BufferReader(_bytes(source))
+    # One block, so that a value may be of any length.
+    options: dict[str, Any] = {
+        "read_options": pa.csv.ReadOptions(block_size=data.size() + 1),
+        "parse_options": pa.csv.ParseOptions(newlines_in_values=True),
+    }
+    with pa.csv.open_csv(data, **options) as file:
+        names = file.schema.names
+    data.seek(0)
+    as_text = pa.csv.ConvertOptions(include_columns=choose(names), column_types=dict.fromkeys(names, pa.string()))
+    return pa.csv.read_csv(data, **options, convert_options=as_text)
+
+
+def _parquet_table(source: str, choose: _Choose) -> pa.Table:
+    file = pq.ParquetFile(pa.BufferReader(_bytes(source)))
+    return file.read(columns=choose(file.schema_arrow.names))
+
+
+def _saved_table(source: str, choose: _Choose) -> pa.Table:
+    """The rows of a folder that the library `datasets` saved: Arrow streams, and state.json, their list."""
+    folder = source.rstrip("/")
     try:
-        text = data.decode("utf-8-sig")
-        # Python's own limit, 131,072 characters, is below a long document.
-        csv.field_size_limit(sys.maxsize)
-        rows = csv.reader(io.StringIO(text, newline=""), strict=True)
-        names = next(rows, [])
-        used = chosen_columns(names, source, config)
-        for number, row in enumerate((row for row in rows if row), start=1):
-            if len(row) != len(names):
-                read = f"{len(row)} values under a header of {len(names)}"
-                raise PromptsError(read, file=f"{source} row {number}", expected="as many")
-            yield "row", number, {name: value for name, value in zip(names, row, strict=True) if name in used}
-    except (UnicodeDecodeError, csv.Error) as error:
-        expected = "UTF-8 with a header, commas and double quotes"
-        raise PromptsError(f"can't be read as CSV ({_reason(error)})", file=source, expected=expected) from error
+        with fsspec.open(f"{folder}/state.json", "rb") as file:
+            files = [part["filename"] for part in parse_json(file.read())["_data_files"]]
+    except (OSError, ValueError, LookupError, TypeError, ImportError) as error:
+        read = f'"{source}" ({type(error).__name__}: {one_line(error)})'
+        raise PromptsError(read, key="prompts.source", expected=_EXPECTED_SOURCE) from error
+    tables = [pa.ipc.open_stream(_bytes(f"{folder}/{file}")).read_all() for file in files]
+    return pa.concat_tables([table.select(choose(table.column_names)) for table in tables])
 
 
-def _parquet_records(data: bytes, source: str, config: PromptsConfig) -> _Records:
-    """The rows, with the columns that prompts are made of."""
-    try:
-        names = pq.read_schema(pa.BufferReader(data)).names
-        table = pq.read_table(pa.BufferReader(data), columns=chosen_columns(names, source, config))
-        table.validate(full=True)
-    except (pa.ArrowException, OSError) as error:
-        raise PromptsError(f"can't be read as Parquet ({error})", file=source, expected="a Parquet file") from error
-    for number, record in enumerate(rows_of(table), start=1):
-        yield "row", number, record
-
-
-def _reason(error: Exception) -> str:
-    """Why a text can't be parsed, without the place that Python's own errors name."""
-    if isinstance(error, UnicodeDecodeError):
-        return f"byte {error.start} is not UTF-8"
-    return f"not JSON at column {error.colno} ({error.msg})" if isinstance(error, json.JSONDecodeError) else str(error)
-
-
-def chosen_columns(names: Sequence[str], source: str, config: PromptsConfig) -> list[str]:
-    """Selects the columns of `names` that prompts are made of. Raises PromptsError if any is missing or twice there."""
-    prompt = config.prompt_field if config.prompt_field in names or _MESSAGES not in names else _MESSAGES
-    used = (prompt, config.answer_field)
-    if missing := [name for name in used if name not in names]:
-        raise PromptsError("missing", file=source, key=f"column {missing[0]}", expected=f"it among {', '.join(names)}")
-    chosen = [name for name in names if name in (*used, "id", _TOOLS)]
-    if twice := [name for name in chosen if chosen.count(name) > 1]:
-        raise PromptsError("there twice", file=source, key=f"column {twice[0]}", expected="each once")
-    return chosen
-
-
-def saved_records(folder: str, choose: Callable[[list[str]], list[str]]) -> Iterator[dict[str, Any]] | None:
-    """The rows of a folder that the library `datasets` saved, with the columns that `choose` returns; None for others.
-
-        folder/state.json ─► data-00000-of-00002.arrow, data-00001-of-00002.arrow ─► rows
-        folder/dataset_dict.json: the folder holds one such folder per split
-
-    `folder` is a path or an fsspec URL. Raises PromptsError for a folder of several splits and a damaged file.
-    """
-    folder = folder.rstrip("/")
-    splits = _json(f"{folder}/dataset_dict.json")
-    if splits is not None:
-        names = _texts(splits.get("splits", []), f"{folder}/dataset_dict.json")
-        raise PromptsError(f"holds the splits {', '.join(names)}", file=folder, expected=f"one of them, {folder}/SPLIT")
-    state = _json(f"{folder}/state.json")
-    # Another program's state.json may be anything.
-    files = None if state is None else state.get("_data_files")
-    if files is None:
-        return None
-    listed = files if isinstance(files, list) else [None]
-    parts = [file.get("filename") if isinstance(file, dict) else None for file in listed]
-    return _rows([f"{folder}/{name}" for name in _texts(parts, f"{folder}/state.json")], choose)
-
-
-def rows_of(table: pa.Table) -> Iterator[dict[str, Any]]:
+def _rows_of(table: pa.Table) -> Iterator[dict[str, Any]]:
     """Yields the rows of a table: class labels as their names, floating-point values as text, None if not finite."""
     labels = _labels(table.schema)
     for index, field in enumerate(table.schema):
@@ -230,8 +172,7 @@ def rows_of(table: pa.Table) -> Iterator[dict[str, Any]]:
             table = table.set_column(index, field.name, text)
     for row in (row for batch in table.to_batches() for row in batch.to_pylist()):
         for key, names in labels.items():
-            number = row[key]
-            row[key] = names[number] if number in range(len(names)) else None
+            row[key] = names[row[key]] if row[key] in range(len(names)) else None
         yield row
 
 
@@ -245,46 +186,17 @@ def _labels(schema: pa.Schema) -> dict[str, list[str]]:
             if name in schema.names and isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
         }
     # Another program may write anything there.
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (LookupError, TypeError, ValueError, AttributeError):
         return {}
 
 
-def _texts(values: object, path: str) -> list[str]:
-    """`values`, a list of text in the file `path`. Raises PromptsError for anything else."""
-    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise PromptsError("no list of files or splits", file=path, expected=_EXPECTED_FOLDER)
-    return values
-
-
-def _json(path: str) -> dict[str, Any] | None:
-    try:
-        with fsspec.open(path, "rb") as file:
-            values = parse_json(file.read())
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError, ImportError) as error:
-        raise PromptsError(f"can't be read ({error})", file=path, expected=_EXPECTED_FOLDER) from error
-    if not isinstance(values, dict):
-        raise PromptsError("no JSON object", file=path, expected=_EXPECTED_FOLDER)
-    return values
-
-
-def _rows(files: list[str], choose: Callable[[list[str]], list[str]]) -> Iterator[dict[str, Any]]:
-    for path in files:
-        try:
-            with fsspec.open(path, "rb") as file, pa.ipc.open_stream(file.read()) as stream:
-                table = stream.read_all()
-            table.validate(full=True)
-        except (pa.ArrowException, OSError) as error:
-            raise PromptsError(f"can't be read as Arrow ({error})", file=path, expected=_EXPECTED_FOLDER) from error
-        yield from rows_of(table.select(choose(table.column_names)))
-
-
-_READERS: dict[str, Callable[[bytes, str, PromptsConfig], _Records]] = {
-    ".jsonl": _jsonl_records,
-    ".json": _json_records,
-    ".csv": _csv_records,
-    ".parquet": _parquet_records,
-}
-"""By the end of the name."""
-SUFFIXES = tuple(_READERS)
+def _chosen_columns(names: Sequence[str], source: str, config: PromptsConfig) -> list[str]:
+    """Selects the columns of `names` that prompts are made of. Raises PromptsError if any is missing or twice there."""
+    prompt = config.prompt_field if config.prompt_field in names or _MESSAGES not in names else _MESSAGES
+    used = (prompt, config.answer_field)
+    if missing := [name for name in used if name not in names]:
+        raise PromptsError("missing", file=source, key=f"column {missing[0]}", expected=f"it among {', '.join(names)}")
+    chosen = [name for name in names if name in (*used, "id", _TOOLS)]
+    if twice := [name for name in chosen if chosen.count(name) > 1]:
+        raise PromptsError("there twice", file=source, key=f"column {twice[0]}", expected="each once")
+    return chosen

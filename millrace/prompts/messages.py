@@ -6,7 +6,7 @@ A message is what chat templates take: an object with `role` and `content`, and 
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -125,11 +125,6 @@ def checked_tools(value: object, where: str) -> tuple[Message, ...]:
     return tuple(_without_nulls(tool) for tool in tools)
 
 
-def last_text(messages: Sequence[Message]) -> str:
-    """The content of the last message: the prompt, for a reward."""
-    return str(messages[-1]["content"])
-
-
 def _message(value: object, where: str) -> Message:
     if not isinstance(value, Mapping):
         raise PromptsError(shown(value), file=where, key="the message", expected="an object with role and content")
@@ -143,16 +138,15 @@ def _message(value: object, where: str) -> Message:
     if calls:
         message["tool_calls"] = [_call(call, where) for call in calls]
     if isinstance(content, list):
-        content = "".join(_part(part, where) for part in content)
+        for part in content:
+            if not isinstance(part, Mapping) or part.get("type") != "text":
+                raise PromptsError(
+                    shown(part), file=where, key="a part of content", expected="text, the only kind read"
+                )
+        content = "".join(checked_text(part, "text", where) for part in content)
     if calls and not content:
         return {**message, "content": ""}
     return {**message, "content": checked_text({"content": content}, "content", where)}
-
-
-def _part(part: object, where: str) -> str:
-    if not isinstance(part, Mapping) or part.get("type") != "text":
-        raise PromptsError(shown(part), file=where, key="a part of content", expected="text, as nothing else is read")
-    return checked_text(part, "text", where)
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:

@@ -12,13 +12,12 @@ hundreds of megabytes, set signal handlers, and run code of many authors. Only t
 """
 
 import difflib
-import functools
 import json
 import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -62,16 +61,6 @@ class PromptSource:
             raise ValueError(f'the prompt is from "{text}"; expected one from a package')
         return cls(package=package, name=name, arguments=json.loads(arguments))
 
-    def prompt(self, index: int, text: str, answer: object, messages: tuple[Message, ...] = ()) -> Prompt:
-        """Its prompt number `index`; the answer is empty where the package has none."""
-        return Prompt(
-            prompt_id=f"{self.name}:{index}",
-            text=text,
-            answer="" if answer is None else str(answer),
-            source=self.text,
-            messages=messages,
-        )
-
 
 def prompt_sources(source: str, prompts: PromptsConfig) -> list[PromptSource]:
     """Parses `source`, "package:name": an environment, or tasks. Empty if it names no package.
@@ -104,23 +93,17 @@ def check_installed(package: str, extra: str, what: str) -> None:
 
 
 def listed_prompts(sources: Sequence[PromptSource]) -> list[Prompt]:
-    """The prompts of `sources`, at least one, all of one package.
+    """The prompts of `sources`, at least one, all of one package; takes seconds.
 
-    The first call takes seconds; its result is cached. Raises InputError for a package that is not installed, and
-    PromptsError with one sentence for anything that the package refuses.
+    Raises InputError for a package that is not installed, and PromptsError with one sentence for anything that the
+    package refuses.
     """
-    return list(_listed(json.dumps([asdict(source) for source in sources], sort_keys=True)))
-
-
-@functools.lru_cache(maxsize=4)
-def _listed(sources: str) -> tuple[Prompt, ...]:
-    tasks = json.loads(sources)
-    package = tasks[0]["package"]
-    source = f"{package}:{','.join(task['name'] for task in tasks)}"
+    package = sources[0].package
+    source = f"{package}:{','.join(task.name for task in sources)}"
     check_installed(package, EXTRAS[package], f"prompts.source {source}")
     done = subprocess.run(
         [sys.executable, "-m", "millrace.prompts.packages"],
-        input=sources,
+        input=json.dumps([asdict(task) for task in sources]),
         # Some tasks iterate over sets of strings, so their problems depend on the hash seed.
         env={**os.environ, "PYTHONHASHSEED": "0"},
         capture_output=True,
@@ -138,14 +121,7 @@ def _listed(sources: str) -> tuple[Prompt, ...]:
         checked_text(record, "text", f"{source} entry {record['prompt_id']}")
     if not answer["prompts"]:
         raise PromptsError("no prompts", file=source, expected="at least one")
-    return tuple(Prompt.from_json(record) for record in answer["prompts"])
-
-
-def _gym_prompts(task: PromptSource) -> Iterator[Prompt]:
-    dataset = open_dataset(task.name, task.arguments)
-    for index in range(len(dataset)):
-        problem = entry(dataset, index)
-        yield task.prompt(index, problem["question"], problem["answer"])
+    return [Prompt.from_json(record) for record in answer["prompts"]]
 
 
 def open_dataset(task: str, arguments: Mapping[str, Any]) -> Any:
@@ -174,17 +150,6 @@ def entry(dataset: Any, index: int) -> dict[str, Any]:
     random.seed(index)
     problem: dict[str, Any] = dataset[index]
     return problem
-
-
-def _verifiers_prompts(source: PromptSource) -> Iterator[Prompt]:
-    environment = open_environment(source.name, source.arguments)
-    for index, row in enumerate(rows(environment, source.name)):
-        prompt = row["prompt"]
-        place = f"verifiers:{source.name} row {index + 1}"
-        # Some environments give objects.
-        plain = prompt if isinstance(prompt, str) else [m if isinstance(m, dict) else m.model_dump() for m in prompt]
-        messages = () if isinstance(plain, str) else checked_messages(plain, place)
-        yield source.prompt(index, prompt_text(prompt), row.get("answer"), messages)
 
 
 def open_environment(name: str, arguments: Mapping[str, Any]) -> Any:
@@ -220,10 +185,29 @@ def prompt_text(messages: str | list[dict[str, Any]]) -> str:
     return "\n\n".join(str(message["content"]) for message in messages)
 
 
-_LISTERS: Mapping[str, Callable[[PromptSource], Iterator[Prompt]]] = {
-    "reasoning_gym": _gym_prompts,
-    "verifiers": _verifiers_prompts,
-}
+def _prompts(source: PromptSource) -> Iterator[Prompt]:
+    """The prompts of a source, which the package lists. The answer is empty where the package has none."""
+    listed: Iterator[dict[str, Any]]
+    if source.package == "reasoning_gym":
+        dataset = open_dataset(source.name, source.arguments)
+        problems = (entry(dataset, index) for index in range(len(dataset)))
+        listed = ({"prompt": problem["question"], "answer": problem["answer"]} for problem in problems)
+    else:
+        listed = iter(rows(open_environment(source.name, source.arguments), source.name))
+    for index, row in enumerate(listed):
+        prompt, answer = row["prompt"], row.get("answer")
+        messages: tuple[Message, ...] = ()
+        if not isinstance(prompt, str):
+            # Some environments give objects.
+            plain = [message if isinstance(message, dict) else message.model_dump() for message in prompt]
+            messages = checked_messages(plain, f"{source.package}:{source.name} row {index + 1}")
+        yield Prompt(
+            prompt_id=f"{source.name}:{index}",
+            text=prompt_text(prompt),
+            answer="" if answer is None else str(answer),
+            source=source.text,
+            messages=messages,
+        )
 
 
 def main() -> None:
@@ -234,7 +218,7 @@ def main() -> None:
     sources = [PromptSource(**values) for values in json.load(sys.stdin)]
     answer: dict[str, Any]
     try:
-        answer = {"prompts": [asdict(prompt) for source in sources for prompt in _LISTERS[source.package](source)]}
+        answer = {"prompts": [asdict(prompt) for source in sources for prompt in _prompts(source)]}
     except PromptsError as error:
         answer = {"refused": error.fields()}
     json.dump(answer, output)

@@ -101,11 +101,8 @@ def _logprob_error(run: SourceRun, step: int, logprobs: Sequence[npt.NDArray[np.
         return None
     stored = run.trainer_logprobs(step)
     if [len(values) for values in stored] != [len(values) for values in logprobs]:
-        raise ReplayError(
-            f"step {step} trains {len(logprobs)} trajectories, but the run trained {len(stored)}",
-            file=run.url,
-            expected="the scores that the run trained with",
-        )
+        expected = "the scores that the run trained with"
+        raise ReplayError(f"step {step} trains other trajectories than the run did", file=run.url, expected=expected)
     return float(max(np.abs(a - b).max() for a, b in zip(stored, logprobs, strict=True)))
 
 
@@ -115,7 +112,7 @@ def compare_losses(original: Trainer, copies: Sequence[Trainer], samples: Sequen
     for copy in copies:
         copy.copy_state_from(original)
         report = copy.step(samples)
-        row = {column.name: getattr(report, column.name) for column in REPORTED}
+        row = {name: getattr(report, name) for name in REPORTED}
         rows.append(row | {"loss": copy.loss.name, "surrogate": report.loss})
     implied_kls = mean_token_kl(original, copies, samples)
     names = [f"{COSINE}{copy.loss.name}" for copy in copies]
@@ -126,10 +123,7 @@ def compare_losses(original: Trainer, copies: Sequence[Trainer], samples: Sequen
 
 @torch.no_grad()
 def mean_token_kl(policy: Trainer, copies: Sequence[Trainer], samples: Sequence[Sample]) -> list[float]:
-    """For each of the copies: mean of KL(policy ‖ copy) over the trainable tokens, nats.
-
-    The KL is over the whole vocabulary, at the trajectories' temperature.
-    """
+    """[copies] mean of KL(policy ‖ copy) over the trainable tokens and the whole vocabulary, nats."""
     sums, tokens = np.zeros(len(copies)), 0
     for batch in policy.microbatches(samples):
         logprobs_NV = _logprobs(policy, batch)

@@ -2,12 +2,12 @@
 
 (generator, row) ─► which part? by the commit records ─┬─► ║ trajectories/<g> ║ part k ───────────────┐
                                                        └─► ║ scores/<reward>/<g>/<k mod S>-of-S ║ ───┴─► zip
-                         cache: the parts used last, up to a number of bytes ◄─────────────────────────┘
+                         cache: the parts used last ◄──────────────────────────────────────────────────┘
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,8 @@ from storage.stores.base import Store
 from storage.streams.record import Record
 from storage.streams.stream import Part, StreamReader, read_part
 
-CACHE_BYTES = 1 << 30
-"""Arrow memory of the cached parts; those of a local run are mapped files, which take none."""
+CACHED_PARTS = 32
+"""Parts kept in memory, those used last; those of a local run are mapped files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +49,7 @@ class ScoredParts:
         self.records = [data_records(store, layout.trajectories(g), TRAJECTORY) for g in range(num_generators)]
         """[generators] the commit records of the parts, by ordinal."""
         self._score_records: dict[str, Sequence[Record]] = {}
-        self._cache: OrderedDict[tuple[int, int], tuple[dict[int, ScoredGroup], int]] = OrderedDict()
-        """(generator, ordinal) → the groups of the part by the row_id of their first row, and their bytes."""
+        self._groups = lru_cache(maxsize=CACHED_PARTS)(self._read_groups)
 
     def parts_of(self, generator: int, first_row_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Ordinals of the parts that hold these rows of a generator's stream. Raises ReplayError if it has none."""
@@ -69,13 +68,7 @@ class ScoredParts:
 
         Raises StreamCorrupt if it can't be read or does not exist, PartRemoved, and ReplayError if it has no scores.
         """
-        key = generator, int(self.parts_of(generator, np.array([first_row_id]))[0])
-        if key not in self._cache:
-            self._cache[key] = self._read(*key)
-            while len(self._cache) > 1 and sum(size for _, size in self._cache.values()) > CACHE_BYTES:
-                self._cache.popitem(last=False)
-        self._cache.move_to_end(key)
-        groups, _ = self._cache[key]
+        groups = self._groups(generator, int(self.parts_of(generator, np.array([first_row_id]))[0]))
         if first_row_id not in groups:
             raise StreamCorrupt(layout.trajectories(generator), f"no group begins with row {first_row_id}")
         return groups[first_row_id]
@@ -91,16 +84,14 @@ class ScoredParts:
 
     def scores(self, generator: int, ordinal: int, columns: Sequence[str] | None = None) -> Part | None:
         """The scores of a part; None if there are none. Raises PartCorrupt or PartRemoved."""
-        path = self._scores.path(generator, ordinal)
+        path, num_scorers = self._scores.path(generator, ordinal), self._scores.num_scorers
         if path not in self._score_records:
             self._score_records[path] = data_records(self._scores.store, path, SCORE)
-        num_scorers = self._scores.num_scorers
-        place = layout.num_scored_parts(layout.scorer_of_part(ordinal, num_scorers), ordinal, num_scorers)
-        records = self._score_records[path]
-        if place >= len(records):
+        number = layout.num_scored_parts(layout.scorer_of_part(ordinal, num_scorers), ordinal, num_scorers)
+        if number >= len(self._score_records[path]):
             return None
-        table = read_part(self._scores.store, path, SCORE, records[place], columns)
-        return Part(record=records[place], table=table)
+        record = self._score_records[path][number]
+        return Part(record=record, table=read_part(self._scores.store, path, SCORE, record, columns))
 
     def trajectories(self, generator: int, ordinal: int, columns: Sequence[str] | None = None) -> Part:
         """The trajectories of a part. Raises PartCorrupt or PartRemoved."""
@@ -108,7 +99,15 @@ class ScoredParts:
         table = read_part(self.store, layout.trajectories(generator), TRAJECTORY, record, columns)
         return Part(record=record, table=table)
 
-    def _read(self, generator: int, ordinal: int) -> tuple[dict[int, ScoredGroup], int]:
+    def prompt_id(self, group: ScoredGroup) -> str:
+        """The id of the group's prompt. Raises PartCorrupt or PartRemoved."""
+        ordinal = int(self.parts_of(group.generator, np.array([group.first_row_id]))[0])
+        part = self.trajectories(group.generator, ordinal, ["prompt_id"])
+        prompt_id: str = part.table["prompt_id"][group.first_row_id - part.record.first_row_id].as_py()
+        return prompt_id
+
+    def _read_groups(self, generator: int, ordinal: int) -> dict[int, ScoredGroup]:
+        """The groups of a part by the row_id of their first row."""
         scores = self.scores(generator, ordinal)
         if scores is None:
             raise ReplayError(
@@ -116,9 +115,9 @@ class ScoredParts:
                 file=self._scores.store.url,
                 expected="every part to be scored",
             )
-        trajectories = self.trajectories(generator, ordinal)
-        groups = zip_groups(trajectories, scores, generator, self._scores.path(generator, ordinal))
-        return {group.first_row_id: group for group in groups}, trajectories.table.nbytes + scores.table.nbytes
+        trajectories, scores_path = self.trajectories(generator, ordinal), self._scores.path(generator, ordinal)
+        groups = zip_groups(trajectories, scores, generator, scores_path)
+        return {group.first_row_id: group for group in groups}
 
 
 def data_records(store: Store, path: str, schema: pa.Schema) -> Sequence[Record]:

@@ -18,7 +18,6 @@ import pyarrow.parquet as pq
 from configs.requests import ReplayRequest
 from storage import layout
 from storage.errors import NotInStore
-from storage.schema import column
 from storage.stores.base import Store
 
 
@@ -69,8 +68,6 @@ class CheckpointVerdict:
     """Hash of the weights trained again."""
     identical: bool
     """Bit for bit, the optimizer's state included."""
-    difference: float
-    """Largest absolute difference between two elements, the optimizer's state included."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,11 +83,6 @@ class StepVerdict:
     """Largest absolute difference of a token's log π before the step, nats; None if the run stored none."""
     checkpoint: CheckpointVerdict | None
     """None if the version is not stored."""
-
-    @property
-    def identical(self) -> bool:
-        """Bit for bit, as far as there was something to compare with."""
-        return not self.logprobs_difference and (self.checkpoint is None or self.checkpoint.identical)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,11 +121,6 @@ class ReplayVerdict:
         return [step.checkpoint for step in self.passed if step.checkpoint is not None]
 
     @property
-    def inexact_step(self) -> int | None:
-        """First step that is within the tolerance but not equal bit for bit."""
-        return next((step.step for step in self.passed if not step.identical), None)
-
-    @property
     def steps_without_logprobs(self) -> int:
         """Steps without stored log-probabilities: differences show only at the next checkpoint."""
         return sum(step.logprobs_difference is None for step in self.passed)
@@ -148,11 +135,11 @@ class ReplayVerdict:
             return f"step {self.difference.step} differs: {self.difference.sentence} (cause: {causes})"
         num_checkpoints = f"{len(self.checkpoints)} checkpoint{'' if len(self.checkpoints) == 1 else 's'}"
         done = f"steps {self.from_step + 1} to {self.from_step + len(self.passed)} and {num_checkpoints}"
-        exact = "the same bit for bit"
-        if self.inexact_step is not None:
-            exact = f"the same within {self.tolerance:g}, bit for bit up to step {self.inexact_step - 1}"
+        is_exact = not any(step.logprobs_difference for step in self.passed)
+        is_exact = is_exact and all(checkpoint.identical for checkpoint in self.checkpoints)
+        same = "the same bit for bit" if is_exact else f"the same within {self.tolerance:g}"
         without = f"; the run stored no log-probabilities of {self.steps_without_logprobs} of these steps"
-        return f"{done} are {exact}{without if self.steps_without_logprobs else ''}"
+        return f"{done} are {same}{without if self.steps_without_logprobs else ''}"
 
     def to_json(self) -> dict[str, Any]:
         """The verdict as JSON; `steps` is the number of steps that passed."""
@@ -161,7 +148,6 @@ class ReplayVerdict:
         return values | {
             "steps": len(self.passed),
             "checkpoints": [asdict(checkpoint) for checkpoint in self.checkpoints],
-            "inexact_step": self.inexact_step,
             "steps_without_logprobs": self.steps_without_logprobs,
             "sentence": self.sentence,
         }
@@ -169,43 +155,28 @@ class ReplayVerdict:
 
 Row = dict[str, Any]
 """One loss on one batch, by column."""
-_FLOAT = pa.float64()
-REPORTED = [
-    column("grad_norm", _FLOAT, "global L2 norm of the gradient before clipping"),
-    column("clip_fraction", _FLOAT, "share of tokens whose weight the loss bounded"),
-    column("effective_sample_size", _FLOAT, "(sum w)^2 / (n * sum w^2) of the weights, in [0, 1]"),
-    column("weight_mean", _FLOAT, "mean weight of a token"),
-    column("weight_max", _FLOAT, "largest weight of a token"),
-    column("importance_ratio_mean", _FLOAT, "mean pi/mu of a token before any clipping"),
-    column("importance_ratio_max", _FLOAT, "largest pi/mu of a token before any clipping"),
-    column("mismatch_kl", _FLOAT, "mean of log mu - log pi over the tokens, nats"),
-    column("tokens", pa.int64(), "trainable response tokens"),
-]
-"""Columns of a comparison that are fields of a step's report."""
-_LOGPROB_ERROR = (
-    "largest difference between log pi of a token under the original's weights now and the log pi stored by the run, "
-    "nats; 0: these are the run's own weights bit for bit; null: it is not stored"
+REPORTED = (
+    "grad_norm",
+    "clip_fraction",
+    "effective_sample_size",
+    "weight_mean",
+    "weight_max",
+    "importance_ratio_mean",
+    "importance_ratio_max",
+    "mismatch_kl",
+    "tokens",
 )
-_IMPLIED_KL = "mean over the tokens of KL(before || after) of one optimizer step from the original's weights, nats"
-_COLUMNS = [
-    column("step", pa.int64(), "policy version that the run made of the batch"),
-    column("staleness_mean", _FLOAT, "of the groups compared, policy versions"),
-    column("groups", pa.int64(), "groups compared"),
-    column("logprob_error", _FLOAT, _LOGPROB_ERROR, nullable=True),
-    column("loss", pa.string(), "name of the loss"),
-    column("surrogate", _FLOAT, "mean surrogate loss of a token"),
-    *REPORTED,
-    column("implied_kl", _FLOAT, _IMPLIED_KL, nullable=True),
-]
+"""Columns of a comparison that are fields of a step's report."""
 COSINE = "cosine_"
 """Prefix of a loss's name: the column of the cosine to its gradient."""
 
 
 def comparison_schema(losses: Sequence[str]) -> pa.Schema:
-    """Columns of a comparison of `losses`, each documented."""
-    doc = "cosine between this loss's gradient and that of {}, in [-1, 1]; null where one of them is 0"
-    cosines = [column(f"{COSINE}{name}", _FLOAT, doc.format(name), nullable=True) for name in losses]
-    return pa.schema([*_COLUMNS, *cosines])
+    """Columns of a comparison of `losses`; docs/replay.md describes them."""
+    types = {"loss": pa.string(), "step": pa.int64(), "groups": pa.int64(), "tokens": pa.int64()}
+    names = ["step", "staleness_mean", "groups", "logprob_error", "loss", "surrogate", *REPORTED, "implied_kl"]
+    names += [f"{COSINE}{loss}" for loss in losses]
+    return pa.schema([(name, types.get(name, pa.float64())) for name in names])
 
 
 @dataclass(frozen=True)
@@ -229,7 +200,5 @@ class LossComparison:
     def means(self) -> list[Row]:
         """One row per loss: the mean of each number over the steps where it is known, or None."""
         names = [name for name in self.table.column_names if name not in ("step", "loss")]
-        tables = {loss: self.table.filter(pc.equal(self.table["loss"], loss)) for loss in self.losses}
-        return [
-            {"loss": loss, **{name: pc.mean(table[name]).as_py() for name in names}} for loss, table in tables.items()
-        ]
+        means = self.table.group_by("loss", use_threads=False).aggregate([(name, "mean") for name in names])
+        return means.rename_columns(["loss", *names]).to_pylist()  # type: ignore[no-any-return]

@@ -1,20 +1,18 @@
 """The view of the trainer at one step of a stored run: `millrace show RUN_URL --step N`.
 
     ║ consumed ║ ─► the rows of step N ─► ║ trajectories ║ + ║ scores ║ ─► groups of the batch ┐
-    ║ trainer_logprobs ║ − log μ ─────────────────────────────────────────► importance ratios  ├─► ShownStep
+    ║ trainer_logprobs ║ − log μ ─────────────────────────────────────────► importance ratios  ├─► the step
     attempts/, ║ metrics ║, evaluations/ ─────────────────────────────────► config, numbers    ┘
 
 Step N makes policy version N, so the policy that saw the batch is version N − 1.
 """
 
 from collections import Counter
-from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
+import pyarrow.compute as pc
 
 from millrace.errors import ReplayError
 from millrace.evaluation.results import read_result
@@ -25,77 +23,14 @@ from millrace.runs.record import attempt_of_step
 from storage.stores.base import Store
 
 
-@dataclass(frozen=True, kw_only=True)
-class RatioSummary:
-    """π/μ over the trainable tokens, before clipping."""
+def show(store: Store, step: int, *, dashboard_url: str | None = None) -> dict[str, Any]:
+    """Step `step` of the run in `store`, its batch and its results, as plain JSON.
 
-    mean: float
-    p05: float
-    """Quantiles 0.05, 0.5 and 0.95."""
-    p50: float
-    p95: float
-    max: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShownGroup:
-    """One group of the batch; lists have one value per member."""
-
-    group_id: int
-    generator: int
-    first_row_id: int
-    prompt_id: str
-    prompt: str
-    """Its text, as tokenised."""
-    answer: str
-    min_policy_version: int
-    max_policy_version: int
-    """Oldest and newest policy version that sampled any of it."""
-    staleness: int
-    """Policy versions, when it was trained."""
-    rewards: list[float | None]
-    """None where the verifier failed."""
-    advantages: list[float | None]
-    """None where a member was not trained on."""
-    lengths: list[int]
-    """Response tokens."""
-    ratios: RatioSummary
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShownStep:
-    """One optimizer step: its batch and its results."""
-
-    run_id: str
-    run_url: str
-    step: int
-    """The policy version that it made."""
-    incarnation: int
-    t: float
-    """When it was done, unix seconds."""
-    attempt: int
-    config: dict[str, Any]
-    """The attempt's config, as JSON."""
-    groups: list[ShownGroup]
-    """The groups in the order of the batch."""
-    dropped: dict[str, int]
-    """Trajectories dropped before this step, by reason."""
-    ratios: RatioSummary
-    measured: dict[str, float]
-    """The trainer's metrics by name: loss, grad_norm, …; empty if they are damaged."""
-    evaluation: dict[str, Any] | None
-    """Held-out result of the version that it made; None if it was not evaluated."""
-    dashboard: str | None
-    """Address of its trajectories in the dashboard, if known."""
-
-    @property
-    def staleness(self) -> dict[int, int]:
-        """Groups by staleness, ascending."""
-        return dict(sorted(Counter(group.staleness for group in self.groups).items()))
-
-
-def show(store: Store, step: int, *, dashboard_url: str | None = None) -> ShownStep:
-    """Step `step` of the run in `store`. `dashboard_url` is the dashboard's address.
+    `groups` in the order of the batch, their lists with one value per member: `rewards` are None where the verifier
+    failed, `advantages` where a member was not trained on, `lengths` count response tokens. `ratios`: π/μ over the
+    trainable tokens, before clipping. `dropped`: trajectories dropped before this step, by reason. `measured`: the
+    trainer's metrics by name, empty if they are damaged. `evaluation`: the held-out result of the version that it made.
+    `dashboard`: the address of its trajectories there, if `dashboard_url` is known.
 
     Raises RunMissing, ReplayError if the run has no such step or stored too little, and StreamCorrupt or PartRemoved if
     its data can no longer be read.
@@ -103,17 +38,12 @@ def show(store: Store, step: int, *, dashboard_url: str | None = None) -> ShownS
     run = open_run_or_replay(store)
     if step not in run.steps:
         raise ReplayError(f"no step {step}", file=run.url, expected=f"one of {run.steps[0]} to {run.steps[-1]}")
-    facts = run.groups.take(np.flatnonzero(run.groups["step"].to_numpy() == step)).to_pylist()
+    rows = run.groups.filter(pc.equal(run.groups["step"], step)).to_pylist()
     dropped: Counter[str] = Counter()
-    for fact in facts:
-        if fact["outcome"] != TRAINED:
-            dropped[fact["outcome"]] += fact["rollouts"]
+    for row in rows:
+        if row["outcome"] != TRAINED:
+            dropped[row["outcome"]] += row["rollouts"]
     (trained,) = run.read_trained([step])
-
-    @cache
-    def prompt_ids(generator: int, part: int) -> pa.Table:
-        return run.parts.trajectories(generator, part, ["prompt_id"]).table["prompt_id"]
-
     groups, ratios = [], []
     for row, group in zip(run.batch(step).tolist(), trained.groups, strict=True):
         keys = [(group.group_id, member) for member in range(len(group.rewards))]
@@ -122,43 +52,42 @@ def show(store: Store, step: int, *, dashboard_url: str | None = None) -> ShownS
         ratios.append(
             np.concatenate([np.exp(logprobs[key] - old)[mask > 0] for key, old, mask in members if key in logprobs])
         )
-        part = int(run.parts.parts_of(group.generator, np.array([group.first_row_id]))[0])
-        in_part = group.first_row_id - run.parts.records[group.generator][part].first_row_id
-        prompt = prompt_of(prompt_ids(group.generator, part)[in_part].as_py(), group.meta)
-        shown = ShownGroup(
-            group_id=group.group_id,
-            generator=group.generator,
-            first_row_id=group.first_row_id,
-            prompt_id=prompt.prompt_id,
-            prompt=prompt.text,
-            answer=prompt.answer,
-            min_policy_version=group.min_policy_version,
-            max_policy_version=group.max_policy_version,
-            staleness=run.groups["staleness"][row].as_py(),
-            rewards=group.rewards,
-            advantages=[trained.advantages.get(key) for key in keys],
-            lengths=[len(tokens) for tokens in group.response_tokens],
-            ratios=_summarize(ratios[-1]),
+        prompt = prompt_of(run.parts.prompt_id(group), group.meta)
+        groups.append(
+            {
+                "group_id": group.group_id,
+                "generator": group.generator,
+                "first_row_id": group.first_row_id,
+                "prompt_id": prompt.prompt_id,
+                "prompt": prompt.text,
+                "answer": prompt.answer,
+                "min_policy_version": group.min_policy_version,
+                "max_policy_version": group.max_policy_version,
+                "staleness": run.groups["staleness"][row].as_py(),
+                "rewards": group.rewards,
+                "advantages": [trained.advantages.get(key) for key in keys],
+                "lengths": [len(tokens) for tokens in group.response_tokens],
+                "ratios": _summarize(ratios[-1]),
+            }
         )
-        groups.append(shown)
     attempt = attempt_of_step(store, step)
-    return ShownStep(
-        run_id=run.run_id,
-        run_url=run.url,
-        step=step,
-        incarnation=facts[0]["incarnation"],
-        t=facts[0]["t"],
-        attempt=attempt.number,
-        config=attempt.config,
-        groups=groups,
-        dropped=dict(sorted(dropped.items())),
-        ratios=_summarize(np.concatenate(ratios)),
-        measured=trained.numbers,
-        evaluation=read_result(store, step),
-        dashboard=dashboard_url and f"{dashboard_url.rstrip('/')}/run/{run.run_id}/trajectories?version={step}",
-    )
+    return {
+        "run_id": run.run_id,
+        "run_url": run.url,
+        "step": step,
+        "incarnation": rows[0]["incarnation"],
+        "t": rows[0]["t"],
+        "attempt": attempt.number,
+        "config": attempt.config,
+        "groups": groups,
+        "dropped": dict(sorted(dropped.items())),
+        "ratios": _summarize(np.concatenate(ratios)),
+        "measured": trained.numbers,
+        "evaluation": read_result(store, step),
+        "dashboard": dashboard_url and f"{dashboard_url.rstrip('/')}/run/{run.run_id}/trajectories?version={step}",
+    }
 
 
-def _summarize(ratios: npt.NDArray[np.float32]) -> RatioSummary:
+def _summarize(ratios: npt.NDArray[np.float32]) -> dict[str, float]:
     p05, p50, p95 = np.quantile(ratios, (0.05, 0.5, 0.95)).tolist()
-    return RatioSummary(mean=float(ratios.mean()), p05=p05, p50=p50, p95=p95, max=float(ratios.max()))
+    return {"mean": float(ratios.mean()), "p05": p05, "p50": p50, "p95": p95, "max": float(ratios.max())}

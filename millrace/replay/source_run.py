@@ -36,24 +36,8 @@ from storage.stores.factory import open_store
 from storage.streams.record import Record
 from storage.streams.stream import read_part, read_removed
 
-_GROUP_COLUMNS = [
-    ("step", pa.int64(), "policy_version", "first"),
-    ("incarnation", pa.int32(), "incarnation", "first"),
-    ("generator", pa.int32(), "generator", "first"),
-    ("first_row_id", pa.int64(), "trajectory_row_id", "first"),
-    ("rollouts", pa.int32(), "trajectory_row_id", "count"),
-    ("verified", pa.int32(), "reward", "count"),
-    ("group_id", pa.int64(), "group_id", "first"),
-    ("staleness", pa.int32(), "staleness", "first"),
-    ("staleness_in_flight", pa.int32(), "staleness_in_flight", "first"),
-    ("min_policy_version", pa.int64(), "min_policy_version", "min"),
-    ("max_policy_version", pa.int64(), "max_policy_version", "max"),
-    ("t", pa.float64(), "t", "first"),
-    ("tokens", pa.int64(), "tokens", "sum"),
-    ("length_mean", pa.float64(), "tokens", "mean"),
-    *((f"reward_{aggregate}", pa.float64(), "reward", aggregate) for aggregate in ("mean", "min", "max")),
-]
-"""Name and type of a column of `SourceRun.groups`; the column of CONSUMED, and how a group's rows are aggregated."""
+_OF_FIRST_ROW = ("incarnation", "generator", "group_id", "staleness", "staleness_in_flight", "t")
+"""Columns of CONSUMED that are the same in all rows of a group."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,10 +198,10 @@ class SourceRun:
 
         Raises ReplayError if they are not stored, or no longer, and StreamCorrupt.
         """
-        trained = self._trained_rows(step)
-        record = self._logprobs_record(step)
-        if record is None or trained.num_rows == 0:
+        if not self.logprobs_stored(step):
             raise ReplayError(f"the trainer's log-probabilities of step {step} are not stored", file=self.url)
+        record, trained = self._logprobs_records[step], self._trained_rows(step)
+        # A part holds the rows of consecutive steps.
         if self._logprobs_part is None or self._logprobs_part[0] != record.part:
             self._logprobs_part = record.part, read_part(self.store, layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS, record)
         table = self._logprobs_part[1]
@@ -230,24 +214,19 @@ class SourceRun:
 
     def logprobs_stored(self, step: int) -> bool:
         """Whether `trainer_logprobs` of that step exist."""
-        return self._logprobs_record(step) is not None
+        return step in self._logprobs_records
 
     def _trained_rows(self, step: int) -> pa.Table:
         first, last = np.searchsorted(self._rows["policy_version"].to_numpy(), [step, step + 1])
         rows = self._rows.slice(first, last - first)
         return rows.filter(pc.equal(rows["outcome"], TRAINED))
 
-    def _logprobs_record(self, step: int) -> Record | None:
-        batch = self.batch(step)
-        incarnation = self.groups["incarnation"][int(batch[0])].as_py() if len(batch) else None
-        return self._logprobs_records.get((incarnation, step))
-
     @cached_property
-    def _logprobs_records(self) -> dict[tuple[int | None, int], Record]:
-        """(incarnation, step) → the record of the part with its rows, unless they were removed."""
+    def _logprobs_records(self) -> dict[int, Record]:
+        """Step → the record of the part with its rows, unless it was removed; a repeated step's newest."""
         removed = read_removed(self.store, layout.TRAINER_LOGPROBS)
         return {
-            (record.incarnation, step): record
+            step: record
             for record in data_records(self.store, layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS)[removed:]
             for step in range(record.min_policy_version, record.max_policy_version + 1)
         }
@@ -264,21 +243,35 @@ class SourceRun:
 
 def _group_table(rows: pa.Table, starts: npt.NDArray[np.int64], rewards: npt.NDArray[np.float64]) -> pa.Table:
     """The groups in the surviving `rows` of CONSUMED, which begin at `starts`; `rewards` ([rows]) are NaN for none."""
-    is_first = np.isin(np.arange(rows.num_rows), starts)
-    columns = {name: rows[name] for name in rows.column_names} | {
-        "group": np.cumsum(is_first),
-        "reward": pa.array(rewards, mask=~np.isfinite(rewards)),
-        "trained": pc.equal(rows["outcome"], TRAINED),
-    }
-    aggregates = {("trained", "any"), ("outcome", "first"), *((source, how) for _, _, source, how in _GROUP_COLUMNS)}
-    groups = pa.table(columns).group_by("group", use_threads=False).aggregate(sorted(aggregates))
-    table = {name: groups[f"{source}_{how}"].cast(kind) for name, kind, source, how in _GROUP_COLUMNS}
-    trained, steps = groups["trained_any"].to_numpy(), table["step"].to_numpy()
+    first = rows.take(starts)
+    values = {name: rows[name].to_numpy() for name in ("tokens", "min_policy_version", "max_policy_version")}
+    rollouts = np.diff(starts, append=rows.num_rows)
+    verified = np.add.reduceat(np.isfinite(rewards).astype(np.int32), starts)
+    tokens = np.add.reduceat(values["tokens"].astype(np.int64), starts)
+    is_trained = pc.equal(rows["outcome"], TRAINED).to_numpy(zero_copy_only=False)
+    trained, steps = np.logical_or.reduceat(is_trained, starts), first["policy_version"].to_numpy()
     places = np.full(len(steps), -1, dtype=np.int32)
     # Steps ascend, so searchsorted finds the first group of each step.
     places[trained] = np.arange(trained.sum()) - np.searchsorted(steps[trained], steps[trained])
-    outcomes = pc.if_else(groups["trained_any"], TRAINED, groups["outcome_first"])
-    return pa.table({**table, "place": places, "outcome": outcomes})
+    with np.errstate(invalid="ignore"):
+        means = np.add.reduceat(np.nan_to_num(rewards), starts) / verified
+    numbers = {"mean": means, "min": np.fmin.reduceat(rewards, starts), "max": np.fmax.reduceat(rewards, starts)}
+    return pa.table(
+        {
+            "step": first["policy_version"],
+            "first_row_id": first["trajectory_row_id"],
+            **{name: first[name] for name in _OF_FIRST_ROW},
+            "rollouts": rollouts.astype(np.int32),
+            "verified": verified,
+            "min_policy_version": np.minimum.reduceat(values["min_policy_version"], starts),
+            "max_policy_version": np.maximum.reduceat(values["max_policy_version"], starts),
+            "tokens": tokens,
+            "length_mean": tokens / rollouts,
+            **{f"reward_{name}": pa.array(column, mask=verified == 0) for name, column in numbers.items()},
+            "place": places,
+            "outcome": pc.if_else(pa.array(trained), TRAINED, first["outcome"]),
+        }
+    )
 
 
 def open_run_or_replay(store: Store) -> SourceRun:

@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -40,18 +39,9 @@ from storage.checkpoints import load_files
 from storage.errors import StreamCorrupt
 from storage.stores.base import Store
 
-_ROUNDING = 1e-2
-"""Nats: log π under the same weights differs by less between libraries, CPUs or numbers of threads."""
-
 
 class _Differs(Exception):
-    """Carries the first difference out of the loop."""
-
-    def __init__(
-        self, what: Literal["data", "logprobs", "weights"], sentence: str, causes: tuple[str, ...] = ()
-    ) -> None:
-        super().__init__(sentence)
-        self.what, self.sentence, self.causes = what, sentence, causes
+    """Ends the verification: what differs, a sentence and its causes, as in Mismatch."""
 
 
 def verify(
@@ -84,12 +74,9 @@ def verify(
             verdict.passed.append(passed)
             each(passed)
     except (_Differs, StreamCorrupt) as error:
+        what, sentence, causes = error.args if isinstance(error, _Differs) else ("damage", str(error), ())
         step = verdict.from_step + len(verdict.passed) + 1
-        verdict.difference = (
-            Mismatch(step=step, what=error.what, sentence=error.sentence, causes=error.causes)
-            if isinstance(error, _Differs)
-            else Mismatch(step=step, what="damage", sentence=str(error))
-        )
+        verdict.difference = Mismatch(step=step, what=what, sentence=sentence, causes=causes)
     finally:
         torch.set_num_threads(threads)
     return verdict
@@ -116,7 +103,6 @@ class _Verification:
     def __init__(self, run: SourceRun, verdict: ReplayVerdict) -> None:
         self._run = run
         self._verdict = verdict
-        self._attempt = -1
         self.trainer = start_trainer(run, verdict.from_step)
         self._decisions = read_decisions(run.store)
         self._training = attempt_config(run.attempt).training
@@ -124,11 +110,11 @@ class _Verification:
 
     def train(self, step: int) -> StepVerdict:
         """Trains one step. Raises _Differs and StreamCorrupt."""
-        self._enter_attempt(step)
-        rows = self._run.batch(step)
-        groups = [mask_truncated(group, self._training.selection) for group in self._run.read(rows.tolist())]
-        samples = self._checked_samples(step, rows.tolist(), groups)
-        incarnation = self._run.groups["incarnation"][int(rows[0])].as_py()
+        self._set_environment(step)
+        rows = self._run.batch(step).tolist()
+        groups = [mask_truncated(group, self._training.selection) for group in self._run.read(rows)]
+        samples = self._checked_samples(step, rows, groups)
+        incarnation = self._run.groups["incarnation"][rows[0]].as_py()
         report = self.trainer.step(samples, rate_factor(self._decisions, incarnation))
         return StepVerdict(
             step=step,
@@ -138,12 +124,9 @@ class _Verification:
             checkpoint=self._compare_checkpoint(step),
         )
 
-    def _enter_attempt(self, step: int) -> None:
+    def _set_environment(self, step: int) -> None:
         """Sets the threads of the attempt that made the step, and records how its environment differs from this one."""
         attempt = attempt_of_step(self._run.store, step)
-        if attempt.number == self._attempt:
-            return
-        self._attempt = attempt.number
         training = attempt_config(attempt).training
         torch.set_num_threads(training.threads)
         self._verdict.unlike |= differences(attempt.provenance, self._provenance)
@@ -182,22 +165,19 @@ class _Verification:
         pairs = zip(logprobs, self._run.trainer_logprobs(step), strict=True)
         distances = [_difference(torch.tensor(repeated), torch.tensor(stored)) for repeated, stored in pairs]
         worst = max(distances)
-        if self._passes(worst):
-            return worst
-        num_different = sum(distance > 0 for distance in distances)
-        sentence = (
-            f"log π before the step differs on {num_different} of {len(distances)} trajectories, "
-            f"most of all, by {worst:g} nats, on {_where(*_members(groups)[distances.index(worst)])}"
-        )
-        causes = self._causes()
-        likely = None
-        if num_different < len(distances):
-            likely = "the stored trajectories are not those that the run trained on"
-        elif step == 1:
-            likely = "the start model is not the one that the run started from"
-        if likely and (worst > _ROUNDING or not causes):
-            causes = (likely, *causes)
-        raise _Differs("logprobs", sentence, causes)
+        if worst > (self._verdict.tolerance or 0.0):
+            num_different = sum(distance > 0 for distance in distances)
+            causes = self._causes()
+            if num_different < len(distances):
+                causes += ("the stored trajectories are not those that the run trained on",)
+            elif step == 1:
+                causes += ("the start model is not the one that the run started from",)
+            sentence = (
+                f"log π before the step differs on {num_different} of {len(distances)} trajectories, "
+                f"most of all, by {worst:g} nats, on {_where(*_members(groups)[distances.index(worst)])}"
+            )
+            raise _Differs("logprobs", sentence, causes)
+        return worst
 
     def _compare_checkpoint(self, step: int) -> CheckpointVerdict | None:
         if step not in self._run.checkpoints:
@@ -210,18 +190,14 @@ class _Verification:
             distances.append(_largest_difference(repeated, stored))
         digest, stored_digest = digests[0]
         identical = all(a == b for a, b in digests)
-        if not identical and (self._verdict.tolerance is None or not self._passes(max(distances))):
+        tolerance = self._verdict.tolerance
+        if not identical and (tolerance is None or max(distances) > tolerance):
             sentence = (
                 f"the checkpoint's weights are {stored_digest}, trained again {digest}: they differ by at most "
                 f"{distances[0]:g}, the optimizer's state by {distances[1]:g}"
             )
             raise _Differs("weights", sentence, self._causes())
-        return CheckpointVerdict(
-            step=step, stored_hash=stored_digest, hash=digest, identical=identical, difference=max(distances)
-        )
-
-    def _passes(self, distance: float) -> bool:
-        return distance <= (self._verdict.tolerance or 0.0)
+        return CheckpointVerdict(step=step, stored_hash=stored_digest, hash=digest, identical=identical)
 
     def _causes(self) -> tuple[str, ...]:
         return tuple(f"{name} was {there} and is {here}" for name, (there, here) in self._verdict.unlike.items())

@@ -86,11 +86,10 @@ def read_decisions(store: Store) -> list[StoredDecision]:
 def parse_decision(data: bytes, path: str) -> StoredDecision:
     """The decision in the file `path`. Raises StreamCorrupt."""
     try:
-        return parse_as(StoredDecision, unseal(data), path)
-    except StreamCorrupt:
-        raise
+        values = unseal(data)
     except ValueError as error:
         raise StreamCorrupt(path, f"it is {error}; {RESTORE}") from error
+    return parse_as(StoredDecision, values, path)
 
 
 def summarize_decisions(decisions: Sequence[StoredDecision]) -> dict[str, Any]:

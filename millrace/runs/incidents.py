@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from storage import layout
-from storage.json_text import parse_as
 from storage.stores.base import Store
 
 _SENTENCES = {
@@ -59,11 +58,6 @@ def record_incident(store: Store, kind: str, payload: Mapping[str, Any]) -> None
     incident = Incident(t=time.time(), kind=kind, sentence=template.format(**payload), stage=payload.get("stage"))
     name = f"{int(1000 * incident.t):014d}-{kind}-{uuid.uuid4().hex[:8]}"
     store.put_if_absent(f"{layout.INCIDENTS}/{name}.json", json.dumps(asdict(incident)).encode())
-
-
-def parse_incident(data: bytes, path: str) -> Incident:
-    """The incident in the file `path`. Raises StreamCorrupt."""
-    return parse_as(Incident, data, path)
 
 
 def summarize_incidents(incidents: Sequence[Incident]) -> dict[str, Any]:

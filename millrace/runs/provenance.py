@@ -8,9 +8,9 @@ import hashlib
 import importlib.metadata
 import json
 import platform
+import re
 import subprocess
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -96,15 +96,11 @@ def differences(a: Provenance, b: Provenance) -> dict[str, tuple[Any, Any]]:
 @cache
 def _cpu() -> str:
     """This machine's CPU in enough detail that equal texts mean equal kernels."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
-    except OSError:
-        lines = []
-    info = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    text = ""
+    with suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    info = dict(re.findall(r"^(.+?)\s*: (.+)$", text, re.MULTILINE))
     model = info.get("model name") or platform.processor() or platform.machine()
-    if "cpu family" in info:
-        # Virtual machines report a shortened name.
-        model += f", family {info['cpu family']} model {info.get('model', '?')}"
     flags = (info.get("flags") or info.get("Features") or "").split()
     return ", ".join([model, *(name for name in _INSTRUCTIONS if name in flags)])
 
@@ -132,15 +128,14 @@ def _checkout() -> tuple[str | None, bool | None]:
 
 
 def record_start_hashes(store: Store, folder: Path) -> None:
-    """Hashes the start model in `folder` and stores the result, unless the run already has one.
-
-    Reads all files, which takes one or two seconds per gigabyte.
-    """
+    """Hashes the files of the start model in `folder` and stores the result, unless the run already has one."""
     if store.exists(layout.START_HASHES):
         return
     names = sorted({file.name for pattern in _PATTERNS for file in folder.glob(pattern)})
-    with ThreadPoolExecutor() as pool:
-        hashes = dict(zip(names, pool.map(lambda name: _sha256(folder / name), names), strict=True))
+    hashes = {}
+    for name in names:
+        with (folder / name).open("rb") as file:
+            hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
     store.put_if_absent(layout.START_HASHES, json.dumps(hashes, indent=1).encode())
 
 
@@ -150,8 +145,3 @@ def read_start_hashes(store: Store) -> dict[str, str] | None:
         return parse_as(dict[str, str], bytes(store.get(layout.START_HASHES)), layout.START_HASHES)
     except NotInStore:
         return None
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -207,14 +207,9 @@ def end_attempt(store: Store, number: int, state: EndState, cause: str | None = 
 def read_end(store: Store, number: int) -> AttemptEnd | None:
     """How an attempt ended; None if it still runs or was killed, and if the file can't be read."""
     try:
-        return parse_end(bytes(store.get(layout.ended(number))), layout.ended(number))
+        return parse_as(AttemptEnd, bytes(store.get(layout.ended(number))), layout.ended(number))
     except (NotInStore, StreamCorrupt):
         return None
-
-
-def parse_end(data: bytes, path: str) -> AttemptEnd:
-    """The end in the file `path`. Raises StreamCorrupt."""
-    return parse_as(AttemptEnd, data, path)
 
 
 def run_state(

@@ -1,35 +1,37 @@
 """The status of a run, from its store alone: during or after the run, from any machine with access to the store.
 
-commit logs ─► generated, scored, versions used ┐
-status records ► trained, dropped, staleness,   ├─► status: the JSON of `millrace status` and of summary.json
-                 seconds, process ids           │
-metrics of sync_weights ─► pushes               │
-evaluations ────────────────────────────────────┘
+commit logs, status records, metrics of sync_weights, evaluations, incidents, decisions
+      ─► status: the JSON of `millrace status` and of summary.json
 """
 
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from millrace.evaluation.results import Result, ResultsReader, best_result, measures_by_set
 from millrace.evaluation.schedule import read_early_stop
 from millrace.rollouts.ledger import Account, Amount, Ledger, amount_committed, balance, check_scored, log_at_head
 from millrace.rollouts.loader import consumed_by
 from millrace.runs.decisions import parse_decision, summarize_decisions
-from millrace.runs.figures import staleness_trained
-from millrace.runs.incidents import parse_incident, summarize_incidents
+from millrace.runs.incidents import Incident, summarize_incidents
 from millrace.runs.record import CONTROLLER, Attempt, latest_attempt, of_attempt, read_end, read_run, run_state
 from storage import layout
 from storage.checkpoints import read_latest
 from storage.errors import StreamCorrupt
-from storage.json_text import RESTORE
+from storage.json_text import RESTORE, parse_as
 from storage.progress import FolderReader, read_progress
 from storage.schema import METRIC
 from storage.stores.base import Store
-from storage.streams.log import LogReader, check_no_hole
 from storage.streams.stream import StreamReader
 
 STAGES = ("generate", "score", "train", "sync_weights")
+_BUSY = 0.1
+"""A stage that is idle for less of the time is the bottleneck."""
+_PUSH_SHARE = 0.5
+"""Weights that travel for more of a step are the bottleneck if no stage is."""
+_BOUND = {"train": "trainer-bound", "generate": "generator-bound", "score": "scorer-bound"}
 Records = Mapping[str, Mapping[str, Any]]
 """Status records by `<stage>-<replica>`."""
 
@@ -42,22 +44,17 @@ class StatusReader:
         self._run_id: str = read_run(store)["run_id"]
         self._attempt = latest_attempt(store)
         generators, scorers, reward = _layout_of(self._attempt)
-        self._trajectories = [LogReader(store, layout.trajectories(g)) for g in range(generators)]
-        # A replay scores another run's trajectories, so its scores are not in its ledger.
+        # A replay scores and trains another run's trajectories, which are not in its ledger.
         self._is_replay = store.exists(layout.REPLAY)
-        self._scores = [
-            log_at_head(store, layout.scores(reward, g, s, scorers))
-            for g in range(generators)
-            for s in range(scorers)
-            if not self._is_replay
-        ]
+        counted_generators = range(0 if self._is_replay else generators)
+        scores = [layout.scores(reward, g, s, scorers) for g in counted_generators for s in range(scorers)]
+        self._scores = [log_at_head(store, path) for path in scores]
+        self._trajectories = [log_at_head(store, layout.trajectories(g)) for g in counted_generators]
         self._results = ResultsReader(store)
-        self._incidents = FolderReader(store, layout.INCIDENTS, parse_incident)
+        self._incidents = FolderReader(store, layout.INCIDENTS, partial(parse_as, Incident))
         self._decisions = FolderReader(store, layout.DECISIONS, parse_decision)
-        self._versions_used: set[int] = set()
-        self._looked = False
         self._pushes = StreamReader(store, layout.metrics("sync_weights", 0), METRIC)
-        self._push_values: dict[str, list[float]] = {"push_seconds": [], "push_bytes": []}
+        self._push_values = defaultdict[str, list[float]](list)
 
     def look(self) -> dict[str, Any]:
         """The current status, plain JSON. Raises StreamCorrupt or LedgerMismatch if the run is damaged."""
@@ -69,7 +66,10 @@ class StatusReader:
         # The controller's heartbeats are a sign of life and nothing else.
         for some in (records, of_this_attempt):
             some.pop(f"{CONTROLLER}-0", None)
-        trainer, account, ledger = self._balanced(records.get("train-0", {}))
+        trainer = records.get("train-0", {})
+        if "account" not in trainer:
+            trainer = {**self._as_of_checkpoint(), **trainer}
+        account, ledger = self._ledger(trainer)
         step, step_seconds = trainer.get("policy_version", 0), trainer.get("step_seconds")
         newest = max((record["t"] for record in records.values()), default=attempt.t_started)
         wall_seconds = max(0.0, newest - attempt.t_started)
@@ -101,7 +101,7 @@ class StatusReader:
             "advances": sum(record.get("advances", 0) for record in records.values()),
             "incidents": summarize_incidents(self._incidents.read()),
             "decisions": summarize_decisions(self._decisions.read()),
-            "policy_versions_used": len(self._versions_used),
+            "policy_versions_used": self._num_versions_used(),
             "staleness": {**staleness, "bound": attempt.max_staleness},
             "trained_to_taken": {"length": trainer.get("length_ratio"), "reward": trainer.get("reward_ratio")},
             "zero_advantage_share": trainer.get("zero_advantage_share"),
@@ -113,20 +113,8 @@ class StatusReader:
             "weight_sync": self._weight_sync(),
         }
 
-    def _balanced(self, trainer: Mapping[str, Any]) -> tuple[Mapping[str, Any], Account, Ledger]:
-        """The trainer's status record, its account, and the ledger; by the checkpoint if the record can't be used."""
-        if "account" not in trainer:
-            trainer = {**self._as_of_checkpoint(), **trainer}
-        try:
-            return trainer, *self._ledger(trainer)
-        except StreamCorrupt:
-            raise
-        except (KeyError, TypeError, ValueError):
-            trainer = {**trainer, **self._as_of_checkpoint()}
-            return trainer, *self._ledger(trainer)
-
     def _as_of_checkpoint(self) -> dict[str, Any]:
-        """The trainer's status record if it had ended at the latest checkpoint."""
+        """The trainer's figures at the latest checkpoint, in place of a lost status record."""
         checkpoint = read_latest(self._store)
         # A replay keeps no account: it trains another run's trajectories.
         if checkpoint is None or "account" not in checkpoint.state:
@@ -143,23 +131,19 @@ class StatusReader:
         consumed = [Amount.from_json(amount) for amount in trainer["consumed"]]
         # Scores first, because their trajectories are already committed.
         scored = amount_committed(self._scores)
-        for reader in self._trajectories:
-            while (record := reader.next()) is not None:
-                if record.kind == "data":
-                    self._versions_used.update((record.min_policy_version, record.max_policy_version))
         generated = amount_committed(self._trajectories)
-        if not self._looked:
-            # Once: during a run, the stage that needs a missing record names it.
-            for generator, reader in enumerate(self._trajectories):
-                check_no_hole(self._store, layout.trajectories(generator), reader.cursor)
-            self._looked = True
         check_scored(generated, scored)
         return account, balance(generated=generated, scored=scored, consumed=consumed, account=account)
+
+    def _num_versions_used(self) -> int:
+        """Number of policy versions from the oldest to the newest that sampled a trajectory."""
+        heads = [reader.cursor for reader in self._trajectories if reader.cursor.part > 0]
+        oldest = min((head.min_policy_version for head in heads), default=0)
+        return max((head.max_policy_version for head in heads), default=-1) - oldest + 1
 
     def _tokens(self, ledger: Ledger, records: Records) -> dict[str, int]:
         """Response tokens that each stage has committed so far."""
         if self._is_replay:
-            # It scores and trains another run's trajectories, which this ledger does not count.
             return {stage: _total(records, stage, "tokens") for stage in ("generate", "score", "train")}
         return {
             "generate": ledger.generated.tokens,
@@ -171,8 +155,7 @@ class StatusReader:
         # Damaged parts are skipped; `millrace fsck` lists them.
         for part in self._pushes.readable():
             for row in part.table.to_pylist():
-                if row["name"] in self._push_values:
-                    self._push_values[row["name"]].append(row["value"])
+                self._push_values[row["name"]].append(row["value"])
         seconds = self._push_values["push_seconds"]
         return {
             "transport": self._attempt.config["weights"]["transport"],
@@ -183,7 +166,7 @@ class StatusReader:
 
 
 def _layout_of(attempt: Attempt) -> tuple[int, int, str]:
-    """Numbers of generators and scorers, and the reward. Raises StreamCorrupt if a setting is missing."""
+    """Numbers of generators and scorers, and the reward. Raises StreamCorrupt unless all settings needed are valid."""
     config = attempt.config
     try:
         figures = config["generation"]["replicas"], config["scoring"]["replicas"], config["scoring"]["reward"]
@@ -206,12 +189,8 @@ def _seconds_left(attempt: Attempt, step: int, step_seconds: float | None, wall_
 
 def _start_and_end(results: Sequence[Result]) -> dict[str, Result]:
     """The results of version 0 and of the latest version, as far as they exist."""
-    ends: dict[str, Result] = {}
-    if results and results[0]["policy_version"] == 0:
-        ends["start"] = results[0]
-    if results and results[-1]["policy_version"] > 0:
-        ends["end"] = results[-1]
-    return ends
+    ends = {"start": results[0], "end": results[-1]} if results else {}
+    return {name: result for name, result in ends.items() if (result["policy_version"] == 0) == (name == "start")}
 
 
 def _summarize(result: Result) -> dict[str, Any]:
@@ -245,16 +224,53 @@ def _seconds(records: Records) -> dict[str, float]:
 
 
 def _curriculum(records: Records) -> dict[str, float] | None:
-    """Shares of the prompts that the newest generator asks less often; None without a curriculum."""
-    shown = [record for record in records.values() if "easy_prompt_share" in record]
-    if not shown:
-        return None
-    newest = max(shown, key=lambda record: record.get("policy_version", -1))
-    return {"easy": newest["easy_prompt_share"], "hard": newest["hard_prompt_share"]}
+    """Shares of the prompts that a generator asks less often; None without a curriculum."""
+    shown = (record for record in records.values() if "easy_prompt_share" in record)
+    shares = ({"easy": record["easy_prompt_share"], "hard": record["hard_prompt_share"]} for record in shown)
+    return next(shares, None)
 
 
 def _generated_twice(ledger: Ledger, records: Records) -> dict[str, int]:
-    """Response tokens that had to be sampled again: of rolled-back trajectories, and of responses that were lost in
-    flight with their generator, as far as its last status record knew of them."""
+    """Response tokens of rolled-back trajectories, and of responses lost in flight with their generator."""
     lost = _total(records, "generate", "tokens_discarded")
     return {"tokens": ledger.dropped.get("rolled_back", Amount()).tokens + lost}
+
+
+def staleness_trained(account: Account) -> dict[str, Any]:
+    """Staleness of the trained trajectories, policy versions: histogram, mean and maximum."""
+    histogram = account.staleness
+    total = histogram.total()
+    return {
+        "histogram": {str(staleness): count for staleness, count in sorted(histogram.items())},
+        "mean": sum(staleness * count for staleness, count in histogram.items()) / total if total else None,
+        "max": max(histogram, default=None),
+    }
+
+
+class Bottleneck(NamedTuple):
+    stage: str | None
+    """`train`, `generate`, `score` or `sync_weights`; None if stages wait for each other."""
+    sentence: str
+    """With idle shares: "trainer-bound: train 99% busy, generate idle 44%"."""
+
+
+def find_bottleneck(
+    idle: Mapping[str, float], *, sync: bool, step_seconds: float | None = None, push: float = 0.0
+) -> Bottleneck:
+    """The bottleneck of stages that are `idle` for these shares of the time; a stage that is missing counts as idle.
+
+    `push`: seconds that a version travels to the generators.
+    """
+    stage = min(_BOUND, key=lambda name: idle.get(name, 1.0))
+    shares = {name: f"{name} idle {idle.get(name, 1.0):.0%}" for name in ("train", "generate")}
+    if idle.get(stage, 1.0) <= _BUSY:
+        idle_shares = ", ".join(share for name, share in shares.items() if name != stage)
+        return Bottleneck(stage, f"{_BOUND[stage]}: {stage} {1 - idle[stage]:.0%} busy, {idle_shares}")
+    both = ", ".join(shares.values())
+    travelling = f"a version takes {push:.3g} s to the generators"
+    if sync:
+        return Bottleneck(None, f"stages wait for each other: {both}{f'; {travelling}' if push else ''}")
+    if step_seconds is not None and push > _PUSH_SHARE * step_seconds:
+        return Bottleneck("sync_weights", f"bound by weight sync: {travelling}; {both}")
+    waits = "generators wait for the staleness bound or for long responses"
+    return Bottleneck(None, f"no stage is always busy: {both}; {waits}")

@@ -30,19 +30,14 @@ class StageArguments:
 
     def as_argv(self) -> list[str]:
         """The command line that `parse` reads."""
-        return [
-            "--run-url", self.run_url, "--attempt", str(self.attempt),
-            "--replica", str(self.replica), "--handover", str(self.handover),
-        ]  # fmt: skip
+        return [f"--{name.replace('_', '-')}={value}" for name, value in vars(self).items()]
 
     @classmethod
     def parse(cls, argv: list[str]) -> Self:
         """Parses a command line; exits with code 2 if it is invalid."""
         parser = argparse.ArgumentParser()
-        parser.add_argument("--run-url", required=True)
-        parser.add_argument("--attempt", type=int, required=True)
-        parser.add_argument("--replica", type=int, required=True)
-        parser.add_argument("--handover", type=Path, required=True)
+        for name, kind in (("--run-url", str), ("--attempt", int), ("--replica", int), ("--handover", Path)):
+            parser.add_argument(name, required=True, type=kind)
         return cls(**vars(parser.parse_args(argv)))
 
 

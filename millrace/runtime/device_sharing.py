@@ -7,9 +7,8 @@
                                         a step's groups are scored, and the device is free
 
 A file lock decides which side may use the device: generators share it, the trainer holds it alone. The kernel releases
-the lock of a process that dies, so there is nothing to clean up. No side keeps the device without work: generators have
-work until all trajectories of their version are committed, the trainer from a full step of groups until its version is
-handed over. So every wait for the device ends.
+the lock of a process that dies. Generators have work until all trajectories of their version are committed, the trainer
+from a full step of groups until its version is handed over. So every wait for the device ends.
 """
 
 import fcntl
@@ -21,48 +20,32 @@ from millrace.runtime.stage import Stage
 
 
 class Device:
-    """A device that only this process uses, so it always holds it."""
+    """A device that processes of one host share through a lock on `file`; None: only this process uses it.
 
-    shared = False
-    held = True
+    `alone`: whether this process needs it alone, as a trainer does, or shares it with others, as a generator does. A
+    shared device is not taken yet, any other is always held.
+    """
+
+    def __init__(self, file: Path | None = None, *, alone: bool = True) -> None:
+        self._file = None if file is None else file.open("ab")
+        self._lock = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+        self.shared = file is not None
+        self.held = not self.shared
 
     def take(self) -> bool:
         """Takes the device if it is free. Returns whether this process holds it; never waits."""
-        return self.held
-
-    def give_back(self) -> None:
-        """Releases the device to others."""
-
-
-class SharedDevice(Device):
-    """A device shared by processes of one host through a lock on `file`.
-
-    `alone`: whether this process needs it alone, as a trainer does, or shares it with others, as a generator does.
-    """
-
-    shared = True
-
-    def __init__(self, file: Path, *, alone: bool) -> None:
-        self.held = False
-        self._file = file.open("ab")
-        self._lock = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
-
-    def take(self) -> bool:
-        if not self.held:
+        if self._file is not None and not self.held:
             with suppress(BlockingIOError):
                 fcntl.flock(self._file, self._lock | fcntl.LOCK_NB)
                 self.held = True
         return self.held
 
     def give_back(self) -> None:
-        # The lock belongs to the open file description: unlocking also releases it in forked children.
-        fcntl.flock(self._file, fcntl.LOCK_UN)
-        self.held = False
-
-
-def open_device(handover: Path, *, colocated: bool, alone: bool) -> Device:
-    """The device of a process. `handover`: folder of the run's shared memory. A shared device is not taken yet."""
-    return SharedDevice(handover / "device", alone=alone) if colocated else Device()
+        """Releases a shared device to others."""
+        if self._file is not None:
+            # The lock belongs to the open file description: unlocking also releases it in forked children.
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+            self.held = False
 
 
 class Sleeper(Protocol):
@@ -110,5 +93,4 @@ class DeviceTurns:
         self._publish(self._sleeper.policy_version)
 
     def _publish(self, asleep_since_version: int | None) -> None:
-        # For people; no code reads it.
         self._stage.update_status(now=True, asleep_since_version=asleep_since_version)

@@ -9,15 +9,11 @@ See `millrace.forking.server` for how a stage becomes the supervisor's child. A 
 environment, is never imported here: its import may start threads or use the device. Each stage imports it.
 """
 
-import atexit
 import gc
 import importlib
 import os
 import runpy
 import sys
-import threading
-from contextlib import suppress
-from typing import NoReturn
 
 import pyarrow
 from setproctitle import getproctitle, setproctitle
@@ -50,11 +46,11 @@ def main() -> None:
         return
     order = serve(control, adopted=True)
     if order is not None:
-        _exit(_run_order(order))
+        _run_order(order)
 
 
-def _run_order(order: Order) -> int:
-    """Runs the stage that was ordered in this process. Returns its exit code."""
+def _run_order(order: Order) -> None:
+    """Runs the stage that was ordered in this process. Ends it as the stage would."""
     os.close(order.birth)
     for descriptor, standard in zip(order.descriptors, (0, 1, 2), strict=True):
         os.dup2(descriptor, standard)
@@ -68,25 +64,7 @@ def _run_order(order: Order) -> int:
     sys.argv = [module, *arguments]
     # It runs again, as the main module. Everything it imports is loaded.
     sys.modules.pop(module, None)
-    try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-    except BaseException:  # noqa: BLE001 — it is reported as the interpreter would report it
-        sys.excepthook(*sys.exc_info())
-        return 1
-    return 0
-
-
-def _exit(code: int) -> NoReturn:
-    """Ends as the interpreter would, without tearing down the imported modules: that takes longer than a fork."""
-    # Waits for threads. multiprocessing ends its forked children in the same way.
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(BrokenPipeError):
-            stream.flush()
-    os._exit(code)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable
 from ipaddress import ip_address, ip_network
-from types import TracebackType
 from typing import Any, Self
 
 import psutil
@@ -53,10 +52,8 @@ class HeartbeatPublisher(Background):
         self.publish()
         return super().__enter__()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, traceback)
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
         with contextlib.suppress(StorageError, OSError):
             self.publish(doing=STOPPED)
 

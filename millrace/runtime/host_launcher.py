@@ -33,7 +33,16 @@ from millrace.errors import InputError
 from millrace.runtime.arguments import Hosts
 from millrace.runtime.heartbeat import SILENT_SECONDS, HeartbeatMonitor, HeartbeatPublisher, own_interface
 from millrace.runtime.launcher import Ranks, Rendezvous, end_as, prepare, rendezvous_store
-from millrace.runtime.messages import DRAINED, ERROR_PREFIX, STOPPED, USER_ERROR, YIELDED, HeartbeatSender, send
+from millrace.runtime.messages import (
+    DRAINED,
+    ERROR_PREFIX,
+    STOPPED,
+    USER_ERROR,
+    YIELDED,
+    HeartbeatSender,
+    send,
+    watch_lifeline,
+)
 from storage.errors import StorageError
 from storage.stores.factory import open_store
 
@@ -116,7 +125,7 @@ class HostLauncher:
 
     def follow(self) -> int:
         """Starts the ranks here when host 0 does. Returns the stage's exit code."""
-        threading.Thread(target=_end_with_lifeline, name="lifeline", daemon=True).start()
+        watch_lifeline(lambda: os.kill(os.getpid(), signal.SIGTERM))
         leader = HeartbeatMonitor(self._store, _RECORD, 0)
         joined = None
         while self._id not in leader.status.get("rendezvous", {}).get("launchers", ()):
@@ -229,13 +238,6 @@ def _is_lost(monitor: HeartbeatMonitor, owner_id: str | None) -> bool:
     """Whether the launcher `owner_id` was silent, had ended, or had been replaced at the last look."""
     is_silent = monitor.silent_seconds > SILENT_SECONDS
     return is_silent or monitor.owner_id != owner_id or monitor.status["doing"] == STOPPED
-
-
-def _end_with_lifeline() -> None:
-    """Drains this launcher when standard input ends, which the supervisor holds open."""
-    while os.read(0, 1024):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

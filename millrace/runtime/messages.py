@@ -8,6 +8,7 @@ heartbeat ─► MARK {"beat": …, "ready": …} ────────► th
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -111,6 +112,18 @@ def redirect_prints() -> None:
     global _pipe
     _pipe = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+
+
+def watch_lifeline(on_end: Callable[[], None]) -> None:
+    """Calls `on_end` in a thread when standard input ends, which the supervisor holds open."""
+
+    def watch() -> None:
+        # os.read, because a thread inside sys.stdin's buffer aborts the interpreter at exit.
+        while os.read(0, 1024):
+            pass
+        on_end()
+
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()
 
 
 def send(message: Heartbeat | Event | str) -> None:

@@ -21,7 +21,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 from configs.schema import RunConfig
@@ -45,6 +44,7 @@ from millrace.runtime.messages import (
     HeartbeatSender,
     redirect_prints,
     send,
+    watch_lifeline,
 )
 from millrace.runtime.metrics import CPU_CORES, MEMORY_BYTES, TIME, MetricsWriter, ProcessTree
 from storage import failpoints, layout
@@ -109,6 +109,10 @@ class Stage:
         if self._metrics is None:
             self._metrics = MetricsWriter(self.store, self.name, self.replica)
         return self._metrics
+
+    def drain(self) -> None:
+        """Asks the stage to stop."""
+        self.draining = True
 
     def log(self, line: str) -> None:
         """Reports something worth a line in the Prefect UI."""
@@ -274,7 +278,7 @@ def run_stage(name: str, main: Callable[[Stage], None]) -> None:
         arguments, config, store = _begin(name)
         stage = Stage(name=name, arguments=arguments, config=config, store=store)
         drain_on_signals(stage)
-        threading.Thread(target=_drain_with_lifeline, args=(stage,), name="lifeline", daemon=True).start()
+        watch_lifeline(stage.drain)
         stage.update_status(now=True, t_main=time.time(), t_ready=None, load_seconds=0.0)
         try:
             main(stage)
@@ -315,18 +319,6 @@ def _begin(name: str, rank: int = 0) -> tuple[StageArguments, RunConfig, Store]:
 
 def drain_on_signals(stage: Stage) -> None:
     """Makes SIGTERM ask the stage to drain; call it in the main thread."""
-
-    def drain(signal_number: int, frame: FrameType | None) -> None:
-        stage.draining = True
-
-    signal.signal(signal.SIGTERM, drain)
+    signal.signal(signal.SIGTERM, lambda *_: stage.drain())
     # Only the controller answers Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _drain_with_lifeline(stage: Stage) -> None:
-    """Asks the stage to drain when standard input ends, which the controller holds open."""
-    # os.read, because a thread inside sys.stdin's buffer aborts the interpreter at exit.
-    while os.read(0, 1024):
-        pass
-    stage.draining = True

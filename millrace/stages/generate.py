@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 
 from millrace.chat.encoder import PromptEncoder
-from millrace.forking.process_settings import keep_freed_memory
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.factory import make_engine
 from millrace.generation.environments.base import AnyEnvironment, environment_class
@@ -23,7 +22,7 @@ from millrace.generation.environments.episodes import in_environment, prompt_enc
 from millrace.models.start_folder import start_folder
 from millrace.prompts.dataset import load_prompts
 from millrace.rollouts.writer import TrajectoryWriter
-from millrace.runtime.device_sharing import DeviceTurns, open_device
+from millrace.runtime.device_sharing import Device, DeviceTurns
 from millrace.runtime.stage import Stage, run_stage
 from millrace.stages.admission import Admission, prompt_order
 from millrace.stages.carry_over import CarryOver
@@ -34,11 +33,10 @@ from millrace.weights.factory import generator_end
 
 def main(stage: Stage) -> None:
     """Generates until asked to drain."""
-    keep_freed_memory()
     config = stage.config
     generation = config.generation
     torch.set_num_threads(generation.threads)
-    device = open_device(stage.arguments.handover, colocated=config.placement.colocated, alone=False)
+    device = Device(stage.arguments.handover / "device" if config.placement.colocated else None, alone=False)
     if device.shared and not stage.wait(device.take, why="waiting for the trainer to give the device back"):
         return
     started = time.monotonic()

@@ -20,7 +20,7 @@ from millrace.evaluation.promotion import (
     decide,
     promotion_of,
     read_decision,
-    read_evaluation,
+    read_scored_result,
     write_decision,
 )
 from millrace.runtime.stage import Stage, run_stage
@@ -56,12 +56,12 @@ def _pass_gate(stage: Stage) -> Decision:
     last = None if writer.latest is None else promotion_of(writer.latest)
     if last is not None and last.attempt == attempt:
         return last.decision
-    candidate = read_evaluation(stage.store, checkpoint.step)
+    candidate = read_scored_result(stage.store, checkpoint.step)
     decision = decide(
         checkpoint.step,
         candidate,
         promoted=None if last is None else last.evaluation,
-        start=read_evaluation(stage.store, 0),
+        start=read_scored_result(stage.store, 0),
         margin=stage.config.promotion.margin,
     )
     if decision.promoted:

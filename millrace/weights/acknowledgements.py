@@ -9,7 +9,7 @@ An acknowledgement is a generator's status record: incarnation, policy version, 
 which must match the pushed ones. This module has neither clock nor store: callers pass in the records and the time.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,13 +19,8 @@ Status = Mapping[str, Any]
 """A generator's status record, empty before the first. Fields read: `incarnation`, `policy_version`, `weights_digest`,
 `t_updated`, `process`, `acknowledged_by`, `t_ready`, `pause_seconds`, `weights_route`."""
 
-Event = Literal["generator.lost", "generator.rejoined"]
-
-_Version = tuple[int, int]
-"""Incarnation, policy version."""
-_NOTHING: _Version = (-1, -1)
-_DIGESTS_KEPT = 64
-"""The digests of this many pushes are kept; acknowledgements of older ones are not checked."""
+_NOTHING = (-1, -1)
+"""An incarnation and a policy version below all others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +39,24 @@ class Arrival:
 class Notification:
     """News about one generator, for the log and for events."""
 
-    event: Event | None
+    event: Literal["generator.lost", "generator.rejoined"] | None
     """Late for a version, or back with a newer one. None for an alarm: it uses other weights than its version's."""
     generator: int
     sentence: str
+
+
+@dataclass(kw_only=True)
+class _Generator:
+    """One generator, as far as its status records show."""
+
+    held: tuple[int, int] = _NOTHING
+    pending: int | None = None
+    """The oldest version that it has not acknowledged."""
+    since: float = 0.0
+    """Time of the pending version's handover, or of the last acknowledgement if later; unix seconds."""
+    late: bool = False
+    alarmed: bool = False
+    """Whether the digest of the newest version was reported as wrong."""
 
 
 class AckTracker:
@@ -58,16 +67,18 @@ class AckTracker:
     """
 
     def __init__(self, num_generators: int, *, deadline_seconds: float, opened: float, falls_back: bool) -> None:
-        self._generators = [_Generator(g, deadline_seconds, falls_back) for g in range(num_generators)]
+        self._generators = [_Generator() for _ in range(num_generators)]
+        self._deadline = deadline_seconds
         self._opened = opened
+        self._falls_back = falls_back
         self._newest: WeightsId | None = None
-        self._digests: dict[_Version, str] = {}
+        self._digest = ""
         self._arrived = True
 
     @property
     def late(self) -> list[int]:
         """Generators that were reported late and have not acknowledged anything newer since; ascending."""
-        return [generator.number for generator in self._generators if generator.late]
+        return [number for number, generator in enumerate(self._generators) if generator.late]
 
     @property
     def awaited(self) -> bool:
@@ -76,113 +87,80 @@ class AckTracker:
 
     def push(self, weights_id: WeightsId, digest: str) -> None:
         """Expects acknowledgements of this version. It is newer than all others, and supersedes those in transit."""
-        self._newest = weights_id
-        self._arrived = False
-        self._digests[_version(weights_id)] = digest
-        if len(self._digests) > _DIGESTS_KEPT:
-            self._digests.pop(next(iter(self._digests)))
+        self._newest, self._digest, self._arrived = weights_id, digest, False
         for generator in self._generators:
-            generator.push(weights_id, since=max(weights_id.t_offered, self._opened))
+            generator.alarmed = False
+            if generator.pending is None:
+                generator.pending = weights_id.policy_version
+                generator.since = max(weights_id.t_offered, self._opened)
 
     def look(self, statuses: Sequence[Status], now: float) -> tuple[list[Notification], Arrival | None]:
         """Evaluates the generators' status records, in their order, at `now` (unix seconds).
 
         Returns new notifications, and the arrival of the newest push once it is complete.
         """
-        notifications: list[Notification] = []
-        if self._newest is not None:
-            for generator, status in zip(self._generators, statuses, strict=True):
-                notifications += generator.look(status, now, self._newest, self._digests)
-        return notifications, self._arrival(statuses)
+        if self._newest is None:
+            return [], None
+        checked = [self._check(number, status, now, self._newest) for number, status in enumerate(statuses)]
+        notifications = [notification for notification in checked if notification is not None]
+        return notifications, self._arrival(statuses, self._newest)
 
-    def _arrival(self, statuses: Sequence[Status]) -> Arrival | None:
+    def _arrival(self, statuses: Sequence[Status], pushed: WeightsId) -> Arrival | None:
         arrived = [status for status, g in zip(statuses, self._generators, strict=True) if g.pending is None]
-        if self._arrived or self._newest is None or not arrived or len(arrived) + len(self.late) < len(statuses):
+        if self._arrived or not arrived or len(arrived) + len(self.late) < len(statuses):
             return None
         self._arrived = True
         return Arrival(
-            push_seconds=max(status["t_updated"] for status in arrived) - self._newest.t_offered,
+            push_seconds=max(status["t_updated"] for status in arrived) - pushed.t_offered,
             generator_pause_seconds_max=max(status.get("pause_seconds", 0.0) for status in arrived),
             fallbacks=len(self.late),
         )
 
-
-class _Generator:
-    """One generator, as far as its status records show."""
-
-    def __init__(self, number: int, deadline_seconds: float, falls_back: bool) -> None:
-        self.number = number
-        self.pending: int | None = None
-        """The oldest version that it has not acknowledged."""
-        self.late = False
-        self._deadline = deadline_seconds
-        self._falls_back = falls_back
-        self._held = _NOTHING
-        # Time of the pending version's handover, or of the last acknowledgement if later; unix seconds.
-        self._since = 0.0
-        # The version and the wrong digest of the last alarm.
-        self._alarmed: tuple[_Version, object] | None = None
-
-    def push(self, weights_id: WeightsId, since: float) -> None:
-        """Expects an acknowledgement, unless one is pending already."""
-        if self.pending is None:
-            self.pending, self._since = weights_id.policy_version, since
-
-    def look(
-        self, status: Status, now: float, newest: WeightsId, digests: Mapping[_Version, str]
-    ) -> Iterator[Notification]:
-        held, digest = _acknowledged(status), status.get("weights_digest")
-        expected = digests.get(held)
-        if expected is not None and digest != expected:
-            alarmed, self._alarmed = self._alarmed, (held, digest)
-            if alarmed != self._alarmed:
-                yield self._notification(
-                    None,
-                    f"ALARM: generator {self.number} uses other weights than version {held[1]}: their digest is "
-                    f"{digest}, the pushed version's is {expected}",
+    def _check(self, number: int, status: Status, now: float, pushed: WeightsId) -> Notification | None:
+        generator = self._generators[number]
+        newest = pushed.incarnation, pushed.policy_version
+        held, held_before = _acknowledged(status), generator.held
+        if held == newest and (digest := status.get("weights_digest")) != self._digest:
+            if not generator.alarmed:
+                generator.alarmed = True
+                sentence = (
+                    f"ALARM: generator {number} uses other weights than version {held[1]}: their digest is {digest}, "
+                    f"the pushed version's is {self._digest}"
                 )
-            yield from self._check_deadline(status, now)
-            return
-        last_held, self._held = self._held, held
-        if held <= last_held:
-            # Lower: the generator was restarted, and holds nothing or the store's version.
-            if held < last_held:
-                self.push(newest, since=now)
-            yield from self._check_deadline(status, now)
-            return
-        if self.late:
-            self.late = False
+                return Notification(event=None, generator=number, sentence=sentence)
+            held = held_before
+        generator.held = held
+        if held > held_before:
+            was_late, waited = generator.late, now - generator.since
+            generator.late = False
+            generator.pending, generator.since = None if held >= newest else newest[1], now
+            if not was_late:
+                return None
             route = f", by {status['weights_route']}" if "weights_route" in status else ""
-            sentence = f"generator {self.number} is back at version {held[1]} after {now - self._since:.0f} s{route}"
-            yield self._notification("generator.rejoined", sentence)
-        self.pending = None
-        if held < _version(newest):
-            self.push(newest, since=now)
-
-    def _check_deadline(self, status: Status, now: float) -> Iterator[Notification]:
+            sentence = f"generator {number} is back at version {held[1]} after {waited:.0f} s{route}"
+            return Notification(event="generator.rejoined", generator=number, sentence=sentence)
+        if held < held_before and generator.pending is None:
+            # The generator was restarted, and holds nothing or the store's version.
+            generator.pending, generator.since = newest[1], now
         # While a generator loads its model, t_ready is null; its deadline starts when it is ready.
         ready = status.get("t_ready", 0.0)
-        if self.pending is None or self.late or ready is None or now - max(self._since, ready) <= self._deadline:
-            return
-        self.late = True
+        if generator.pending is None or generator.late or ready is None:
+            return None
+        if now - max(generator.since, ready) <= self._deadline:
+            return None
+        generator.late = True
         fallback = "it is served by the store, and the others continue"
         if not self._falls_back:
             fallback = "the others continue without it"
-        yield self._notification(
-            "generator.lost",
-            f"generator {self.number} has no version {self.pending} after {now - self._since:.0f} s: {fallback}",
+        sentence = (
+            f"generator {number} has no version {generator.pending} after {now - generator.since:.0f} s: {fallback}"
         )
-
-    def _notification(self, event: Event | None, sentence: str) -> Notification:
-        return Notification(event=event, generator=self.number, sentence=sentence)
+        return Notification(event="generator.lost", generator=number, sentence=sentence)
 
 
-def _acknowledged(status: Status) -> _Version:
+def _acknowledged(status: Status) -> tuple[int, int]:
+    """The incarnation and policy version that this record acknowledges."""
     # A process that has just started repeats its predecessor's record. Times can't show that: a clock may be set back.
     if status.get("acknowledged_by") != status.get("process"):
         return _NOTHING
     return status.get("incarnation", -1), status.get("policy_version", -1)
-
-
-def _version(weights_id: WeightsId) -> _Version:
-    return weights_id.incarnation, weights_id.policy_version

@@ -8,10 +8,11 @@ A receiver gets whole weights, verified against the fingerprint that sync_weight
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 
 from millrace.weights.fingerprint import Fingerprint
 from millrace.weights.shared_tensors import SharedTensors
@@ -56,25 +57,13 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON."""
-        values = asdict(self)
-        if self.probe is not None:
-            logprobs = {str(token): logprob for token, logprob in self.probe.logprobs.items()}
-            values["probe"] = {"tokens": list(self.probe.tokens), "logprobs": logprobs}
+        values: dict[str, Any] = TypeAdapter(Manifest).dump_python(self, mode="json")
         return values
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Manifest":
-        """The inverse of `to_json`. Raises KeyError or TypeError if the values are not a manifest's."""
-        probe, fingerprint = values["probe"], values["fingerprint"]
-        if probe is not None:
-            logprobs = {int(token): logprob for token, logprob in probe["logprobs"].items()}
-            probe = Probe(tokens=tuple(probe["tokens"]), logprobs=logprobs)
-        return cls(
-            id=WeightsId(**values["id"]),
-            probe=probe,
-            fingerprint=None if fingerprint is None else Fingerprint(**fingerprint),
-            max_staleness=values["max_staleness"],
-        )
+        """The inverse of `to_json`. Raises ValueError if the values are not a manifest's."""
+        return TypeAdapter(Manifest).validate_python(values)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,20 +7,9 @@ transport ──newer?──► returned
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from millrace.errors import WeightsCorrupt
 from millrace.weights.base import Weights, WeightsId, WeightsReceiver
-
-
-@dataclass(kw_only=True)
-class _Route:
-    """A transport, and the time of its next poll: monotonic seconds."""
-
-    name: str
-    receiver: WeightsReceiver
-    next_look: float
-    look_seconds: float
 
 
 class FallbackReceiver(WeightsReceiver):
@@ -41,16 +30,15 @@ class FallbackReceiver(WeightsReceiver):
     ) -> None:
         self.last_route = route
         """Route of the last version: `route`, or `store`."""
+        self._primary = primary
         self._look_seconds = look_seconds
         self._clock = clock
-        now = clock()
-        self._routes = [_Route(name=route, receiver=primary, next_look=now, look_seconds=0.0)]
+        self._receivers = {route: primary}
+        self._next_looks = {route: clock()}
         if store_receiver is not None:
+            self._receivers["store"] = store_receiver
             # After a start, wait for the primary first: the store may hold a version of an earlier attempt.
-            first_look = now + look_seconds
-            self._routes.append(
-                _Route(name="store", receiver=store_receiver, next_look=first_look, look_seconds=look_seconds)
-            )
+            self._next_looks["store"] = clock() + look_seconds
         # Messages of damage, which name the version and the tensors.
         self._raised: set[str] = set()
 
@@ -61,20 +49,21 @@ class FallbackReceiver(WeightsReceiver):
         until sound weights or other damage arrive.
         """
         damage: list[WeightsCorrupt] = []
-        for route in self._routes:
+        for route, receiver in self._receivers.items():
             now = self._clock()
-            if now < route.next_look:
+            if now < self._next_looks[route]:
                 continue
-            route.next_look = now + route.look_seconds
+            if receiver is not self._primary:
+                self._next_looks[route] = now + self._look_seconds
             try:
-                weights = route.receiver.poll(newer_than)
+                weights = receiver.poll(newer_than)
             except WeightsCorrupt as error:
                 # The damage stays until the next push, and finding it takes a hash of every byte.
-                route.next_look = now + self._look_seconds
+                self._next_looks[route] = now + self._look_seconds
                 damage.append(error)
                 continue
             if weights is not None:
-                self.last_route = route.name
+                self.last_route = route
                 return weights
         for damaged in damage:
             if str(damaged) not in self._raised:
@@ -83,5 +72,5 @@ class FallbackReceiver(WeightsReceiver):
         return None
 
     def close(self) -> None:
-        for route in self._routes:
-            route.receiver.close()
+        for receiver in self._receivers.values():
+            receiver.close()

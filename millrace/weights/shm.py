@@ -167,8 +167,8 @@ class ShmRelay(_SlotReader, HandoverReceiver, WeightsSender):
         manifest = dataclasses.replace(_manifest(file, slot, OFFERED), fingerprint=hashes)
         if not manifest.id.newer_than(newer_than):
             return None
-        if (pushed := file.read_manifest(slot, PUSHED)) is not None:
-            _fingerprint(pushed).match(hashes, _describe(file, pushed))
+        if (pushed := file.read_manifest(slot, PUSHED)) is not None and pushed.fingerprint is not None:
+            pushed.fingerprint.match(hashes, _describe(file, pushed))
         file.request_resend(None)
         return Weights(manifest=manifest, tensors=tensors, shared=file.shared(slot))
 
@@ -205,9 +205,9 @@ class ShmReceiver(_SlotReader):
         manifest = _manifest(file, slot, PUSHED)
         if not manifest.id.newer_than(newer_than):
             return None
-        tensors = file.tensors(slot)
-        _fingerprint(manifest).verify(tensors, _describe(file, manifest))
-        return Weights(manifest=manifest, tensors=tensors, shared=file.shared(slot))
+        weights = Weights(manifest=manifest, tensors=file.tensors(slot), shared=file.shared(slot))
+        weights.fingerprint.verify(weights.tensors, _describe(file, manifest))
+        return weights
 
 
 def _open(path: Path, shapes: tuple[TensorShape, ...], num_readers: int) -> SlotFile:
@@ -274,10 +274,6 @@ def _manifest(file: SlotFile, slot: int, kind: int) -> Manifest:
     if manifest is None:
         raise WeightsCorrupt(f"slot {slot} of {file.path} is marked whole but has no manifest")
     return manifest
-
-
-def _fingerprint(manifest: Manifest) -> Fingerprint:
-    return manifest.fingerprint or Fingerprint(tensors={})
 
 
 def _describe(file: SlotFile, manifest: Manifest) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dashboard.queries.verdict.facts import Facts
-from millrace.runs.figures import find_bottleneck
+from millrace.runs.status import find_bottleneck
 from millrace.runtime.messages import LOADING, STARTING
 
 Level = Literal["good", "warning", "bad", "unknown"]

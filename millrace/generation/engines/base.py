@@ -33,8 +33,7 @@ class Engine(ABC):
     def submit(self, requests: Sequence[Request], sampling: Sampling) -> None:
         """Puts requests in flight. A request's `response_tokens` count towards `max_new_tokens`.
 
-        Log-probabilities are those of the sampling distribution, after temperature and top-p. Under greedy decoding
-        (temperature 0) they are those of the unscaled policy.
+        Log-probabilities are those of the distribution that tokens are drawn from; of the policy at temperature 0.
         """
 
     @abstractmethod
@@ -51,16 +50,15 @@ class Engine(ABC):
     def tokens_in_flight(self) -> int:
         """Response tokens sampled so far for the requests in flight, without those they were submitted with."""
 
-    @abstractmethod
     def abort(self) -> None:
         """Drops every request in flight."""
+        self.interrupt()
 
     @abstractmethod
     def interrupt(self) -> list[Trajectory]:
-        """Ends every request in flight and returns each with the tokens sampled so far, in any order.
+        """Ends every request in flight and returns each with the tokens sampled so far, perhaps none, in any order.
 
-        A response that is not at its end is `unfinished`. It may have no token yet, and then no version span. Responses
-        that had ended and were not collected are among them, as `collect` would have returned them.
+        A response that is not at its end is `unfinished`. Ended responses that were not collected are returned too.
         """
 
     @abstractmethod
@@ -73,10 +71,7 @@ class Engine(ABC):
 
     @abstractmethod
     def next_logprobs(self, tokens: Sequence[int], most: int) -> dict[int, float]:
-        """log π of the `most` likeliest tokens to follow `tokens`, nats, at temperature 1, under the loaded weights.
-
-        Computed as trajectories are sampled, caches included, so that it checks their distribution.
-        """
+        """log π of the `most` likeliest tokens to follow `tokens`, nats, at temperature 1, computed as in sampling."""
 
     @abstractmethod
     def sleep(self) -> None:
@@ -103,9 +98,8 @@ class Engine(ABC):
     ) -> list[Response]:
         """One response per text, which is token ids, in order, while nothing else is in flight.
 
-        An environment needs the `prompts` of these texts. The same weights, texts, sampling and seed give the same
-        responses on the same machine and thread count. `each_wait` is called about once per second; if it raises, the
-        requests stay in flight.
+        An environment needs the `prompts` of these texts. `each_wait` is called about once per second; if it raises,
+        the requests stay in flight.
         """
         prompt_of_text: Sequence[Prompt | None] = prompts or [None] * len(texts)
         requests = [

@@ -25,10 +25,8 @@ def make_engine(
 ) -> Engine:
     """The configured engine with the model in `folder`, at policy version 0. Raises ModelFolderError.
 
-    `stop` are texts that end a response, and `stop_token_ids` tokens; without any, the tokenizer's end-of-sequence
-    token does. `sleeps`: whether `sleep` will be called. `records_experts`: whether responses say which experts
-    computed each token; the engine is transformers then. `on_progress`: see `TransformersEngine`; vLLM computes in
-    other processes.
+    The arguments are those of `TransformersEngine` and `VllmEngine`. Only the former records experts and calls
+    `on_progress`: vLLM computes in other processes.
     """
     if config.engine == "vllm":
         # Importing vLLM takes seconds, and it need not be installed for a run without it.

@@ -85,10 +85,9 @@ def _mixed(values_N: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 class StopCriteria:
-    """Ends responses at the tokens `stop_token_ids` and at `stop` texts.
+    """Ends responses at the tokens `stop_token_ids`, and at `stop` texts that they contain whole.
 
-    The response itself must contain the whole stop text: the end of its prompt does not count. The criterion for stop
-    texts in `transformers` also looks into the prompt, and needs a tokenizer that knows the letters a to f.
+    The criterion of `transformers` also looks into the prompt, and needs a tokenizer that knows the letters a to f.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str], stop_token_ids: Sequence[int]) -> None:
@@ -104,10 +103,10 @@ class StopCriteria:
 
         Called after each token.
         """
-        if sampled[-1] in self._ends or (self._stop and self._completes_a_stop_text(sampled[-self._look_back :])):
+        if sampled[-1] in self._ends:
             return "stop"
+        if self._stop:
+            newest = self._tokenizer.decode(sampled[-self._look_back :], clean_up_tokenization_spaces=False)
+            if any(stop in newest for stop in self._stop):
+                return "stop"
         return "length" if len(sampled) == limit else None
-
-    def _completes_a_stop_text(self, newest: list[int]) -> bool:
-        text = self._tokenizer.decode(newest, clean_up_tokenization_spaces=False)
-        return any(stop in text for stop in self._stop)

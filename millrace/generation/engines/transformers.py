@@ -44,9 +44,7 @@ class _Row:
     kept_tokens: "array[int]" = field(default_factory=lambda: array("i"))
     kept_counts: list[int] = field(default_factory=list)
     experts: list[torch.Tensor] = field(default_factory=list)
-    """Of each token of `text` that was computed, as [tokens, layers, k] uint16; each as it was computed first."""
-    num_routed: int = 0
-    """How many tokens that is."""
+    """[tokens, layers, k] uint16 of each forward pass: the experts that computed the tokens of `text` first."""
 
     @property
     def text(self) -> tuple[int, ...]:
@@ -69,11 +67,10 @@ class _Row:
             self.kept_counts.append(len(kept))
 
     def record(self, experts_TLK: torch.Tensor) -> None:
-        """The experts of the last T tokens of `text`; new weights compute all of it again."""
-        new = len(self.text) - self.num_routed
+        """Adds the experts of the last T tokens of `text`, without those that were recorded before new weights came."""
+        num_new = len(self.text) - sum(map(len, self.experts))
         # A copy: the whole tensor holds other rows too.
-        self.experts.append(experts_TLK[len(experts_TLK) - new :].clone())
-        self.num_routed += new
+        self.experts.append(experts_TLK[len(experts_TLK) - num_new :].clone())
 
     def trajectory(self, finish_reason: FinishReason) -> Trajectory:
         response = Response(
@@ -105,11 +102,10 @@ class TransformersEngine(Engine):
         records_experts: bool = False,
         on_progress: Callable[[], None] | None = None,
     ) -> None:
-        """Raises ModelFolderError for a model whose layers keep more than keys and values.
+        """Without `stop_token_ids`, the tokenizer's end-of-sequence token ends a response.
 
-        Without `stop_token_ids`, the tokenizer's end-of-sequence token ends a response. `records_experts`: whether
-        responses say which experts computed each token; only for mixtures of experts. `on_progress` is called at each
-        layer of a pass: many prompts together may take minutes.
+        `records_experts`: whether responses say which experts computed each token; only for mixtures of experts.
+        `on_progress` is called at each layer of a pass: many prompts together may take minutes.
         """
         self.model = model
         if on_progress is not None:
@@ -118,11 +114,10 @@ class TransformersEngine(Engine):
         self._device: torch.device = model.device
         self.vocab_size: int = model.config.vocab_size
         self._criteria = StopCriteria(tokenizer, stop, stop_token_ids or [tokenizer.eos_token_id])
-        self._pad: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         self._sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=1)
-        # Row i of the cache is that of `_rows[i]`, and holds all its tokens but the newest.
         self._recorder = ExpertRecorder(model) if records_experts else None
-        self._cache = KvRows(model, self._pad, self._recorder)
+        # Row i of the cache is that of `_rows[i]`, and holds all its tokens but the newest.
+        self._cache = KvRows(model, self._recorder)
         self._rows: list[_Row] = []
         self._waiting: list[_Row] = []
 
@@ -155,13 +150,10 @@ class TransformersEngine(Engine):
                 break
         return finished
 
-    def abort(self) -> None:
-        self._rows, self._waiting = [], []
-        self._cache.clear()
-
     def interrupt(self) -> list[Trajectory]:
         trajectories = [row.trajectory("unfinished") for row in self._rows + self._waiting]
-        self.abort()
+        self._rows, self._waiting = [], []
+        self._cache.clear()
         return trajectories
 
     def update_weights(self, weights: Weights) -> float:
@@ -179,18 +171,16 @@ class TransformersEngine(Engine):
     @torch.inference_mode()
     def next_logprobs(self, tokens: Sequence[int], most: int) -> dict[int, float]:
         self.model.eval()
-        cache = KvRows(self.model, self._pad, self._recorder)
+        cache = KvRows(self.model, self._recorder)
         *earlier, newest = tokens
+        logits_1V = cache.append([tuple(earlier or tokens)])
         if earlier:
-            cache.append([tuple(earlier)])
             logits_1V = cache.decode([newest])
-        else:
-            logits_1V = cache.append([(newest,)])
         best = torch.log_softmax(logits_1V[0].float(), dim=-1).topk(min(most, self.vocab_size))
         return dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
 
     def sleep(self) -> None:
-        self._cache.free()
+        self._cache = KvRows(self.model, self._recorder)
         move(self.model, torch.device("cpu"))
 
     def wake(self) -> None:

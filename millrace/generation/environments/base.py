@@ -17,7 +17,6 @@ from millrace.errors import InputError, one_line
 from millrace.forking.process_settings import working_folder_first
 from millrace.types import Message, Prompt
 
-_KEY = "environment.name"
 _BUILT_IN = {
     "calculator": "millrace.generation.environments.calculator:Calculator",
     "calculator_tool": "millrace.generation.environments.calculator:CalculatorTool",
@@ -38,12 +37,24 @@ class Observation:
     """Whether that turn was the last one, which the reward scores."""
 
 
-class Environment(ABC):
+class AnyEnvironment(ABC):
     """The other side of one trajectory. Each trajectory gets its own object, made without arguments.
 
     It runs in the generator's process and thread, between two turns: a step must be cheap and local. Its answers must
     depend only on the prompt, the seed and the turns so far, so that a trajectory can be generated again. An exception
     ends the trajectory, which then counts as an error, not as a reward of 0.
+    """
+
+    stop: ClassVar[tuple[str, ...]] = ()
+    """Texts that end the policy's turn, besides the model's own end tokens: such as the end of a tool call."""
+
+    @abstractmethod
+    def reset(self, prompt: Prompt, seed: int) -> None:
+        """Begins a trajectory of this prompt; `seed` is the trajectory's own, 63 bits."""
+
+
+class Environment(AnyEnvironment):
+    """An environment that reads and writes text. See `AnyEnvironment` for the rules.
 
     Examples:
         >>> class Echo(Environment):
@@ -61,14 +72,8 @@ class Environment(ABC):
         ('REALLY?', True)
     """
 
-    stop: ClassVar[tuple[str, ...]] = ()
-    """Texts that end the policy's turn, besides the end-of-sequence token: such as the end of a tool call."""
     alphabet: ClassVar[str] = ""
     """The characters of its answers and calls, for the tokenizer of a bootstrapped model."""
-
-    @abstractmethod
-    def reset(self, prompt: Prompt, seed: int) -> None:
-        """Begins a trajectory of this prompt; `seed` is the trajectory's own, 63 bits."""
 
     @abstractmethod
     def step(self, text: str) -> Observation:
@@ -82,27 +87,15 @@ class Environment(ABC):
         return ()
 
 
-class ChatEnvironment(ABC):
-    """The other side of one conversation: tools, or a user. The rules of `Environment` hold for it too.
-
-    It gets the policy's turns parsed, and answers with messages. Sampled tokens are never written again.
-    """
+class ChatEnvironment(AnyEnvironment):
+    """The other side of a conversation: tools, or a user. It gets the turns parsed, and answers with messages."""
 
     tools: ClassVar[tuple[Message, ...]] = ()
     """Descriptions of its functions, which stand in every prompt."""
-    stop: ClassVar[tuple[str, ...]] = ()
-    """Texts that end the policy's turn, besides the tokens of the chat template. Most have none."""
-
-    @abstractmethod
-    def reset(self, prompt: Prompt, seed: int) -> None:
-        """Begins a conversation on this prompt; `seed` is the trajectory's own, 63 bits."""
 
     @abstractmethod
     def step(self, turn: Turn) -> Observation:
         """Answers one turn of the policy. A call that can't be read has a `problem`; the answer may say so."""
-
-
-AnyEnvironment = Environment | ChatEnvironment
 
 
 def environment_class(name: str | None) -> type[AnyEnvironment] | None:
@@ -115,15 +108,13 @@ def environment_class(name: str | None) -> type[AnyEnvironment] | None:
         return None
     expected = f"{', '.join(sorted(_BUILT_IN))} or package.module:Class"
     module_name, _, class_name = _BUILT_IN.get(name, name).partition(":")
-    if not (module_name and class_name):
-        raise InputError(f'"{name}"', key=_KEY, expected=expected)
     try:
         with working_folder_first():
             loaded = getattr(importlib.import_module(module_name), class_name)
     except Exception as error:  # whatever a user's module raises while it is imported
         read = f'"{name}" ({type(error).__name__}: {one_line(error)})'
-        raise InputError(read, key=_KEY, expected=expected) from error
-    if not (isinstance(loaded, type) and issubclass(loaded, AnyEnvironment)):
+        raise InputError(read, key="environment.name", expected=expected) from error
+    if not (isinstance(loaded, type) and issubclass(loaded, Environment | ChatEnvironment)):
         expected = f"a subclass of Environment or ChatEnvironment of {__name__}"
-        raise InputError(f'"{name}"', key=_KEY, expected=expected)
+        raise InputError(f'"{name}"', key="environment.name", expected=expected)
     return loaded

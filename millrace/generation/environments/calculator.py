@@ -72,18 +72,15 @@ class CalculatorTool(ChatEnvironment):
 
 
 def _answer(call: ToolCall) -> Message:
-    message = {"role": "tool", "name": _TOOL, "content": _result(call)}
-    return message if call.id is None else {**message, "tool_call_id": call.id}
-
-
-def _result(call: ToolCall) -> str:
+    value = work_out(str(call.arguments.get("expression")))
     if call.problem is not None:
-        return f"error: {call.problem}"
-    if call.name != _TOOL:
-        return f"error: unknown function {call.name}"
-    expression = call.arguments.get("expression")
-    value = work_out(expression) if isinstance(expression, str) else None
-    return "error: expected integers joined by +, - and *" if value is None else str(value)
+        content = f"error: {call.problem}"
+    elif call.name != _TOOL:
+        content = f"error: unknown function {call.name}"
+    else:
+        content = "error: expected integers joined by +, - and *" if value is None else str(value)
+    message = {"role": "tool", "name": _TOOL, "content": content}
+    return message if call.id is None else {**message, "tool_call_id": call.id}
 
 
 def work_out(expression: str) -> int | None:

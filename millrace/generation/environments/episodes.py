@@ -15,13 +15,10 @@ environment belong to the current span. One trajectory may be at its third turn 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
-
-from transformers import PreTrainedTokenizerBase
 
 from configs.prompts import PromptsConfig
 from configs.schema import ModelConfig
-from millrace.chat.base import ChatRenderer, Rendered
+from millrace.chat.base import Rendered
 from millrace.chat.encoder import PromptEncoder, is_chat, load_encoder
 from millrace.generation.engines.base import Engine, unstarted
 from millrace.generation.environments.base import AnyEnvironment, ChatEnvironment, Environment
@@ -34,57 +31,35 @@ _LONGEST_ERROR = 300
 """Characters kept of an environment's exception, which is stored in the trajectory's row."""
 
 
-class TextExchange:
-    """Plays environments of text with a policy. A turn's text does not include a last token of `stop_token_ids`."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_token_ids: Sequence[int] = ()) -> None:
-        """Without `stop_token_ids`, the tokenizer's end-of-sequence token is the only one."""
-        self._tokenizer = tokenizer
-        self._ends = frozenset(stop_token_ids or [tokenizer.eos_token_id])
-
-    def answer(
-        self, environment: AnyEnvironment, prompt: Prompt, context: Sequence[int], turn: Sequence[int]
-    ) -> Rendered | None:
-        """Returns the tokens after the policy's `turn`; None if it was the last. Raises what the environment raises."""
-        sampled = turn[:-1] if turn[-1] in self._ends else turn
-        text = self._tokenizer.decode(list(sampled), clean_up_tokenization_spaces=False)
-        observation = cast(Environment, environment).step(str(text))
-        if observation.done:
-            return None
-        return Rendered(tuple(self._tokenizer(observation.text, add_special_tokens=False)["input_ids"]))
-
-
-class ChatExchange:
-    """Plays environments of conversations with a policy, in the template of `encoder`, which has a renderer."""
-
-    def __init__(self, encoder: PromptEncoder) -> None:
-        self._encoder = encoder
-        self._renderer = cast(ChatRenderer, encoder.renderer)
-
-    def answer(
-        self, environment: AnyEnvironment, prompt: Prompt, context: Sequence[int], turn: Sequence[int]
-    ) -> Rendered | None:
-        """Like `TextExchange.answer`; also raises ChatError if nothing can follow that turn."""
-        tools = self._encoder.tools_of(prompt)
-        observation = cast(ChatEnvironment, environment).step(self._renderer.parse(turn, context, tools))
-        return None if observation.done else self._renderer.next_turn(context, turn, observation.messages, tools)
-
-
 def prompt_encoder(
     folder: Path,
     model: ModelConfig,
     prompts: PromptsConfig,
-    asked: PromptSet,
+    prompt_set: PromptSet,
     environment: type[AnyEnvironment] | None,
 ) -> PromptEncoder:
     """The encoder of a run's prompts for the model in `folder`.
 
-    The run is chat if its prompts `asked` are, or if its environment converses. Raises InputError as `is_chat` and
+    The run is chat if its prompts are, or if its environment converses. Raises InputError as `is_chat` and
     `load_encoder` do.
     """
     if environment is not None and issubclass(environment, ChatEnvironment):
         return load_encoder(folder, model, prompts, environment.tools, chat=True)
-    return load_encoder(folder, model, prompts, (), chat=is_chat(prompts, (*asked.train, *asked.eval)))
+    return load_encoder(folder, model, prompts, (), chat=is_chat(prompts, (*prompt_set.train, *prompt_set.eval)))
+
+
+def in_environment(
+    make_engine: Callable[[Sequence[str]], Engine],
+    environment: type[AnyEnvironment] | None,
+    encoder: PromptEncoder,
+    *,
+    max_turns: int,
+    each_turn: Callable[[], None] = lambda: None,
+) -> Engine:
+    """The engine from `make_engine(stop texts)`, playing `environment` if there is one."""
+    if environment is None:
+        return make_engine(())
+    return Episodes(make_engine(environment.stop), environment, encoder, max_turns=max_turns, each_turn=each_turn)
 
 
 @dataclass(kw_only=True)
@@ -100,84 +75,20 @@ class _Episode:
     response: Response = NO_RESPONSE
     """All turns and answers so far."""
 
-    @property
-    def room(self) -> int:
-        """How many more tokens fit."""
-        return self.sampling.max_new_tokens - len(self.response.tokens)
-
-    def add_turn(self, turn: Trajectory) -> None:
-        """Appends the policy's tokens."""
-        if not self.num_turns:
-            self.t_started = turn.t_started
-        self.num_turns += 1
-        self.response = self.response.followed_by(turn.response)
-
-    def add_answer(self, answer: Rendered) -> None:
-        """Appends as many of the environment's tokens as fit."""
-        tokens = tuple(answer.tokens[: self.room])
-        if not tokens:
-            return
-        whole = len(tokens) == len(answer.tokens)
-        self.response = self.response.followed_by(
-            Response(
-                tokens=tokens,
-                rollout_logprobs=(0.0,) * len(tokens),
-                version_spans=(),
-                finish_reason="unfinished",
-                environment_spans=((0, len(tokens)),),
-                message_starts=tuple((role, at) for role, at in answer.message_starts if at < len(tokens) or whole),
-            )
-        )
-
-    def trajectory(self, t_finished: float, finish_reason: FinishReason, error: str | None) -> Trajectory:
-        response = replace(
-            self.response,
-            finish_reason=finish_reason,
-            routed_experts=self._padded_experts(),
-            environment_error=error,
-        )
-        return Trajectory(request=self.request, response=response, t_started=self.t_started, t_finished=t_finished)
-
-    def _padded_experts(self) -> bytes:
-        """Returns the experts of each token but the last. None has computed an environment's tokens at the end."""
-        response = self.response
-        start, end = response.environment_spans[-1] if response.environment_spans else (0, 0)
-        missing = end - start if end == len(response.tokens) else 0
-        num_routed = len(self.request.prompt_tokens) + len(response.tokens) - 1 - missing
-        # All bits set: NOT_RECORDED.
-        return response.routed_experts + b"\xff" * (missing * (len(response.routed_experts) // num_routed))
-
-
-def in_environment(
-    make_engine: Callable[[Sequence[str]], Engine],
-    environment: type[AnyEnvironment] | None,
-    encoder: PromptEncoder,
-    *,
-    max_turns: int,
-    each_turn: Callable[[], None] = lambda: None,
-) -> Engine:
-    """The engine from `make_engine(stop texts)`, playing `environment` if there is one."""
-    if environment is None:
-        return make_engine(())
-    exchange: TextExchange | ChatExchange = TextExchange(encoder.tokenizer, encoder.stop_token_ids)
-    if issubclass(environment, ChatEnvironment):
-        exchange = ChatExchange(encoder)
-    return Episodes(make_engine(environment.stop), environment, exchange, max_turns=max_turns, each_turn=each_turn)
-
 
 class Episodes(Engine):
     """Plays an environment with an engine, which must also end responses at the environment's stop texts.
 
     Each trajectory has its own object from `environment()` and at most `max_turns` turns of the policy. All its tokens
-    share `max_new_tokens`. An observation after the last turn is not appended: the policy would not read it.
-    `each_turn` is called after every turn of the policy.
+    share `max_new_tokens`. An answer that the policy could not read, because that was its last turn or no token is left
+    for the next, is not appended. `each_turn` is called after every turn of the policy.
     """
 
     def __init__(
         self,
         engine: Engine,
         environment: Callable[[], AnyEnvironment],
-        exchange: TextExchange | ChatExchange,
+        encoder: PromptEncoder,
         *,
         max_turns: int,
         each_turn: Callable[[], None] = lambda: None,
@@ -186,7 +97,7 @@ class Episodes(Engine):
         self.vocab_size = engine.vocab_size
         self._engine = engine
         self._environment = environment
-        self._exchange = exchange
+        self._encoder = encoder
         self._max_turns = max_turns
         self._each_turn = each_turn
         # By (group, place in the group).
@@ -209,7 +120,9 @@ class Episodes(Engine):
         for turn in self._engine.collect(seconds):
             key = turn.request.group_id, turn.request.sample_index
             episode = self._episodes[key]
-            episode.add_turn(turn)
+            episode.t_started = episode.t_started or turn.t_started
+            episode.num_turns += 1
+            episode.response = episode.response.followed_by(turn.response)
             self._each_turn()
             ended = self._answer(episode, turn.response)
             if ended is None:
@@ -219,21 +132,20 @@ class Episodes(Engine):
                 self._engine.submit([following], episode.sampling)
             else:
                 del self._episodes[key]
-                finished.append(episode.trajectory(turn.t_finished, *ended))
+                finish_reason, error = ended
+                response = replace(episode.response, finish_reason=finish_reason, environment_error=error)
+                finished.append(replace(turn, request=episode.request, response=response, t_started=episode.t_started))
         return finished
 
     @property
     def tokens_in_flight(self) -> int:
         return self._engine.tokens_in_flight + sum(len(episode.response.tokens) for episode in self._episodes.values())
 
-    def abort(self) -> None:
-        self._engine.abort()
-        self._episodes.clear()
-
     def interrupt(self) -> list[Trajectory]:
         # The state of an environment can't be stored, so its trajectories begin again.
         requests = [episode.request for episode in self._episodes.values()]
-        self.abort()
+        self._episodes.clear()
+        self._engine.abort()
         return [unstarted(request) for request in requests]
 
     def update_weights(self, weights: Weights) -> float:
@@ -262,15 +174,44 @@ class Episodes(Engine):
                 # Not earlier: then an exception in here could end a response without tokens.
                 episode.environment = self._environment()
                 episode.environment.reset(episode.prompt, episode.request.seed)
-            said = episode.response.tokens
-            context = [*episode.request.prompt_tokens, *said[: len(said) - len(turn.tokens)]]
-            answer = self._exchange.answer(episode.environment, episode.prompt, context, turn.tokens)
+            answer = self._play(episode.environment, episode, turn.tokens)
         except Exception as error:  # noqa: BLE001 — a failed trajectory is data, stored with its reason
             line = " ".join(f"{type(error).__name__}: {error}".split())
             return "stop", line[:_LONGEST_ERROR]
         if answer is None:
             return "stop", None
-        if episode.num_turns == self._max_turns:
+        room = episode.sampling.max_new_tokens - len(episode.response.tokens)
+        if episode.num_turns == self._max_turns or len(answer.tokens) >= room:
             return "length", None
-        episode.add_answer(answer)
-        return None if episode.room else ("length", None)
+        if answer.tokens:
+            episode.response = episode.response.followed_by(
+                Response(
+                    tokens=answer.tokens,
+                    rollout_logprobs=(0.0,) * len(answer.tokens),
+                    version_spans=(),
+                    finish_reason="unfinished",
+                    environment_spans=((0, len(answer.tokens)),),
+                    message_starts=answer.message_starts,
+                )
+            )
+        return None
+
+    def _play(self, environment: AnyEnvironment, episode: _Episode, turn: Sequence[int]) -> Rendered | None:
+        """Returns the environment's tokens after the policy's `turn`; None if that was the last turn.
+
+        Raises whatever the environment raises, and ChatError if nothing can follow that turn.
+        """
+        if isinstance(environment, ChatEnvironment):
+            renderer, tools = self._encoder.renderer, self._encoder.tools_of(episode.prompt)
+            assert renderer is not None, "a conversation has a renderer"
+            text = (*episode.request.prompt_tokens, *episode.response.tokens)
+            context = text[: len(text) - len(turn)]
+            observation = environment.step(renderer.parse(turn, context, tools))
+            return None if observation.done else renderer.next_turn(context, turn, observation.messages, tools)
+        assert isinstance(environment, Environment)
+        tokenizer = self._encoder.tokenizer
+        sampled = turn[:-1] if turn[-1] in self._encoder.stop_token_ids else turn
+        observation = environment.step(str(tokenizer.decode(list(sampled), clean_up_tokenization_spaces=False)))
+        if observation.done:
+            return None
+        return Rendered(tuple(tokenizer(observation.text, add_special_tokens=False)["input_ids"]))

@@ -54,19 +54,14 @@ class RewardForkServer:
         birth, self._spare = self._spare, self._server.order({})
         return RewardWorker(birth.wait(), birth.socket)
 
-    def kill(self, worker: "RewardWorker") -> None:
-        """End a worker, whatever it is doing."""
-        worker.kill()
-        self._server.forget(worker.pid)
-
     def reap(self, worker: "RewardWorker") -> int:
-        """Return how a worker ended: its exit code, or minus the signal that ended it."""
+        """End a worker, whatever it is doing; return its exit code, or minus the signal that ended it."""
         worker.kill()
         return self._server.exit_code(worker.pid)
 
     def close(self) -> None:
         """End the fork server. The kernel then kills its workers."""
-        self._spare.close()
+        self._spare.socket.close()
         self._server.close()
 
 
@@ -77,7 +72,6 @@ def _start(
     server = ForkServer(
         [sys.executable, "-m", "millrace.rewards.isolation.worker"],
         {"rewards": options, "limits": asdict(limits), "late": late},
-        adopts=False,
         environment=scrubbed(dict(os.environ)),
     )
     names = ", ".join(options)
@@ -167,7 +161,7 @@ class RewardWorker:
         return lines if chunk and len(self._inbox) <= _LONGEST_LINE else None
 
     def kill(self) -> None:
-        """Send it SIGKILL. Its process id stays its own until `forget` or `exit_code` has it reaped."""
+        """Send it SIGKILL. Its process id stays its own until `exit_code` has it reaped."""
         self.socket.close()
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)

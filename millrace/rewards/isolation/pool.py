@@ -181,4 +181,4 @@ class Pool:
 
     def _kill(self, worker: RewardWorker) -> None:
         self._workers.remove(worker)
-        self._server.kill(worker)
+        self._server.reap(worker)

@@ -14,7 +14,6 @@ import torch
 
 from configs.schema import RunConfig
 from millrace.forking import process_settings
-from millrace.forking.process_settings import keep_freed_memory
 from millrace.models.loading import load_tokenizer
 from millrace.models.start_folder import start_folder
 from millrace.preflight.model import check_layout
@@ -23,7 +22,7 @@ from millrace.replay.results import read_spec
 from millrace.runs.provenance import record_start_hashes
 from millrace.runs.record import read_attempt
 from millrace.runtime.arguments import StageArguments
-from millrace.runtime.device_sharing import DeviceTurns, open_device
+from millrace.runtime.device_sharing import Device, DeviceTurns
 from millrace.runtime.stage import Stage, run_follower, run_stage
 from millrace.stages.train.handover import open_handover, shard_sender
 from millrace.stages.train.train_loop import TrainLoop
@@ -38,9 +37,8 @@ from storage.stores.base import Store
 
 def main(stage: Stage) -> None:
     """Trains to the attempt's last step, or until asked to drain; the last version is checkpointed either way."""
-    keep_freed_memory()
     config = stage.config
-    device = open_device(stage.arguments.handover, colocated=config.placement.colocated, alone=True)
+    device = Device(stage.arguments.handover / "device" if config.placement.colocated else None, alone=True)
     # Before any rank uses the device: the other ranks wait for rank 0 in `Ranks.join`.
     if device.shared and not stage.wait(device.take, why="waiting for generators to give the device back"):
         return
@@ -71,7 +69,6 @@ def main(stage: Stage) -> None:
 
 def follow_main(arguments: StageArguments, config: RunConfig, store: Store) -> None:
     """The main function of every rank but rank 0; returns when rank 0 ends."""
-    keep_freed_memory()
     trainer = _start_trainer(config, start_folder(store, config.model.path, arguments.handover))
     with AsyncCheckpoints(store, trainer.ranks, None) as checkpoints:
         follow(trainer, checkpoints, shard_sender(trainer, config, store))

@@ -1,10 +1,10 @@
 """A member of pushes: a thread that finds sync_weights, again whenever it loses it, and takes part.
 
-    find ─► join ─► push? ─► ready ─► go ─► same group? ─► transfer ─► done
-      ▲               └──── any error, or the push went on without it: join again ◄───┘
-      └─ sync_weights is gone
+    find ─► idle ─► push? ─► ready ─► go ─► process group ─► transfer ─► done
+      ▲      ▲                └── any error, or left out of the push ─────────┴─► idle
+      └──────┴─ sync_weights is gone
 
-What a rank of the trainer and a generator do differently is in the subclasses.
+The subclasses are a rank of the trainer and a generator.
 """
 
 import atexit
@@ -16,13 +16,14 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 
-from millrace.weights.base import WeightsId
 from millrace.weights.direct.exchange import Group
-from millrace.weights.direct.layout import ShardLayout
-from millrace.weights.direct.rendezvous import PATIENCE, Go, Push, RendezvousClient
+from millrace.weights.direct.rendezvous import Push, RendezvousClient
 from storage.failpoints import failpoint
 
+PATIENCE = 0.25
+"""Share of the deadline for any one thing that another process has to do."""
 _LOOK_SECONDS = 0.05  # between two tries to find sync_weights
 _POLL_SECONDS = 0.01  # between two looks for a push
 _STOP_SECONDS = 5.0  # for the thread to end
@@ -31,34 +32,26 @@ _STOP_SECONDS = 5.0  # for the thread to end
 class Member(ABC):
     """The loop above. `find` returns where sync_weights listens (`host:port`), None if not yet known.
 
-    `device` is where this member's tensors are. No push takes longer than `deadline_seconds`. `layout`: the trainer's,
-    from its rank 0.
+    `device` is where this member's tensors are. No push takes longer than `deadline_seconds`.
     """
 
     def __init__(
-        self,
-        name: str,
-        find: Callable[[], str | None],
-        *,
-        device: torch.device,
-        deadline_seconds: float,
-        layout: ShardLayout | None = None,
+        self, name: str, find: Callable[[], str | None], *, device: torch.device, deadline_seconds: float
     ) -> None:
         self.name = name
         self.wire_bytes = 0
         """Sent by this member so far."""
         self._find = find
-        self._layout = layout
         self._device = device
         self._deadline_seconds = deadline_seconds
         self._patience = deadline_seconds * PATIENCE
-        self._group: tuple[str, Group] | None = None
+        self._group: Group | None = None
         self._error: Exception | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Call it once, when all attributes are there."""
+        """Call it once, when all attributes are set."""
         self._thread.start()
         # A thread that comes back from torch while the interpreter ends would abort the process.
         atexit.register(self.stop)
@@ -75,55 +68,45 @@ class Member(ABC):
         if self._error is not None:
             raise self._error
 
-    def joined(self, client: RendezvousClient) -> None:  # noqa: B027 — a generator has nothing to do here
-        """Called whenever sync_weights has been found."""
-
-    def between(self, client: RendezvousClient) -> None:  # noqa: B027 — a generator has nothing to do here
-        """Called while there is no push."""
+    @abstractmethod
+    def idle(self, client: RendezvousClient) -> None:
+        """Called repeatedly between pushes."""
 
     @abstractmethod
     def take_part(self, client: RendezvousClient, push: Push) -> None:
-        """Takes part in a push for which this member is asked."""
-
-    def left_out(self, client: RendezvousClient, push: Push) -> None:  # noqa: B027 — a trainer rank is always asked
-        """Called for a push for which this member is not asked."""
+        """Takes part in a push for which this member is invited."""
 
     def exchange(
-        self, client: RendezvousClient, push: Push, held: WeightsId | None, transfer: Callable[[Group, float], int]
+        self, client: RendezvousClient, push: Push, is_able: bool, transfer: Callable[[Group, float], int]
     ) -> str | None:
         """Has `transfer` do this member's part in the group, by the time that it gets; it returns the bytes sent.
 
-        Returns what went wrong, empty if nothing, or None if the push goes on without this member. In both cases it has
-        joined again.
+        Returns what went wrong, empty if nothing, or None if this member does not take part.
         """
         until = time.monotonic() + self._deadline_seconds
         failpoint("direct.ready")
-        go = client.ready(push, held, 2 * self._patience)
-        if go is None:
-            client.join()
+        members = client.ready(push, is_able, 2 * self._patience)
+        if self.name not in members:
             return None
+        # Drop the last push's group first: its members may be waiting for this process there.
+        self._group = None
         try:
-            self.wire_bytes += transfer(self._group_of(client, go), until)
+            self._group = Group(
+                PrefixStore(f"{push.number}/group", client.store),
+                client.host,
+                self._device,
+                rank=members.index(self.name),
+                size=len(members),
+                seconds=self._patience,
+            )
+            self.wire_bytes += transfer(self._group, until)
         except RuntimeError as error:
             if isinstance(error, dist.DistNetworkError):
                 raise
             self._group = None
             print(f"direct: {self.name}: {error}", file=sys.stderr)
-            # With another token, or sync_weights might count on the group that is gone.
-            client.join()
             return str(error)
         return ""
-
-    def _group_of(self, client: RendezvousClient, go: Go) -> Group:
-        if self._group is None or self._group[0] != go.group:
-            # Drop the old one first: its members may be waiting for this process there.
-            self._group = None
-            rank, size = go.members.index(self.name), len(go.members)
-            group = Group(
-                client.store, go.group, client.host, self._device, rank=rank, size=size, seconds=self._patience
-            )
-            self._group = (go.group, group)
-        return self._group[1]
 
     def _run(self) -> None:
         try:
@@ -139,21 +122,18 @@ class Member(ABC):
         if address is None:
             return
         try:
-            client = RendezvousClient(address, self.name, self._patience, self._layout)
+            client = RendezvousClient(address, self.name, self._patience)
         except (OSError, dist.DistError):
             return  # A predecessor's address. The successor will publish its own.
         try:
-            self.joined(client)
             while not self._closed.is_set():
                 push = client.next_push()
                 if push is None:
-                    self.between(client)
+                    self.idle(client)
                     self._closed.wait(_POLL_SECONDS)
-                elif self.name in push.asked:
+                elif self.name in push.invited:
                     self.take_part(client, push)
-                else:
-                    self.left_out(client, push)
         except dist.DistError:
-            pass  # sync_weights is gone; what it last led stays good.
+            pass  # sync_weights is gone; versions that arrived stay valid.
         finally:
             self._group = None

@@ -1,34 +1,32 @@
 """sync_weights' end of `direct`: it learns of versions, leads pushes, and moves no tensor.
 
-    trainer ranks: offered, with sums ─► poll: the newest that all ranks hold
-    publish ─► who is there? ─► they push ─► which generators have it?
-    poll    ─► who is back?  ─► the same, to those
+    trainer ranks: offers, with hashes ─► poll: the newest that all ranks hold
+    publish ─► who requests it? ─► push to those ─► poll: who requests it since? ─► push to those
 
 A generator that dies or stands still delays the others once, by a quarter of the deadline, and is not waited for again
-until it is back. A version that does not get through is tried once more at once; after that the caller decides.
+until it requests a version. The caller decides how a generator without the version is served.
 """
 
 import dataclasses
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from millrace.errors import WeightsCorrupt
-from millrace.weights.base import HandoverReceiver, Manifest, Weights, WeightsId, WeightsSender
+from millrace.weights.base import HandoverReceiver, Weights, WeightsId, WeightsSender
 from millrace.weights.direct.layout import ShardLayout
+from millrace.weights.direct.member import PATIENCE
 from millrace.weights.direct.receiver import DirectReceiver
-from millrace.weights.direct.rendezvous import PATIENCE, Go, Rendezvous, generator_name, trainer_name
-from millrace.weights.fingerprint import Region, add_sums, names_of, sums_as_fingerprint
+from millrace.weights.direct.rendezvous import Rendezvous, generator_name, trainer_name
+from millrace.weights.fingerprint import Fingerprint, Region, combine_hashes, names_of
 from storage.failpoints import failpoint
 
-_ATTEMPTS = 2
-_LOOK_SECONDS = 0.05  # between two looks for generators that are back
-_SHORTEST_WAIT = 0.001  # seconds: 0 would be no timeout at all
+_LOOK_SECONDS = 0.05
+"""Between two looks for generators that request the version published last."""
 
 
 class DirectRelay(HandoverReceiver, WeightsSender):
@@ -42,32 +40,28 @@ class DirectRelay(HandoverReceiver, WeightsSender):
         self._rendezvous = Rendezvous(host)
         self.address: str = self._rendezvous.address
         self.num_generators = num_generators
-        # With the token of its rank 0, and the boxes of each rank.
-        self._source: tuple[str, ShardLayout, list[dict[str, Region]]] | None = None
+        # The trainer's, at its last offer.
+        self._layout = ShardLayout((), data=0)
         self._weights: Weights | None = None
-        # The tokens with which generators got the version, and of those that did not answer.
-        self._served: dict[int, str] = {}
-        self._given_up: dict[int, str | None] = {}
-        # What is wrong with the version that a generator received last.
+        # The damage of the version that a generator received last.
         self._damage = ""
-        self._resends = 0
-        self._group = ""
-        self._members: dict[str, str] = {}
-        self._look_at = 0.0
+        self._next_look = 0.0
 
     @property
     def missing(self) -> set[int]:
         """Generators that do not have the version published last."""
-        return {g for g in range(self.num_generators) if g not in self._served or self._served[g] != self._token(g)}
+        newest = None if self._weights is None else dataclasses.asdict(self._weights.id)
+        requests = {g: self._rendezvous.request(g) for g in range(self.num_generators)}
+        return {g for g, request in requests.items() if request is None or request["held"] != newest or newest is None}
 
     def poll(self, newer_than: WeightsId | None) -> Weights | None:
         """The newest version that all trainer ranks hold, if it is newer; its tensors have no values.
 
-        If there is none, has the version published last sent to generators that lack it and are back. Raises
-        WeightsCorrupt if ranks that should hold the same values do not.
+        If there is none, has the version published last sent to generators that request it. Raises WeightsCorrupt if
+        ranks that should hold the same values do not.
         """
         weights = self._offered(newer_than)
-        if weights is None and self._weights is not None and time.monotonic() >= self._look_at and self.missing:
+        if weights is None and self._weights is not None and time.monotonic() >= self._next_look:
             self._serve(self._weights)
         return weights
 
@@ -77,123 +71,78 @@ class DirectRelay(HandoverReceiver, WeightsSender):
             raise WeightsCorrupt(self._damage)
 
     def request_resend(self) -> None:
-        self._resends, self._damage = self._rendezvous.request_resend(), ""
+        for rank in range(self._layout.size):
+            self._rendezvous.drop_offer(rank)
+        self._damage = ""
 
     def publish(self, weights: Weights) -> None:
-        """Has the trainer send these to all generators that are there; returns when they have them, or after the
+        """Has the trainer send these to all generators that request them; returns when they have them, or after the
         deadline. `missing` then names the generators without them."""
         self._weights, self._damage = weights, ""
-        self._served = {}
         self._serve(weights)
 
     def send_to(self, number: int, weights: Weights) -> None:
         """Has the trainer send a version to one more receiver, number `number`, once it has joined; by the deadline."""
         until = time.monotonic() + self._deadline_seconds
-        while self._token(number) is None and time.monotonic() < until:
+        while self._rendezvous.request(number) is None and time.monotonic() < until:
             time.sleep(_LOOK_SECONDS)
-        self._push(weights, [number], until)
+        self._push(weights, [number])
+        self._rendezvous.drop_request(number)
 
     def close(self) -> None:
         """Stops listening; the others then look for a successor."""
         self._rendezvous.close()
 
-    def _token(self, generator: int) -> str | None:
-        return self._rendezvous.token(generator_name(generator))
-
-    def _layout(self) -> tuple[ShardLayout, list[dict[str, Region]]] | None:
-        """The trainer's, and the boxes of each rank; None before it has joined."""
-        token = self._rendezvous.token(trainer_name(0))
-        if token is None:
-            return None
-        if self._source is None or self._source[0] != token:
-            layout = self._rendezvous.layout()
-            self._source = token, layout, [layout.boxes(rank) for rank in range(layout.size)]
-        return self._source[1:]
-
     def _offered(self, newer_than: WeightsId | None) -> Weights | None:
         if not self._rendezvous.offers_changed() and newer_than is not None:
             return None
-        source = self._layout()
-        if source is None:
+        first = self._rendezvous.offer(0)
+        if first is None:
             return None
-        layout, boxes = source
-        offers = [self._rendezvous.offered(trainer_name(rank)) for rank in range(layout.size)]
-        held = [offer for offer in offers if offer is not None]
-        manifests = [Manifest.from_json(offer["manifest"]) for offer in held]
-        if len(held) < layout.size or len({manifest.id for manifest in manifests}) > 1:
-            # The last of them makes the number of offers change again.
+        manifest, layout = first.manifest, first.layout
+        hashes = []
+        for rank in range(layout.size):
+            offer = self._rendezvous.offer(rank)
+            if offer is None or offer.manifest.id != manifest.id:
+                # The last of them makes the number of offers change again.
+                return None
+            hashes.append(offer.hashes)
+        if not manifest.id.newer_than(newer_than):
             return None
-        if max(offer["resends"] for offer in held) < self._resends:
-            # Still the damaged version.
-            return None
-        if not manifests[0].id.newer_than(newer_than):
-            return None
-        fingerprint = sums_as_fingerprint(_whole_sums(layout, boxes, [offer["sums"] for offer in held]))
+        fingerprint = whole_fingerprint(layout, hashes)
         tensors = {
             spec.name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta")
             for spec in layout.tensors
         }
+        self._layout = layout
         failpoint("direct.taken")
-        return Weights(manifest=dataclasses.replace(manifests[0], fingerprint=fingerprint), tensors=tensors)
+        return Weights(manifest=dataclasses.replace(manifest, fingerprint=fingerprint), tensors=tensors)
 
     def _serve(self, weights: Weights) -> None:
+        if requesting := sorted(g for g in self.missing if self._rendezvous.request(g) is not None):
+            self._push(weights, requesting)
+        self._next_look = time.monotonic() + _LOOK_SECONDS
+
+    def _push(self, weights: Weights, generators: list[int]) -> None:
         until = time.monotonic() + self._deadline_seconds
-        for _ in range(_ATTEMPTS):
-            if asked := self._present():
-                self._push(weights, asked, until)
-        # Retry slowly while a generator is there that can't receive the version: it would take up all our time.
-        again = self._deadline_seconds * PATIENCE if self._present() else _LOOK_SECONDS
-        self._look_at = time.monotonic() + again
-
-    def _present(self) -> list[int]:
-        """Generators that lack the version and, for all we know, would receive it."""
-        tokens = {g: self._token(g) for g in range(self.num_generators)}
-        return [g for g, token in tokens.items() if token not in (None, self._served.get(g), self._given_up.get(g))]
-
-    def _push(self, weights: Weights, asked: list[int], until: float) -> None:
-        source = self._layout()
-        assert source is not None
-        trainers = [trainer_name(rank) for rank in range(source[0].size)]
-        push = self._rendezvous.announce(weights.manifest, [*trainers, *map(generator_name, asked)])
+        trainers = [trainer_name(rank) for rank in range(self._layout.size)]
+        names = [*trainers, *map(generator_name, generators)]
+        push = self._rendezvous.announce(weights.manifest, self._layout, names)
         failpoint("direct.announced")
-        answers = self._rendezvous.ready(push, self._patience(until))
-        for generator in asked:
-            # Before the others go: a generator that finds them gone joins with another token.
-            if generator_name(generator) in answers:
-                self._given_up.pop(generator, None)
-            else:
-                self._given_up[generator] = self._token(generator)
-        members = {name: answers[name]["token"] for name in push.asked if name in answers}
-        generators = [g for g in asked if generator_name(g) in members]
-        held = dataclasses.asdict(push.id)
-        if generators and all(name in members and answers[name]["held"] == held for name in trainers):
-            if self._members != members:
-                # The group is good only for these very processes.
-                self._members, self._group = members, str(push.number)
-            self._rendezvous.go(push, Go(group=self._group, members=tuple(members)))
+        ready = self._rendezvous.answers("ready", push, names, self._deadline_seconds * PATIENCE)
+        members = [name for name in names if ready.get(name)]
+        if members[: len(trainers)] == trainers and len(members) > len(trainers):
+            self._rendezvous.go(push, members)
             failpoint("direct.gone")
-            done = self._rendezvous.done(push, members, self._patience(until, share=1.0))
+            done = self._rendezvous.answers("done", push, members, until - time.monotonic())
             failpoint("direct.done")
-            self._conclude(push.id.policy_version, generators, done)
+            for name in members[len(trainers) :]:
+                answer = done.get(name, {"error": f"{name} did not answer in time", "damage": ""})
+                if answer["error"]:
+                    print(f"direct: version {weights.id.policy_version}: {answer['error']}", file=sys.stderr)
+                if answer["damage"] or not answer["error"]:
+                    self._damage = answer["damage"]
         self._rendezvous.finish(push)
-
-    def _conclude(self, policy_version: int, generators: list[int], done: dict[str, dict[str, Any]]) -> None:
-        """Notes which generators have the version, by the answers of the members."""
-        members = self._members
-        if len(done) < len(members) or any(answer["wrong"] for answer in done.values()):
-            self._group, self._members = "", {}
-        for generator in generators:
-            name = generator_name(generator)
-            answer = done.get(name, {"wrong": f"{name} did not answer in time", "damaged": False})
-            if answer["wrong"]:
-                print(f"direct: version {policy_version}: {name}: {answer['wrong']}", file=sys.stderr)
-            else:
-                self._served[generator] = members[name]
-            if answer["damaged"] or not answer["wrong"]:
-                self._damage = answer["wrong"]
-
-    def _patience(self, until: float, *, share: float = PATIENCE) -> float:
-        return max(_SHORTEST_WAIT, min(self._deadline_seconds * share, until - time.monotonic()))
 
 
 class StoreOfDirect(WeightsSender):
@@ -223,22 +172,20 @@ class StoreOfDirect(WeightsSender):
         self._store_sender.close()
 
 
-def _whole_sums(
-    layout: ShardLayout, boxes: Sequence[dict[str, Region]], offered: list[dict[str, int]]
-) -> dict[str, int]:
-    """The sum of each whole tensor, out of the ranks' sums of their boxes; a box that several ranks hold counts once.
+def whole_fingerprint(layout: ShardLayout, offered: Sequence[Mapping[str, str]]) -> Fingerprint:
+    """The fingerprint of whole tensors, out of the ranks' hashes of their parts, `offered` in the order of the ranks.
 
-    Raises WeightsCorrupt, naming tensors, if ranks with the same box have different sums.
+    Raises WeightsCorrupt, naming tensors, if ranks with the same part have different hashes.
     """
-    sums: dict[str, int] = {}
+    parts: dict[str, dict[Region, str]] = {spec.name: {} for spec in layout.tensors}
     differing = []
-    for spec in layout.tensors:
-        by_box: dict[Region, int] = {}
-        for parts, values in zip(boxes, offered, strict=True):
-            box = parts.get(spec.name)
-            if box is not None and by_box.setdefault(box, values[spec.name]) != values[spec.name]:
-                differing.append(spec.name)
-        sums[spec.name] = add_sums(by_box.values())
+    for rank, hashes in enumerate(offered):
+        for name, box in layout.boxes(rank).items():
+            if parts[name].setdefault(box, hashes[name]) != hashes[name]:
+                differing.append(name)
     if differing:
         raise WeightsCorrupt(f"trainer ranks hold different values of {names_of(dict.fromkeys(differing))}")
-    return sums
+    return Fingerprint(
+        tensors={name: combine_hashes(by_box.values()) for name, by_box in parts.items()},
+        boxes={name: tuple(by_box) for name, by_box in parts.items()},
+    )

@@ -1,17 +1,17 @@
 """Messages between sync_weights and the members of a push, through a TCPStore of torch.
 
     member: trainer rank r, generator g     the store, in sync_weights                       sync_weights
-        ├── token; the trainer's layout ──────►│                                                  │
-        ├── offered: version, sums ───────────►│── by all trainer ranks? ────────────────────────►│
-        │                                      │◄── push: number n, version, who is asked ────────┤
-        ├── ready/n: the version it holds ────►│── all ready, or out of time ────────────────────►│
-        │                                      │◄── go/n: who takes part, in what order ──────────┤
+        ├── rank: offer: version, hashes ─────►│── by all trainer ranks? ────────────────────────►│
+        ├── generator: request: held version ─►│── an older version? ────────────────────────────►│
+        │                                      │◄── push number n: version, who is invited ───────┤
+        ├── n/ready ──────────────────────────►│── all ready, or out of time ────────────────────►│
+        │                                      │◄── n/go: who takes part, in what order ──────────┤
         │◄══════════ shards, from member to member (exchange.py) ════════════════════════►        │
-        ├── done/n: what went wrong ──────────►│── all done, or out of time ─────────────────────►│
-        │                                      │◄── go/n: nobody any more ────────────────────────┤
+        ├── n/done: what went wrong ──────────►│── all done, or out of time ─────────────────────►│
+        │                                      │◄── n/go: no member, it is over ──────────────────┤
 
-There is no standing membership. A member that does not answer in time is not asked again until it joins with another
-token. It does that by itself: when it connects, and whenever it finds that a push went on without it.
+A push consumes the requests of the generators that it invites. One that does not answer is not invited again until it
+makes another request, as it does after every push and when it connects.
 """
 
 import json
@@ -20,19 +20,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
-from uuid import uuid4
 
+from pydantic import TypeAdapter
 from torch.distributed import DistNetworkError, DistStoreError, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store
 
 from millrace.errors import InputError
 from millrace.weights.base import Manifest, WeightsId
 from millrace.weights.direct.layout import ShardLayout
-
-PATIENCE = 0.25
-"""Share of the deadline for any one thing that another process has to do."""
-_KEPT_PUSHES = 2
-"""What these last pushes left in the store stays, for members that still wait for it."""
 
 
 def trainer_name(rank: int) -> str:
@@ -47,28 +42,27 @@ def generator_name(generator: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Push:
-    """Which version is to travel, and who should take part."""
+    """A version to transfer, and the members that should take part."""
 
     number: int
     """Counts the pushes of this sync_weights process, from 1."""
     manifest: Manifest
-    asked: tuple[str, ...]
-    """Members."""
-
-    @property
-    def id(self) -> WeightsId:
-        """Which version."""
-        return self.manifest.id
+    layout: ShardLayout
+    """The trainer's."""
+    invited: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Go:
-    """The members that take part in a push."""
+class Offer:
+    """A trainer rank's part of a version."""
 
-    group: str = ""
-    """Name of the process group; the same name as before means that the group is still good."""
-    members: tuple[str, ...] = ()
-    """In the order of their ranks: the trainer's, then the generators'. Empty: the push is called off, or over."""
+    manifest: Manifest
+    layout: ShardLayout
+    hashes: Mapping[str, str]
+    """The hash of the rank's part of each tensor."""
+
+
+_PUSH, _OFFER = TypeAdapter(Push), TypeAdapter(Offer)
 
 
 class Rendezvous:
@@ -79,7 +73,7 @@ class Rendezvous:
 
     def __init__(self, host: str) -> None:
         try:
-            # TCPStore by itself would listen at every address of the machine.
+            # Otherwise TCPStore would listen at every address of the machine.
             listening = socket.create_server((host, 0))
         except OSError as error:
             raise InputError(
@@ -92,145 +86,122 @@ class Rendezvous:
         self.store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
         self._number = 0
         self._offers = 0
-        for counter in ("offers", "pushes", "resends"):
+        for counter in ("offers", "pushes"):
             self.store.add(counter, 0)
 
     def close(self) -> None:
         """Stops listening, once nothing else holds the store."""
-        # A TCPStore ends with its last reference; it has no close of its own.
+        # A TCPStore ends with its last reference; it has no close.
         if hasattr(self, "store"):
             del self.store
 
-    def token(self, member: str) -> str | None:
-        """The token with which a member joined last; None if it never did."""
-        return self._read(f"join/{member}")
-
-    def layout(self) -> ShardLayout:
-        """The trainer's. Its rank 0 must have joined."""
-        return ShardLayout.from_json(json.loads(self.store.get("layout")))
-
     def offers_changed(self) -> bool:
         """Whether a trainer rank has offered anything since the last call. Takes some 50 µs."""
-        before, self._offers = self._offers, self.store.add("offers", 0)
-        return before != self._offers
+        offers_before, self._offers = self._offers, self.store.add("offers", 0)
+        return offers_before != self._offers
 
-    def offered(self, member: str) -> dict[str, Any] | None:
-        """The last offer of a trainer rank; see `RendezvousClient.offer`."""
-        text = self._read(f"offered/{member}")
+    def offer(self, rank: int) -> Offer | None:
+        """The last offer of a trainer rank."""
+        text = self._read(f"offer/{trainer_name(rank)}")
+        return None if text is None else _OFFER.validate_json(text)
+
+    def drop_offer(self, rank: int) -> None:
+        """Asks a trainer rank to offer its version once more."""
+        self.store.delete_key(f"offer/{trainer_name(rank)}")
+
+    def request(self, generator: int) -> dict[str, Any] | None:
+        """The request of a generator: `{"held": version}`, None inside if it holds none; None without a request."""
+        text = self._read(f"request/{generator_name(generator)}")
         return None if text is None else json.loads(text)
 
-    def request_resend(self) -> int:
-        """Asks the trainer to offer its version once more. Returns how often that was asked for."""
-        requests: int = self.store.add("resends", 1)
-        return requests
+    def drop_request(self, generator: int) -> None:
+        """Forgets the request of a generator."""
+        self.store.delete_key(f"request/{generator_name(generator)}")
 
-    def announce(self, manifest: Manifest, asked: Iterable[str]) -> Push:
-        """Tells all members of a new push."""
+    def announce(self, manifest: Manifest, layout: ShardLayout, invited: Iterable[str]) -> Push:
+        """Announces a new push to all members."""
         self._number += 1
-        push = Push(number=self._number, manifest=manifest, asked=tuple(asked))
-        values = {"number": push.number, "manifest": manifest.to_json(), "asked": push.asked}
-        self.store.set("push", json.dumps(values))
+        push = Push(number=self._number, manifest=manifest, layout=layout, invited=tuple(invited))
+        for member in push.invited:
+            self.store.delete_key(f"request/{member}")
+        self.store.set("push", _PUSH.dump_json(push).decode())
         self.store.add("pushes", 1)
         return push
 
-    def ready(self, push: Push, seconds: float) -> dict[str, dict[str, Any]]:
-        """The answers of the members that give one within this time; returns once all have."""
-        return self._answers("ready", push, push.asked, seconds)
-
-    def go(self, push: Push, go: Go) -> None:
-        """Tells who takes part, and so the others that they do not."""
-        self.store.set(f"go/{push.number}", json.dumps(asdict(go)))
-
-    def done(self, push: Push, members: Iterable[str], seconds: float) -> dict[str, dict[str, Any]]:
-        """The answers of the members that are done within this time."""
-        return self._answers("done", push, members, seconds)
-
-    def finish(self, push: Push) -> None:
-        """Ends this push: a member that wakes up now stays out of it."""
-        self.go(push, Go())
-        self.store.delete_key(f"go/{push.number - _KEPT_PUSHES}")
-        for member in push.asked:
-            for name in ("ready", "done"):
-                self.store.delete_key(f"{name}/{push.number}/{member}")
-
-    def _read(self, key: str) -> str | None:
-        return self.store.get(key).decode() if self.store.check([key]) else None
-
-    def _answers(self, name: str, push: Push, members: Iterable[str], seconds: float) -> dict[str, dict[str, Any]]:
-        keys = {member: f"{name}/{push.number}/{member}" for member in members}
+    def answers(self, name: str, push: Push, members: Iterable[str], seconds: float) -> dict[str, Any]:
+        """The answers (`ready` or `done`) of the members that give one in this time; returns once all have."""
+        keys = {member: f"{push.number}/{name}/{member}" for member in members}
         _wait(self.store, list(keys.values()), seconds)
         return {m: json.loads(self.store.get(key)) for m, key in keys.items() if self.store.check([key])}
 
+    def go(self, push: Push, members: list[str]) -> None:
+        """Names the members that take part, in the order of their ranks."""
+        self.store.set(f"{push.number}/go", json.dumps(members))
+
+    def finish(self, push: Push) -> None:
+        """Ends this push: a member that wakes up now stays out of it."""
+        self.go(push, [])
+        for key in self.store.list_keys():
+            if key.startswith(f"{push.number - 1}/"):
+                self.store.delete_key(key)
+
+    def _read(self, key: str) -> bytes | None:
+        return self.store.get(key) if self.store.check([key]) else None
+
 
 class RendezvousClient:
-    """A member's end. `layout`: the trainer's, which its rank 0 brings.
+    """A member's end.
 
     Raises OSError or DistError if nothing listens at the address. Every method raises DistNetworkError once
     sync_weights is gone; while its process is frozen, they wait for it.
     """
 
-    def __init__(self, address: str, member: str, seconds: float, layout: ShardLayout | None = None) -> None:
+    def __init__(self, address: str, member: str, seconds: float) -> None:
         host, _, port = address.rpartition(":")
-        # Here a refusal comes at once, where TCPStore would try again and again; and it tells by which of this
-        # machine's addresses the other is reached.
+        # TCPStore would retry a refused connection. This also shows by which of this machine's addresses the other
+        # is reached.
         with socket.create_connection((host, int(port)), timeout=seconds) as probe:
             self.host: str = probe.getsockname()[0]
         self.store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=seconds))
         self._member = member
-        self._seen = max(0, self.store.add("pushes", 0) - 1)
-        if layout is not None:
-            self.store.set("layout", json.dumps(layout.to_json()))
-        self.join()
+        self.seen = max(0, self.store.add("pushes", 0) - 1)
+        """Number of the newest push that this member knows of."""
 
-    def join(self) -> None:
-        """Asks to be asked (again)."""
-        self._token = uuid4().hex
-        self.store.set(f"join/{self._member}", self._token)
-
-    def offer(self, manifest: Manifest, sums: Mapping[str, int], resends: int) -> None:
-        """Says that this trainer rank holds its part of a version: the sum of each of its boxes, by tensor.
-
-        `resends`: how often a version had been asked for once more when the rank took it.
-        """
-        values = {"manifest": manifest.to_json(), "sums": dict(sums), "resends": resends}
-        self.store.set(f"offered/{self._member}", json.dumps(values))
+    def offer(self, offer: Offer) -> None:
+        """Offers this trainer rank's part of a version."""
+        self.store.set(f"offer/{self._member}", _OFFER.dump_json(offer).decode())
         self.store.add("offers", 1)
 
-    def resends(self) -> int:
-        """How often sync_weights has asked for a version once more. Takes some 50 µs."""
-        requests: int = self.store.add("resends", 0)
-        return requests
+    def is_offered(self) -> bool:
+        """Whether sync_weights still has this rank's offer. Takes some 50 µs."""
+        offered: bool = self.store.check([f"offer/{self._member}"])
+        return offered
 
-    def layout(self) -> ShardLayout:
-        """The trainer's."""
-        return ShardLayout.from_json(json.loads(self.store.get("layout")))
+    def request(self, held: WeightsId | None) -> None:
+        """Asks for a version newer than the one that this generator holds."""
+        self.store.set(f"request/{self._member}", json.dumps({"held": None if held is None else asdict(held)}))
 
     def next_push(self) -> Push | None:
-        """The newest push, once, if this member is asked or not. Takes some 50 µs when there is none."""
-        if self.store.add("pushes", 0) == self._seen:
+        """The newest push, once, if this member is invited or not. Takes some 50 µs when there is none."""
+        if self.store.add("pushes", 0) == self.seen:
             return None
-        values = json.loads(self.store.get("push"))
-        self._seen = values["number"]
-        manifest = Manifest.from_json(values["manifest"])
-        return Push(number=self._seen, manifest=manifest, asked=tuple(values["asked"]))
+        push = _PUSH.validate_json(self.store.get("push"))
+        self.seen = push.number
+        return push
 
-    def ready(self, push: Push, held: WeightsId | None, seconds: float) -> Go | None:
-        """Answers that it is ready and waits this long for the others; None if the push goes on without it.
+    def ready(self, push: Push, is_able: bool, seconds: float) -> list[str]:
+        """Answers whether this member can take part, and waits this long for the others.
 
-        `held`: the version that this trainer rank holds; None for a generator.
+        Returns those that take part; none if the push is called off, over, or out of time.
         """
-        values = {"token": self._token, "held": None if held is None else asdict(held)}
-        self.store.set(f"ready/{push.number}/{self._member}", json.dumps(values))
-        key = f"go/{push.number}"
-        if not _wait(self.store, [key], seconds):
-            return None
-        values = json.loads(self.store.get(key))
-        go = Go(group=values["group"], members=tuple(values["members"]))
-        return go if self._member in go.members else None
+        self.store.set(f"{push.number}/ready/{self._member}", json.dumps(is_able))
+        key = f"{push.number}/go"
+        members: list[str] = json.loads(self.store.get(key)) if _wait(self.store, [key], seconds) else []
+        return members
 
-    def done(self, push: Push, wrong: str = "", *, damaged: bool = False) -> None:
-        """Answers that its part is done, or what went wrong; `damaged`: what it received does not match."""
-        self.store.set(f"done/{push.number}/{self._member}", json.dumps({"wrong": wrong, "damaged": damaged}))
+    def done(self, push: Push, error: str = "", *, damage: str = "") -> None:
+        """Answers that its part is done, or what went wrong; `damage`: the received tensors that don't match."""
+        self.store.set(f"{push.number}/done/{self._member}", json.dumps({"error": error, "damage": damage}))
 
 
 def _wait(store: Store, keys: list[str], seconds: float) -> bool:

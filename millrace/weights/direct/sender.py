@@ -1,7 +1,7 @@
-"""A trainer rank's end of `direct`: a snapshot of its own shards, sent on while it trains.
+"""A trainer rank's end of `direct`: a snapshot of its shards, sent while it trains.
 
-    trainer: publish ─copy─► snapshot ◄── thread: sums ─► offered ─► push: send ─► done
-                                ▲                └───────────── held ─────────────┘
+    trainer: publish ─copy─► snapshot ◄── thread: hash ─► offer ─► push: send ─► done
+                                ▲                └────────── held ──────────┘
              publish, while the thread holds it: not taken
 
 The ranks' snapshots are of the same version because rank 0 decides, and all take it on its command; a push of a version
@@ -17,8 +17,8 @@ from millrace.weights.base import HandoverSender, Manifest, Weights
 from millrace.weights.direct.exchange import Group, send_parts
 from millrace.weights.direct.layout import ShardLayout
 from millrace.weights.direct.member import Member
-from millrace.weights.direct.rendezvous import Push, RendezvousClient, trainer_name
-from millrace.weights.fingerprint import region_sums
+from millrace.weights.direct.rendezvous import Offer, Push, RendezvousClient, trainer_name
+from millrace.weights.fingerprint import fingerprint
 from storage.failpoints import failpoint
 
 
@@ -37,28 +37,21 @@ class ShardSender(Member, HandoverSender):
         device: torch.device,
         deadline_seconds: float,
     ) -> None:
-        super().__init__(
-            trainer_name(rank),
-            find,
-            device=device,
-            deadline_seconds=deadline_seconds,
-            layout=None if rank else layout,
-        )
+        super().__init__(trainer_name(rank), find, device=device, deadline_seconds=deadline_seconds)
+        self._layout = layout
         self._messages = layout.messages()
-        self._target = layout.size
-        self._boxes = layout.boxes(rank)
-        self._shapes = {spec.name: spec.shape for spec in layout.tensors}
         dtypes = {spec.name: getattr(torch, spec.dtype) for spec in layout.tensors}
         self._snapshot = {
             name: torch.empty([end - begin for begin, end in box], dtype=dtypes[name], device=device)
-            for name, box in self._boxes.items()
+            for name, box in layout.boxes(rank).items()
         }
         # Who has it may read the snapshot, or replace it.
         self._lock = threading.Lock()
         self._manifest: Manifest | None = None
-        self._offered: Manifest | None = None
-        # How often sync_weights has asked for a version once more: so far, and when the last one was published.
-        self._resends = self._resent = 0
+        self._num_published = 0
+        # The client that got the last offer, and the number of the publish that it was.
+        self._offered: tuple[RendezvousClient | None, int] = None, 0
+        self._resend_requested = False
         self.start()
 
     @property
@@ -77,41 +70,35 @@ class ShardSender(Member, HandoverSender):
             for name, kept in self._snapshot.items():
                 kept.copy_(weights.tensors[name])
             self._manifest = weights.manifest
-            self._resent = self._resends
+            self._num_published += 1
+            self._resend_requested = False
         failpoint("direct.after_snapshot")
 
     def resend_requested(self) -> bool:
-        return self._resends != self._resent
+        return self._resend_requested
 
     def close(self) -> None:
         """Ends the thread."""
         self.stop()
 
-    def joined(self, client: RendezvousClient) -> None:
-        # A successor of sync_weights knows of no offer.
-        self._offered = None
-        self._resends = self._resent = client.resends()
-        self.between(client)
-
-    def between(self, client: RendezvousClient) -> None:
-        """Offers the snapshot, if sync_weights does not know of it."""
-        self._resends = client.resends()
-        if self._manifest is self._offered:
-            return
-        with self._lock:
-            manifest, resent = self._manifest, self._resent
-            assert manifest is not None
-            sums = region_sums(self._snapshot, self._boxes, self._shapes)
-        client.offer(manifest, sums, resent)
-        self._offered = manifest
-        failpoint("direct.offered")
+    def idle(self, client: RendezvousClient) -> None:
+        """Offers the snapshot to each sync_weights once; if that drops the offer, the trainer must publish again."""
+        if self._offered == (client, self._num_published):
+            self._resend_requested = not client.is_offered()
+        elif self._manifest is not None:
+            with self._lock:
+                manifest, published = self._manifest, self._num_published
+                hashes = fingerprint(self._snapshot).tensors
+            client.offer(Offer(manifest=manifest, layout=self._layout, hashes=hashes))
+            self._offered = client, published
+            failpoint("direct.offered")
 
     def take_part(self, client: RendezvousClient, push: Push) -> None:
         def transfer(group: Group, until: float) -> int:
-            return send_parts(group, self._snapshot, self._messages, target=self._target, until=until)
+            return send_parts(group, self._snapshot, self._messages, target=self._layout.size, until=until)
 
         with self._lock:
-            held = None if self._manifest is None else self._manifest.id
-            wrong = self.exchange(client, push, held, transfer)
-            if wrong is not None:
-                client.done(push, wrong)
+            is_able = self._manifest is not None and self._manifest.id == push.manifest.id
+            error = self.exchange(client, push, is_able, transfer)
+            if error is not None:
+                client.done(push, error)

@@ -7,7 +7,8 @@ import pytest
 from support.campaigns.campaigns import assert_balanced, stages_of, wait_until
 from support.campaigns.deployed import Site
 
-from millrace.evaluation.promotion import latest_promoted
+from storage import layout
+from storage.checkpoints import read_latest
 from storage.stores.factory import open_store
 
 pytestmark = [pytest.mark.campaign, pytest.mark.faults, pytest.mark.timeout(1000)]
@@ -46,7 +47,7 @@ def test_a_schedule_of_one_minute_continues_its_run_and_promotes_once(tmp_path: 
     assert_balanced(summary)
     gate = [json.loads((run / "attempts" / f"{n:04d}.promotion").read_text()) for n in (0, 1)]
     assert [decision["promoted"] for decision in gate] == [True, False], gate
-    promoted = latest_promoted(open_store(str(run)))
+    promoted = read_latest(open_store(str(run)), layout.PROMOTED)
     assert promoted is not None
-    assert promoted.evaluation.policy_version == STEPS_A_NIGHT
+    assert promoted.step == STEPS_A_NIGHT
     assert stages_of(run) == []

@@ -14,7 +14,7 @@ from millrace.chat.encoder import PromptEncoder
 from millrace.chat.family import FamilyRenderer
 from millrace.chat.template import TemplateRenderer
 from millrace.generation.engines.transformers import TransformersEngine
-from millrace.generation.environments.episodes import ChatExchange, Episodes
+from millrace.generation.environments.episodes import Episodes
 from millrace.training.batch import Sample
 from millrace.training.packing import pack
 from millrace.training.policy import PackedPolicy
@@ -54,7 +54,7 @@ def test_on_policy_every_ratio_is_one_at_the_assistant_s_tokens(name: str) -> No
     ends = (*renderer.stop_token_ids, *range(30))
     encoder = PromptEncoder(tokenizer, PromptsConfig(chat=True), renderer=renderer, stop_token_ids=ends)
     engine = TransformersEngine(model, tokenizer, stop_token_ids=encoder.stop_token_ids)
-    episodes = Episodes(engine, Curious, ChatExchange(encoder), max_turns=4)
+    episodes = Episodes(engine, Curious, encoder, max_turns=4)
     prompt = Prompt(prompt_id="p", text="ping", answer="", source="test")
     tokens, starts = encoder.encode(prompt)
     episodes.submit(

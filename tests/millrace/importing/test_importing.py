@@ -115,8 +115,8 @@ def test_a_gguf_file_becomes_a_folder_with_its_weights_template_and_stop_tokens(
         np.testing.assert_array_equal(weights[ours].detach().numpy(), expected[expected_text])
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert (tokenizer.eos_token, tokenizer.model_max_length) == ("<|endoftext|>", 64)
-    asked = tokenizer.apply_chat_template([{"role": "user", "content": "ab"}], tokenize=False)
-    assert asked == "<|im_start|>user\nab<|im_end|>\n"
+    conversation = tokenizer.apply_chat_template([{"role": "user", "content": "ab"}], tokenize=False)
+    assert conversation == "<|im_start|>user\nab<|im_end|>\n"
     assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == [0, 2]
     assert done[0].endswith("of a LlamaForCausalLM, from F32 to float32")
     assert "chat template: kept" in done

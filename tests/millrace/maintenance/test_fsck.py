@@ -21,7 +21,7 @@ from millrace.types import Request, Response, Trajectory
 from storage import layout
 from storage.checkpoints import CheckpointWriter, read_latest
 from storage.schema import CONSUMED, SCORE
-from storage.streams.record import Record, encode
+from storage.streams.record import encode
 from storage.streams.stream import StreamReader, StreamWriter
 
 TRAJECTORIES = layout.trajectories(0)
@@ -56,8 +56,6 @@ def test_a_sound_run_is_verified_whole_and_not_changed(small_run: Any, dict_stor
     parts = [path for path in objects if "/seg/" in path]
     # Six versions, each with a checkpoint and its weights in the store.
     assert (report.streams, report.parts, report.records, report.checkpoints) == (9, len(parts), len(records), 12)
-    verified = [*records, *parts, layout.RUN, *(p for p in objects if "/data/" in p or p.startswith("start/"))]
-    assert report.bytes == sum(len(objects[path]) for path in verified)
 
 
 def rows_of_consumed(store: DictStore) -> list[dict[str, Any]]:
@@ -95,23 +93,13 @@ def test_a_damaged_part_of_the_trainers_streams_is_moved(small_run: Any, dict_st
     assert fsck(dict_store).damaged == 0
 
 
-def test_a_file_without_a_record_is_a_note(small_run: Any, dict_store: DictStore) -> None:
+def test_a_file_that_was_never_committed_is_a_note(small_run: Any, dict_store: DictStore) -> None:
     small_run.restart_generator(0)
-    orphans = {
-        f"{TRAJECTORIES}/seg/0-dead.arrows": "never committed",
-        f"{TRAJECTORIES}/seg/1-beef.arrows": "not committed yet: its writer may still be running",
-        "checkpoints/data/00000003-dead/model": "never committed",
-        "notes.txt": "not a file of a run",
-        "streams/other/0/log/000000000000.json": "not a file of a run",
-    }
-    for path in orphans:
+    orphans = ["checkpoints/data/00000003-dead/model", f"{TRAJECTORIES}/seg/0-dead.arrows"]
+    of_others = (f"{TRAJECTORIES}/seg/1-beef.arrows", "notes.txt", "logs/train-0.log", "streams/other/0/log/1.json")
+    for path in (*orphans, *of_others):
         dict_store.put(path, b"?")
-    for harmless in ("summary.json", "progress/train-0.json", "logs/train-0.log"):
-        dict_store.put(harmless, b"{}")
-    write_result(dict_store, {"policy_version": 0, "accuracy": 0.5, "prompts": 8, "t": 50.0})
-    findings = fsck(dict_store).findings
-    assert {finding.file: finding.reason for finding in findings} == orphans
-    assert {finding.level for finding in findings} == {"note"}
+    assert [(finding.level, finding.file) for finding in fsck(dict_store).findings] == [("note", o) for o in orphans]
 
 
 @pytest.mark.slow
@@ -191,10 +179,10 @@ def test_a_checkpoint_that_contradicts_the_streams_is_damage(
 def test_consumed_rows_that_contradict_the_account_are_damage(
     small_run: Any, dict_store: DictStore, change: dict[str, Any] | None
 ) -> None:
-    first, *others = rows_of_consumed(dict_store)
-    rewrite_consumed(dict_store, [first, *others])
+    first, *other_rows = rows_of_consumed(dict_store)
+    rewrite_consumed(dict_store, [first, *other_rows])
     assert fsck(dict_store).findings == []
-    rewrite_consumed(dict_store, others if change is None else [first | change, *others])
+    rewrite_consumed(dict_store, other_rows if change is None else [first | change, *other_rows])
     assert damaged_files(dict_store) == [newest_checkpoint(dict_store)]
 
 
@@ -261,10 +249,8 @@ def test_a_damaged_promoted_model_is_found_and_not_moved(small_run: Any, dict_st
     small_run.promote()
     sound = fsck(dict_store)
     assert sound.findings == []
-    promoted = [path for path in dict_store.objects if path.startswith(f"{layout.PROMOTED}/")]
     assert (sound.checkpoints, sound.records) == (report.checkpoints + 1, report.records + 2)
-    assert sound.bytes == report.bytes + sum(len(dict_store.objects[path]) for path in promoted)
-    (path,) = (path for path in promoted if path.endswith("model.safetensors"))
+    (path,) = (p for p in dict_store.objects if p.startswith(layout.PROMOTED) and p.endswith("model.safetensors"))
     flip(dict_store, path)
     (finding,) = damaged(fsck(dict_store, quarantine=True))
     assert (finding.file, finding.record, finding.movable) == (path, 1, False)
@@ -272,7 +258,7 @@ def test_a_damaged_promoted_model_is_found_and_not_moved(small_run: Any, dict_st
 
 
 def test_damaged_evaluations_move_and_curriculum_blocks_do_not(small_run: Any, dict_store: DictStore) -> None:
-    block = Block(prompts=[1, 0], turns=[0.0, 0.0], num_prompts=2, num_easy=0, num_hard=0)
+    block = Block(positions=[0, 1], num_prompts=2, num_easy=0, num_hard=0)
     for number in range(3):
         write_result(dict_store, {"policy_version": number, "accuracy": 0.5, "prompts": 8, "t": 50.0})
         assert write_block(dict_store, number, block)
@@ -300,43 +286,14 @@ def test_unfinished_responses_are_sound(small_run: Any, dict_store: DictStore) -
     assert (report.findings, report.parts) == ([], parts + 1)
 
 
-STREAMS = [TRAJECTORIES, SCORES, layout.CONSUMED, layout.CHECKPOINTS]
-ODD: dict[type, list[Any]] = {
-    int: [-1, -(2**40), 2**40, 10**30],
-    str: ["", "../../run.json", "\x00\x1b[31m"],
-    list: [[-1], [5, 5]],
-    dict: [{}, {"account": 5}, {"intake": None, "account": {}}, {"intake": [{}], "files": 3}],
-}
-COMPARED = {
-    *("rows", "bytes", "checksum", "file", "part", "prev", "first_row_id", "tokens", "group_ids", "min_policy_version")
-}
-"""Fields of a trajectory record that its rows, its file or earlier records confirm."""
-
-
-def odd_records(record: Record) -> list[tuple[str, Record]]:
-    """(field, record) with one odd value each."""
-    odd = []
-    for field in dataclasses.fields(record):
-        value = getattr(record, field.name)
-        if field.name not in ("kind", "seq", "schema_version"):
-            odd += [
-                (field.name, dataclasses.replace(record, **{field.name: other}))
-                for other in ODD[type(value)]
-                if other != value
-            ]
-    return odd
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stream", STREAMS)
-def test_fsck_survives_odd_values_and_finds_contradictions(small_run: Any, dict_store: DictStore, stream: str) -> None:
-    record = Contents(dict_store).read_log(stream).records[-1]
-    path = f"{stream}/{layout.record(record.seq)}"
-    sound = dict_store.objects[path]
-    overlooked = set()
-    for name, odd in odd_records(record):
-        dict_store.objects[path] = encode(odd)
-        if dict_store.objects[path] != sound and not fsck(dict_store).findings:
-            overlooked.add(name)
-    if stream == TRAJECTORIES:
-        assert not overlooked & COMPARED
+@pytest.mark.parametrize(
+    "change",
+    [{"rows": 3}, {"first_row_id": 5}, {"tokens": 99}, {"group_ids": [5]}, {"min_policy_version": 2}, {"file": "../x"}],
+)
+def test_a_record_that_contradicts_its_rows_is_damage(
+    small_run: Any, dict_store: DictStore, change: dict[str, Any]
+) -> None:
+    record = Contents(dict_store).read_log(TRAJECTORIES).records[-1]
+    odd_record = dataclasses.replace(record, **change)
+    dict_store.objects[f"{TRAJECTORIES}/{layout.record(record.seq)}"] = encode(odd_record)
+    assert f"{TRAJECTORIES}/{odd_record.file}" in damaged_files(dict_store)

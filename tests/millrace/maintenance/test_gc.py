@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from support.stores.dict_store import DictStore
 from support.weights.versions import trained
 
-from millrace.evaluation.promotion import latest_promoted
 from millrace.evaluation.results import write_result
 from millrace.maintenance.contents import Contents
 from millrace.maintenance.fsck import fsck
@@ -170,12 +169,6 @@ def test_a_part_written_after_the_listing_stays(start_run: StartRun) -> None:
     made = plan(store, Retention(keep_age=DAY), now=time.time() + 2 * DAY)
     assert LogReader.at_head(store, layout.TRAINER_LOGPROBS).cursor.part == 7
     assert made.marks[layout.TRAINER_LOGPROBS] == 6
-
-
-def test_the_newest_checkpoints_and_weights_keep_their_files(small_run: Any, dict_store: DictStore) -> None:
-    gc(dict_store, Retention(keep_checkpoints=3))
-    assert with_files(dict_store) == [False] * 3 + [True] * 3
-    assert with_files(dict_store, layout.WEIGHTS) == [False] * 4 + [True] * 2
 
 
 def test_the_checkpoint_with_the_best_evaluation_stays(small_run: Any, dict_store: DictStore) -> None:
@@ -406,4 +399,4 @@ def test_the_newest_promoted_models_stay(keep: int, small_run: Any, dict_store: 
     assert with_files(dict_store, layout.PROMOTED) == [number >= 3 - keep for number in range(3)]
     assert paths(made, "orphans") == []
     assert fsck(dict_store).findings == []
-    assert latest_promoted(dict_store) is not None
+    assert read_latest(dict_store, layout.PROMOTED) is not None

@@ -37,7 +37,7 @@ def damage(path: Path) -> None:
     path.write_bytes(data)
 
 
-def test_inspect_shows_streams_checkpoints_weights_and_staleness(folder: str) -> None:
+def test_inspect_shows_streams_checkpoints_and_weights(folder: str) -> None:
     code, text = run_command("inspect", folder)
     assert code == 0
     assert text.startswith(f"run small at {folder}: ")
@@ -45,7 +45,6 @@ def test_inspect_shows_streams_checkpoints_weights_and_staleness(folder: str) ->
     assert ["trajectories/0", "13", "38"] in [line[:3] for line in lines(text)]
     assert "checkpoints, the last 5 of 6" in text
     assert ["there", "6", "0", "216", "bytes"] in lines(text)
-    assert "trained trajectories by staleness, at the latest checkpoint:  0: " in text
 
 
 def test_inspect_as_json_includes_the_requested_rows(folder: str) -> None:
@@ -78,12 +77,10 @@ def test_fsck_reports_and_quarantines_damage(folder: str) -> None:
     assert (code, len(text.splitlines())) == (0, 1)
     path = segment(folder, "streams/trajectories/0")
     damage(path)
-    (Path(folder) / "notes.txt").write_text("mine")
     code, text = run_command("fsck", folder)
     assert code == 1
     relative = path.relative_to(folder)
     assert f"damaged: {relative} (named by record " in text
-    assert "note: notes.txt: not a file of a run" in text
     assert "1 damaged" in text
     assert "1 damaged file can be moved aside by --quarantine" in text
     code, text = run_command("fsck", folder, "--json")
@@ -99,8 +96,8 @@ def test_compact_lists_files_and_unreadable_parts(folder: str, tmp_path: Path) -
     code, text = run_command("compact", folder, "--out", str(tmp_path / "out"))
     assert code == 0
     assert "left out: streams/metrics/train-0/seg/" in text
-    assert "trajectories-00000.parquet: 74 rows, " in text
-    assert f"74 trajectories, 2 of them without a score, at {tmp_path / 'out'}" in text
+    assert "trajectories-00000.parquet: 74 rows" in text
+    assert f"74 trajectories, at {tmp_path / 'out'}" in text
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "consumed-00000.parquet",
         "metrics-00000.parquet",

@@ -20,27 +20,27 @@ def store(tmp_path: Path) -> LocalStore:
 
 
 def test_the_folder_holds_what_was_stored(store: LocalStore, tmp_path: Path) -> None:
-    found = start_folder(store, None, tmp_path)
-    assert {path.name: path.read_text() for path in found.iterdir()} == {
+    folder = start_folder(store, None, tmp_path)
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {
         name: name for name in ("config.json", "model.safetensors")
     }
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "found"),
+    ("file", "content", "reason"),
     [
         ("start/config.json", None, "the file is missing"),
         ("start/config.json", "short", "the file has 5 bytes, expected 11"),
         ("start/model.safetensors", "Model.safetensors", "the file's checksum is [0-9a-f]{8}, expected [0-9a-f]{8}"),
-        ("start.json", "[]", "not a list of the start model's files: .*"),
+        ("start.json", "[]", "unexpected content: .*"),
     ],
 )
 def test_damage_is_named_with_what_to_do(
-    file: str, content: str | None, found: str, store: LocalStore, tmp_path: Path
+    file: str, content: str | None, reason: str, store: LocalStore, tmp_path: Path
 ) -> None:
     path = store.root / file
     path.unlink() if content is None else path.write_text(content)
-    with pytest.raises(StreamCorrupt, match=rf"^{file}: {found}; restore this file from a copy of the run$"):
+    with pytest.raises(StreamCorrupt, match=rf"^{file}: {reason}; restore this file from a copy of the run$"):
         start_folder(store, None, tmp_path)
 
 

@@ -20,6 +20,7 @@ from storage.streams.sealed import seal
 
 BLOCK = 4
 FIRST = Lineage(0, {})
+REPEATED = {"positions": [4, 4, 5, 6], "num_prompts": 4, "num_easy": 0, "num_hard": 0}
 SOLVED, UNSOLVED, SPREAD = [1.0, 1.0], [0.0, 0.0], [0.0, 1.0]
 
 
@@ -46,7 +47,7 @@ def open_curriculum(
     return curriculum
 
 
-def asked(curriculum: Curriculum, groups: range, version: int = 0) -> list[int]:
+def prompts_of(curriculum: Curriculum, groups: range, version: int = 0) -> list[int]:
     """The prompts of these groups under weights of `version`."""
     result = []
     for n in groups:
@@ -69,43 +70,43 @@ def test_with_equal_weights_every_prompt_is_asked_once_before_any_is_asked_again
     for epoch in range(6):
         if epoch in restarts:
             curriculum = open_curriculum(store, num_prompts=num_prompts, block_groups=block_groups, shuffle=shuffle)
-        result = asked(curriculum, range(epoch * num_prompts, (epoch + 1) * num_prompts))
+        result = prompts_of(curriculum, range(epoch * num_prompts, (epoch + 1) * num_prompts))
         assert sorted(result) == list(range(num_prompts))
 
 
 def test_shuffled_prompts_have_an_order_per_block_and_seed(
     dict_store: DictStore,
 ) -> None:
-    result = asked(open_curriculum(dict_store, num_prompts=50, block_groups=50, shuffle=True), range(100))
+    result = prompts_of(open_curriculum(dict_store, num_prompts=50, block_groups=50, shuffle=True), range(100))
     assert result[:50] != result[50:]
-    assert result == asked(open_curriculum(DictStore(), num_prompts=50, block_groups=50, shuffle=True), range(100))
+    assert result == prompts_of(open_curriculum(DictStore(), num_prompts=50, block_groups=50, shuffle=True), range(100))
 
 
 def test_prompts_that_were_all_right_or_all_wrong_are_asked_less_often(dict_store: DictStore) -> None:
     curriculum = open_curriculum(dict_store)
-    assert asked(curriculum, range(4)) == [0, 1, 2, 3]
+    assert prompts_of(curriculum, range(4)) == [0, 1, 2, 3]
     consume(dict_store, 1, {0: SPREAD, 1: SOLVED, 2: UNSOLVED, 3: SPREAD})
-    result = asked(curriculum, range(4, 8), 2)
-    assert result == [0, 3, 0, 3], "1 and 2 are due at turn 4"
+    result = prompts_of(curriculum, range(4, 8), 2)
+    assert result == [0, 3, 0, 3], "1 and 2 are asked again in epoch 4"
     assert curriculum.newest is not None
     assert (curriculum.newest.num_easy, curriculum.newest.num_hard) == (1, 1)
 
 
 def test_in_the_long_run_prompts_are_asked_in_proportion_to_their_weights(dict_store: DictStore) -> None:
     curriculum = open_curriculum(dict_store)
-    asked(curriculum, range(4))
+    prompts_of(curriculum, range(4))
     consume(dict_store, 1, {0: SPREAD, 1: SOLVED, 2: UNSOLVED, 3: SPREAD})
-    counts = Counter(asked(curriculum, range(4, 524), 2))
+    counts = Counter(prompts_of(curriculum, range(4, 524), 2))
     assert counts == {0: 208, 3: 208, 1: 52, 2: 52}
 
 
 def test_a_prompt_that_was_hard_is_asked_as_often_as_others_once_it_has_spread(dict_store: DictStore) -> None:
     curriculum = open_curriculum(dict_store, num_prompts=2, block_groups=2)
-    asked(curriculum, range(2))
+    prompts_of(curriculum, range(2))
     consume(dict_store, 1, {0: SPREAD, 1: UNSOLVED})
-    assert asked(curriculum, range(2, 8), 2) == [0, 0, 0, 0, 1, 0]
+    assert prompts_of(curriculum, range(2, 8), 2) == [0, 0, 0, 0, 1, 0]
     consume(dict_store, 2, {6: SPREAD})
-    counts = Counter(asked(curriculum, range(8, 28), 3))
+    counts = Counter(prompts_of(curriculum, range(8, 28), 3))
     assert counts == {0: 10, 1: 10}
 
 
@@ -113,9 +114,9 @@ def newest_shares(store: DictStore, *steps: dict[int, list[float | None]], windo
     """How many of two prompts are easy and hard after these steps, two groups each, in the order 0, 1."""
     curriculum = open_curriculum(store, num_prompts=2, block_groups=2, window=window)
     for version, step in enumerate(steps):
-        asked(curriculum, range(2 * version, 2 * version + 2), version)
+        prompts_of(curriculum, range(2 * version, 2 * version + 2), version)
         consume(store, version + 1, step)
-    asked(curriculum, range(2 * len(steps), 2 * len(steps) + 2), len(steps) + 1)
+    prompts_of(curriculum, range(2 * len(steps), 2 * len(steps) + 2), len(steps) + 1)
     assert curriculum.newest is not None
     return curriculum.newest.num_easy, curriculum.newest.num_hard
 
@@ -141,39 +142,39 @@ def test_easy_and_hard_are_those_whose_last_groups_were_alike(
     window: int,
     expected: tuple[int, int],
 ) -> None:
-    monkeypatch.setattr("millrace.prompts.curriculum._WEIGHT", 1.0)
+    monkeypatch.setattr("millrace.prompts.curriculum._GAP", 1)
     assert newest_shares(dict_store, *steps, window=window) == expected
 
 
 def test_dropped_groups_count_unless_rolled_back_or_without_rewards(dict_store: DictStore) -> None:
     curriculum = open_curriculum(dict_store, num_prompts=5, block_groups=5)
-    asked(curriculum, range(5))
+    prompts_of(curriculum, range(5))
     consume(dict_store, 1, {0: SPREAD}, dropped={1: SOLVED, 4: [None, None]})
     consume(dict_store, 2, {2: SPREAD}, dropped={3: UNSOLVED}, reason="rolled_back")
-    asked(curriculum, range(5, 6), 3)
+    prompts_of(curriculum, range(5, 6), 3)
     assert curriculum.newest is not None
     assert (curriculum.newest.num_easy, curriculum.newest.num_hard) == (1, 0)
 
 
 def test_only_steps_before_the_version_of_the_weights_count(dict_store: DictStore) -> None:
     curriculum = open_curriculum(dict_store)
-    asked(curriculum, range(4))
+    prompts_of(curriculum, range(4))
     consume(dict_store, 1, {0: SOLVED})
     consume(dict_store, 2, {1: SOLVED})
-    asked(curriculum, range(4, 8), 2)
+    prompts_of(curriculum, range(4, 8), 2)
     assert curriculum.newest is not None
     assert curriculum.newest.num_easy == 1, "when step 2 becomes visible depends on time"
 
 
 def test_a_block_stays_as_the_first_generator_decided_it(dict_store: DictStore) -> None:
     first, second = open_curriculum(dict_store), open_curriculum(dict_store)
-    asked(first, range(4))
+    prompts_of(first, range(4))
     consume(dict_store, 1, {0: SPREAD, 1: SOLVED, 2: UNSOLVED, 3: SPREAD})
-    decided = asked(first, range(4, 8), 0)
+    decided = prompts_of(first, range(4, 8), 0)
     assert decided == [0, 1, 2, 3], "under version 0 nothing is known"
-    assert asked(second, range(8), 2) == [0, 1, 2, 3, *decided]
-    assert asked(open_curriculum(dict_store), range(8), 2) == [0, 1, 2, 3, *decided], "after a restart"
-    assert asked(first, range(8, 12), 2) == asked(second, range(8, 12), 0)
+    assert prompts_of(second, range(8), 2) == [0, 1, 2, 3, *decided]
+    assert prompts_of(open_curriculum(dict_store), range(8), 2) == [0, 1, 2, 3, *decided], "after a restart"
+    assert prompts_of(first, range(8, 12), 2) == prompts_of(second, range(8, 12), 0)
 
 
 class Overtaken(DictStore):
@@ -181,37 +182,37 @@ class Overtaken(DictStore):
 
     def put_if_absent(self, path: str, data: bytes | bytearray | memoryview) -> bool:
         if path.startswith(layout.CURRICULUM) and path not in self.objects:
-            other = DictStore(dict(self.objects))
-            open_curriculum(other, shuffle=True).decide(BLOCK * int(path[-13:-5]), 0)
-            self.objects[path] = other.objects[path]
+            first = 2 * BLOCK * int(path[-13:-5])
+            other_block = {**REPEATED, "positions": list(range(first + 1, first + 2 * BLOCK, 2))}
+            self.objects[path] = seal(other_block)
         return super().put_if_absent(path, data)
 
 
 def test_of_two_generators_that_decide_at_once_both_follow_the_first() -> None:
     store = Overtaken()
-    result = asked(open_curriculum(store), range(8))
-    assert result != [0, 1, 2, 3, 0, 1, 2, 3], "its own order"
-    assert asked(open_curriculum(store), range(8)) == result
+    result = prompts_of(open_curriculum(store), range(8))
+    assert result == [1, 3] * 4, "not its own order"
+    assert prompts_of(open_curriculum(store), range(8)) == result
 
 
 def test_what_a_rolled_back_trainer_consumed_does_not_count_and_its_blocks_stay(dict_store: DictStore) -> None:
     curriculum = open_curriculum(dict_store)
-    asked(curriculum, range(4))
+    prompts_of(curriculum, range(4))
     consume(dict_store, 1, {0: SOLVED})
     consume(dict_store, 2, {1: SOLVED})
-    decided = asked(curriculum, range(4, 8), 3)
+    decided = prompts_of(curriculum, range(4, 8), 3)
     # The trainer starts again from version 1.
     consume(dict_store, 2, {1: UNSOLVED}, incarnation=1)
     curriculum.switch_lineage(Lineage(1, {0: 1}), 7)
-    assert asked(curriculum, range(4, 8), 1) == decided
-    asked(curriculum, range(8, 12), 3)
+    assert prompts_of(curriculum, range(4, 8), 1) == decided
+    prompts_of(curriculum, range(8, 12), 3)
     assert curriculum.newest is not None
     assert (curriculum.newest.num_easy, curriculum.newest.num_hard) == (1, 1)
 
 
-@pytest.mark.parametrize("damaged", [b"", b'{"crc":', b'{"prompts": [1]}', seal({"prompts": [1]})])
+@pytest.mark.parametrize("damaged", [b"", b'{"crc":', b'{"positions": [1]}', seal({"positions": [1]}), seal(REPEATED)])
 def test_a_damaged_block_is_named(dict_store: DictStore, damaged: bytes) -> None:
-    asked(open_curriculum(dict_store), range(8))
+    prompts_of(open_curriculum(dict_store), range(8))
     path = layout.curriculum_block(1)
     dict_store.objects[path] = damaged
     with pytest.raises(StreamCorrupt) as raised:
@@ -221,9 +222,9 @@ def test_a_damaged_block_is_named(dict_store: DictStore, damaged: bytes) -> None
 
 def test_a_missing_block_is_never_decided_again(dict_store: DictStore) -> None:
     curriculum = open_curriculum(dict_store)
-    asked(curriculum, range(8))
+    prompts_of(curriculum, range(8))
     del dict_store.objects[layout.curriculum_block(1)]
-    assert asked(open_curriculum(dict_store), range(4)) == [0, 1, 2, 3]
+    assert prompts_of(open_curriculum(dict_store), range(4)) == [0, 1, 2, 3]
     with pytest.raises(StreamCorrupt, match=r"^curriculum/00000001\.json: it is missing, though group 5 was admitted"):
         open_curriculum(dict_store, last_group=5)
     consume(dict_store, 1, {6: SPREAD})
@@ -237,7 +238,7 @@ def test_a_block_whose_predecessors_are_missing_is_not_decided(dict_store: DictS
 
 
 def test_another_number_of_prompts_is_refused(dict_store: DictStore) -> None:
-    asked(open_curriculum(dict_store), range(4))
+    prompts_of(open_curriculum(dict_store), range(4))
     with pytest.raises(PromptsError) as caught:
         open_curriculum(dict_store, num_prompts=5)
     assert caught.value.file == "file.jsonl"
@@ -245,11 +246,11 @@ def test_another_number_of_prompts_is_refused(dict_store: DictStore) -> None:
 
 def test_rewards_in_a_damaged_part_are_not_known_and_nothing_else_is_lost(dict_store: DictStore) -> None:
     curriculum = open_curriculum(dict_store)
-    asked(curriculum, range(4))
+    prompts_of(curriculum, range(4))
     consume(dict_store, 1, {0: SOLVED})
     consume(dict_store, 2, {1: SOLVED})
     records = [record for record in iter(LogReader(dict_store, layout.CONSUMED).next, None) if record.kind == "data"]
     dict_store.objects[f"{layout.CONSUMED}/{records[0].file}"] = b""
-    asked(curriculum, range(4, 8), 3)
+    prompts_of(curriculum, range(4, 8), 3)
     assert curriculum.newest is not None
     assert curriculum.newest.num_easy == 1

@@ -89,8 +89,8 @@ def test_a_question_that_stands_there_twice_is_held_out_once(tmp_path: Path) -> 
 def test_every_epoch_asks_every_prompt_once(num_prompts: int, seed: int, epoch: int, shuffle: bool) -> None:
     prompts = numbered_prompts(num_prompts)
     order = PromptOrder(prompts, seed=seed, shuffle=shuffle)
-    asked = [order.prompt_at(n) for n in range(epoch * num_prompts, (epoch + 1) * num_prompts)]
-    assert sorted(asked, key=lambda prompt: int(prompt.prompt_id)) == prompts
+    visited = [order.prompt_at(n) for n in range(epoch * num_prompts, (epoch + 1) * num_prompts)]
+    assert sorted(visited, key=lambda prompt: int(prompt.prompt_id)) == prompts
 
 
 @given(
@@ -109,11 +109,11 @@ def test_a_group_has_the_same_prompt_whatever_was_asked_before(num_prompts: int,
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     prompts = numbered_prompts(50)
 
-    def asked(seed: int, epoch: int) -> list[Prompt]:
+    def prompts_of(seed: int, epoch: int) -> list[Prompt]:
         order = PromptOrder(prompts, seed=seed, shuffle=True)
         return [order.prompt_at(epoch * 50 + n) for n in range(50)]
 
-    orders = [asked(0, 0), asked(0, 1), asked(1, 0), asked(1, 1), prompts]
+    orders = [prompts_of(0, 0), prompts_of(0, 1), prompts_of(1, 0), prompts_of(1, 1), prompts]
     assert all(a != b for i, a in enumerate(orders) for b in orders[:i])
 
 

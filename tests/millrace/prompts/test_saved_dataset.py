@@ -1,4 +1,4 @@
-"""Folders that the library `datasets` saved."""
+"""Folders that the library `datasets` saved, and its class labels."""
 
 import importlib.util
 import json
@@ -12,14 +12,18 @@ import pytest
 
 from configs.prompts import PromptsConfig
 from millrace.errors import PromptsError
-from millrace.prompts.files import read_prompts, rows_of, saved_records
+from millrace.prompts.files import read_prompts
 
-ROWS = [{"question": f"q{n}", "answer": f"#### {n}", "id": str(n), "n": n} for n in range(5)]
-FIELDS = ("question", "answer")
+ROWS = [{"question": f"q{n}", "answer": f"{n}", "id": f"row {n}", "n": n} for n in range(5)]
+IDS = [str(row["id"]) for row in ROWS]
+
+needs_datasets = pytest.mark.skipif(
+    importlib.util.find_spec("datasets") is None, reason="the library `datasets` is not installed"
+)
 
 
 def save(url: str, parts: list[list[dict[str, Any]]]) -> None:
-    """A folder as `Dataset.save_to_disk` makes one: a stream a part, and the list of them."""
+    """Writes a folder as `Dataset.save_to_disk` does: one Arrow stream per part, and the list of them."""
     files = [f"data-{number:05d}-of-{len(parts):05d}.arrow" for number in range(len(parts))]
     for name, rows in zip(files, parts, strict=True):
         table = pa.Table.from_pylist(rows)
@@ -29,70 +33,64 @@ def save(url: str, parts: list[list[dict[str, Any]]]) -> None:
         json.dump({"_data_files": [{"filename": name} for name in files], "_split": None}, file)
 
 
-def wanted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: row[key] for key in (*FIELDS, "id")} for row in rows]
+def read_ids(folder: object) -> list[str]:
+    source = str(folder)
+    prompts = read_prompts(source, PromptsConfig(source=source, prompt_field="question"))
+    assert {prompt.prompt_id: (prompt.text, prompt.answer) for prompt in prompts}.items() <= {
+        row["id"]: (row["question"], row["answer"]) for row in ROWS
+    }.items()
+    return [prompt.prompt_id for prompt in prompts]
 
 
-def chosen(names: list[str]) -> list[str]:
-    return [name for name in names if name in (*FIELDS, "id")]
-
-
-def read(folder: str) -> list[dict[str, Any]]:
-    records = saved_records(folder, chosen)
-    assert records is not None
-    return list(records)
-
-
-def test_all_parts_are_read_in_order_and_only_the_columns_that_matter(tmp_path: Path) -> None:
+def test_all_parts_of_a_folder_are_read_in_order(tmp_path: Path) -> None:
     folder = tmp_path / "train"
     folder.mkdir()
     save(str(folder), [ROWS[:3], ROWS[3:]])
-    assert read(str(folder)) == read(f"{folder}/") == wanted(ROWS)
-
-
-def test_a_folder_may_be_anywhere_fsspec_reaches() -> None:
+    assert read_ids(folder) == read_ids(f"{folder}/") == IDS
     save("memory://test-saved/train", [ROWS])
-    assert read("memory://test-saved/train") == wanted(ROWS)
+    assert read_ids("memory://test-saved/train") == IDS
 
 
-@pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="the library `datasets` is not installed")
-def test_what_the_library_itself_saves_is_read(tmp_path: Path) -> None:
+@needs_datasets
+def test_folders_that_the_library_saved_are_read(tmp_path: Path) -> None:
     from datasets import Dataset, DatasetDict
 
     made = Dataset.from_list(ROWS)
     DatasetDict(train=made, test=made.select([4, 2])).save_to_disk(str(tmp_path / "sums"))
-    assert read(str(tmp_path / "sums" / "train")) == wanted(ROWS)
-    assert read(str(tmp_path / "sums" / "test")) == wanted([ROWS[4], ROWS[2]])
+    assert read_ids(tmp_path / "sums" / "train") == IDS
+    assert read_ids(tmp_path / "sums" / "test") == [IDS[4], IDS[2]]
     made.shuffle(seed=1).save_to_disk(str(tmp_path / "shuffled"), num_shards=2)
-    assert sorted(row["id"] for row in read(str(tmp_path / "shuffled"))) == [row["id"] for row in ROWS]
+    assert sorted(read_ids(tmp_path / "shuffled")) == IDS
     with pytest.raises(PromptsError) as caught:
-        read(str(tmp_path / "sums"))
-    assert (caught.value.file, caught.value.read) == (f"{tmp_path / 'sums'}", "holds the splits train, test")
+        read_ids(tmp_path / "sums")
+    assert "FOLDER/SPLIT" in str(caught.value.expected)
 
 
-FEATURES = {"answer": {"names": ["bad", "good"], "_type": "ClassLabel"}, "tags": [{"dtype": "string"}]}
+def answers(table: pa.Table, path: Path) -> list[str]:
+    pq.write_table(table, path)
+    return [prompt.answer for prompt in read_prompts(str(path), PromptsConfig(source=str(path)))]
 
 
-def labelled(metadata: str) -> pa.Table:
-    columns = {"prompt": ["a", "b"], "answer": pa.array([1, 0], pa.int64())}
-    return pa.table(columns).replace_schema_metadata({"huggingface": metadata})
+def labelled(metadata: object, labels: list[int]) -> pa.Table:
+    columns = {"prompt": ["a", "b"], "answer": pa.array(labels, pa.int64())}
+    return pa.table(columns).replace_schema_metadata({"huggingface": json.dumps(metadata)})
 
 
 def test_a_class_label_is_read_as_its_name(tmp_path: Path) -> None:
-    table = labelled(json.dumps({"info": {"features": FEATURES}}))
-    pq.write_table(table, tmp_path / "a.parquet")
-    source = str(tmp_path / "a.parquet")
-    assert [prompt.answer for prompt in read_prompts(source, PromptsConfig(source=source))] == ["good", "bad"]
-    unlabelled = table.set_column(1, "answer", pa.array([-1, 2], pa.int64()))
-    assert [row["answer"] for row in rows_of(unlabelled)] == [None, None]
+    features = {"answer": {"names": ["bad", "good"], "_type": "ClassLabel"}, "tags": [{"dtype": "string"}]}
+    metadata = {"info": {"features": features}}
+    assert answers(labelled(metadata, [1, 0]), tmp_path / "a.parquet") == ["good", "bad"]
+    with pytest.raises(PromptsError) as caught:
+        answers(labelled(metadata, [-1, 2]), tmp_path / "a.parquet")
+    assert caught.value.key == "answer"
 
 
-@pytest.mark.parametrize("metadata", ["", "[]", "{}", '{"info": {"features": 3}}', '{"info": {"features": {"a": 1}}}'])
-def test_metadata_of_another_shape_names_no_labels(metadata: str) -> None:
-    assert [row["answer"] for row in rows_of(labelled(metadata))] == [1, 0]
+@pytest.mark.parametrize("metadata", [[], {}, {"info": {"features": 3}}, {"info": {"features": {"answer": 1}}}])
+def test_metadata_of_another_shape_names_no_labels(metadata: object, tmp_path: Path) -> None:
+    assert answers(labelled(metadata, [1, 0]), tmp_path / "a.parquet") == ["1", "0"]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="the library `datasets` is not installed")
+@needs_datasets
 def test_the_librarys_own_class_labels_are_read_as_their_names(tmp_path: Path) -> None:
     from datasets import ClassLabel, Dataset, Features, Value
 
@@ -105,39 +103,30 @@ def test_the_librarys_own_class_labels_are_read_as_their_names(tmp_path: Path) -
         assert [prompt.answer for prompt in read_prompts(source, config)] == ["good", "bad"]
 
 
-def test_a_folder_without_their_list_is_none_of_these(tmp_path: Path) -> None:
-    assert saved_records(str(tmp_path), chosen) is None
-    assert saved_records(str(tmp_path / "missing"), chosen) is None
-
-
-def test_a_missing_part_and_a_damaged_one_are_named(tmp_path: Path) -> None:
+def test_a_missing_part_and_a_damaged_one_are_refused(tmp_path: Path) -> None:
     save(str(tmp_path), [ROWS])
     part = tmp_path / "data-00000-of-00001.arrow"
     for damage in (lambda: part.write_bytes(part.read_bytes()[:200]), part.unlink):
         damage()
         with pytest.raises(PromptsError) as caught:
-            read(str(tmp_path))
-        assert caught.value.file == str(part)
+            read_ids(tmp_path)
+        assert str(tmp_path) in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
+    "content",
     [
-        ("state.json", "{"),
-        ("state.json", "[]"),
-        ("state.json", '{"_data_files": 3}'),
-        ("state.json", '{"_data_files": ["a.arrow"]}'),
-        ("state.json", '{"_data_files": [{"name": "a.arrow"}]}'),
-        ("state.json", "[" * 100_000),
-        ("state.json", '{"_data_files": ' + "9" * 5000 + "}"),
-        ("dataset_dict.json", "3"),
-        ("dataset_dict.json", '{"splits": {"train": 1}}'),
-        ("dataset_dict.json", '{"splits": [1, 2]}'),
+        "{",
+        "[]",
+        '{"_data_files": 3}',
+        '{"_data_files": ["a.arrow"]}',
+        '{"_data_files": [{"name": "a"}]}',
+        "[" * 100_000,
     ],
     ids=lambda text: text[:30],
 )
-def test_a_list_of_another_shape_is_named(tmp_path: Path, name: str, content: str) -> None:
-    (tmp_path / name).write_text(content)
+def test_a_list_of_parts_of_another_shape_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "state.json").write_text(content)
     with pytest.raises(PromptsError) as caught:
-        saved_records(str(tmp_path), chosen)
-    assert caught.value.file == str(tmp_path / name)
+        read_ids(tmp_path)
+    assert caught.value.key == "prompts.source"

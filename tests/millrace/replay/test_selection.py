@@ -88,9 +88,7 @@ def test_a_group_whose_new_scores_failed_is_left_out(
     assert 0 < len(kept) < len(trained)
 
 
-def test_a_run_without_a_single_reward_has_nothing_to_train_on(
-    unchanged: TrainedRun, memory_store: MemoryStore
-) -> None:
+def test_a_run_without_any_reward_has_nothing_to_train_on(unchanged: TrainedRun, memory_store: MemoryStore) -> None:
     with pytest.raises(ReplayError):
         select(rescored(unchanged, memory_store, lambda rows: [None] * rows), Selection())
 

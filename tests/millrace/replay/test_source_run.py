@@ -16,7 +16,6 @@ from support.replay.trained_run import (
     LAST_STEP,
     MAX_STALENESS,
     TrainedRun,
-    flip_a_bit,
     rewrite,
     score_rows,
     with_value,
@@ -27,7 +26,7 @@ from millrace.replay.parts import Scores
 from millrace.replay.source_run import SourceRun
 from millrace.rollouts.scored_group import ScoredGroup
 from storage import layout
-from storage.errors import PartCorrupt, StreamCorrupt
+from storage.errors import StreamCorrupt
 from storage.schema import CONSUMED, SCORE, TRAINER_LOGPROBS
 from storage.stores.base import Store
 from storage.stores.memory import MemoryStore
@@ -177,18 +176,6 @@ def test_removed_parts_are_refused_with_the_first_whole_step(trained: TrainedRun
         run.check_stored(np.array(rows_of(run, [last])))
     assert f"step {last + 1}" in str(raised.value.expected)
     run.check_stored(np.array(rows_of(run, range(last + 1, LAST_STEP + 1))))
-
-
-def test_a_flipped_bit_in_a_part_is_found(trained: TrainedRun) -> None:
-    run = SourceRun(trained.store)
-    file = f"{layout.trajectories(1)}/{run.parts.records[1][0].file}"
-    flip_a_bit(trained.folder / file)
-    with pytest.raises(PartCorrupt) as raised:
-        list(run.read(rows_of(run, run.steps)))
-    assert raised.value.file == file
-    flip_a_bit(next((trained.folder / layout.CONSUMED / "seg").iterdir()))
-    with pytest.raises(PartCorrupt):
-        SourceRun(trained.store)
 
 
 def test_rows_that_contradict_each_other_are_damage(trained: TrainedRun) -> None:

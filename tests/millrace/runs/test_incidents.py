@@ -1,17 +1,20 @@
 """Incidents are stored in the run, as sentences."""
 
+from functools import partial
+
 import pytest
 
-from millrace.runs.incidents import Incident, parse_incident, record_incident, summarize_incidents
+from millrace.runs.incidents import Incident, record_incident, summarize_incidents
 from millrace.runs.record import create_run
 from storage import layout
+from storage.json_text import parse_as
 from storage.progress import FolderReader
 from storage.stores.base import Store
 from storage.stores.memory import MemoryStore
 
 
 def read_incidents(store: Store) -> list[Incident]:
-    return FolderReader(store, layout.INCIDENTS, parse_incident).read()
+    return FolderReader(store, layout.INCIDENTS, partial(parse_as, Incident)).read()
 
 
 @pytest.fixture
@@ -21,13 +24,12 @@ def run(memory_store: MemoryStore) -> Store:
 
 
 def test_restarts_and_alarms_are_read_and_counted(run: Store) -> None:
-    reader = FolderReader(run, layout.INCIDENTS, parse_incident)
-    assert summarize_incidents(reader.read()) == {"counts": {}, "restarts": {}, "latest": []}
+    assert summarize_incidents(read_incidents(run)) == {"counts": {}, "restarts": {}, "latest": []}
     record_incident(run, "stage.restarted", {"stage": "train-0", "cause": "train-0 exited with code 3", "restarts": 1})
     record_incident(run, "training.collapsed", {"sentence": "version 27: the reward is gone", "good_version": 20})
     record_incident(run, "pipeline.stalled", {"seconds": 120.4, "doing": {}})
     record_incident(run, "stage.killed", {"stage": "score-0", "sentence": "score-0 was asked to stop, and killed"})
-    incidents = reader.read()
+    incidents = read_incidents(run)
     assert {incident.sentence for incident in incidents} == {
         "train-0 was started again: train-0 exited with code 3",
         "training collapsed: version 27: the reward is gone",

@@ -49,6 +49,8 @@ def attempt(config: dict[str, Any]) -> Attempt:
 
 
 def test_a_run_id_is_claimed_once(memory_store: Store) -> None:
+    with pytest.raises(RunMissing):
+        latest_attempt(memory_store)
     create_run(memory_store, "mine", CONFIG)
     with pytest.raises(RunExists):
         create_run(memory_store, "mine", CONFIG)
@@ -106,11 +108,6 @@ def test_each_start_is_an_attempt_that_reads_back_unchanged(memory_store: Store)
     assert [start.number for start in attempts] == [0, 1, 2]
     assert [read_attempt(memory_store, number) for number in range(3)] == attempts
     assert latest_attempt(memory_store) == attempts[2]
-
-
-def test_a_missing_run_is_refused(memory_store: Store) -> None:
-    with pytest.raises(RunMissing):
-        latest_attempt(memory_store)
 
 
 def test_an_attempt_lists_settings_that_changed_since_the_previous_one(memory_store: Store) -> None:

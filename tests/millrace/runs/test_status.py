@@ -29,15 +29,11 @@ def bench(memory_store: MemoryStore, make_model: Callable[..., LlamaForCausalLM]
     return made
 
 
-@pytest.mark.parametrize("damage", ["lost", "malformed"])
-def test_the_checkpoint_replaces_a_status_record_without_an_account(damage: str, bench: TrainerBench) -> None:
+def test_the_checkpoint_replaces_a_lost_status_record(bench: TrainerBench) -> None:
     first = StatusReader(bench.store).look()
     assert first["ledger"]["trained"] == {"rollouts": 8, "tokens": 12}
     assert first["ledger"]["buffered"] == {"rollouts": 2, "tokens": 3}
-    record = read_status(bench.store, "train", 0)
     bench.store.delete(layout.progress("train", 0))
-    if damage == "malformed":
-        write_progress(bench.store, "train", 0, {**record, "account": {"trained": 7}})
     second = StatusReader(bench.store).look()
     for figure in ("steps", "ledger", "staleness", "tokens"):
         assert second[figure] == first[figure]

@@ -15,23 +15,23 @@ from support.stages.workshop import Workshop, weights
 from support.stores.memory import unused_name
 from transformers import PreTrainedTokenizerFast
 
-from millrace.runtime.device_sharing import SharedDevice, open_device
+from millrace.runtime.device_sharing import Device
 from storage.progress import read_status, write_progress
 from storage.stores.memory import MemoryStore
 
 HOLD = """
 import sys
 from pathlib import Path
-from millrace.runtime.device_sharing import open_device
-device = open_device(Path(sys.argv[1]), colocated=True, alone=sys.argv[2] == "alone")
+from millrace.runtime.device_sharing import Device
+device = Device(Path(sys.argv[1]) / "device", alone=sys.argv[2] == "alone")
 print(device.take(), flush=True)
 sys.stdin.read()
 """
 
 
 def test_a_trainer_gets_the_device_when_all_generators_gave_it_back(tmp_path: Path) -> None:
-    first, second = (open_device(tmp_path, colocated=True, alone=False) for _ in range(2))
-    trainer = open_device(tmp_path, colocated=True, alone=True)
+    first, second = (Device(tmp_path / "device", alone=False) for _ in range(2))
+    trainer = Device(tmp_path / "device", alone=True)
     assert first.take()
     assert second.take()
     assert not trainer.take()
@@ -46,7 +46,7 @@ def test_a_trainer_gets_the_device_when_all_generators_gave_it_back(tmp_path: Pa
 
 
 def test_on_a_device_of_its_own_every_stage_always_holds_it(tmp_path: Path) -> None:
-    devices = [open_device(tmp_path, colocated=False, alone=alone) for alone in (True, True, False)]
+    devices = [Device(alone=alone) for alone in (True, True, False)]
     assert all(device.take() and device.held and not device.shared for device in devices)
     devices[0].give_back()
     assert devices[0].held
@@ -54,7 +54,7 @@ def test_on_a_device_of_its_own_every_stage_always_holds_it(tmp_path: Path) -> N
 
 
 def test_a_process_that_is_killed_has_given_it_back(tmp_path: Path) -> None:
-    device = open_device(tmp_path, colocated=True, alone=False)
+    device = Device(tmp_path / "device", alone=False)
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path), "alone"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -67,9 +67,9 @@ def test_a_process_that_is_killed_has_given_it_back(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def trainer(tmp_path: Path) -> SharedDevice:
+def trainer(tmp_path: Path) -> Device:
     """The device as the trainer sees it."""
-    return SharedDevice(tmp_path / "device", alone=True)
+    return Device(tmp_path / "device", alone=True)
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def asleep_since_version(workshop: Workshop) -> int | None:
 
 
 def test_a_generator_without_weights_sleeps_so_that_the_trainer_can_make_the_first(
-    workshop: Workshop, trainer: SharedDevice
+    workshop: Workshop, trainer: Device
 ) -> None:
     assert not trainer.take()
     assert asleep_since_version(workshop) is None
@@ -94,9 +94,7 @@ def test_a_generator_without_weights_sleeps_so_that_the_trainer_can_make_the_fir
     assert trainer.take()
 
 
-def test_a_generator_sleeps_once_all_groups_of_its_version_are_committed(
-    workshop: Workshop, trainer: SharedDevice
-) -> None:
+def test_a_generator_sleeps_once_all_groups_of_its_version_are_committed(workshop: Workshop, trainer: Device) -> None:
     workshop.turn([0, 1], new=weights(0))
     workshop.turn([])
     assert workshop.engine.awake
@@ -109,7 +107,7 @@ def test_a_generator_sleeps_once_all_groups_of_its_version_are_committed(
     assert trainer.take()
 
 
-def test_new_weights_wait_for_the_device_and_are_not_lost(workshop: Workshop, trainer: SharedDevice) -> None:
+def test_new_weights_wait_for_the_device_and_are_not_lost(workshop: Workshop, trainer: Device) -> None:
     workshop.turn(ALL, new=weights(0))
     workshop.turn(ALL)
     assert trainer.take()
@@ -122,9 +120,7 @@ def test_new_weights_wait_for_the_device_and_are_not_lost(workshop: Workshop, tr
     assert workshop.committed() == [([0, 1, 2, 3], 0), ([4, 5, 6, 7], 1)]
 
 
-def test_a_dropped_group_wakes_a_generator_though_no_new_version_came(
-    workshop: Workshop, trainer: SharedDevice
-) -> None:
+def test_a_dropped_group_wakes_a_generator_though_no_new_version_came(workshop: Workshop, trainer: Device) -> None:
     workshop.turn(ALL, new=weights(0))
     workshop.turn(ALL)
     assert not workshop.engine.awake

@@ -178,4 +178,4 @@ def test_an_early_stop_is_stored_when_evaluations_do_not_improve(bench: Bench) -
     evaluation.follow(EVERY, LAST)
     stop = read_early_stop(bench.store, 0)
     assert stop is not None
-    assert (stop.best_version, stop.policy_version) == (5, 15)
+    assert stop.policy_version == 15

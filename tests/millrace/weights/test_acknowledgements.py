@@ -140,10 +140,6 @@ def test_other_weights_under_the_same_version_are_an_alarm() -> None:
     assert events(acks.look(statuses, START + 31)) == [("generator.lost", 1)]
     push(acks, version(13, START + 40))
     assert acks.look([status(version(13))] * 2, START + 41)[1] is not None
-    push(acks, version(14, START + 42))
-    push(acks, version(15, START + 42))
-    superseded = [status(version(14), digest="deadbeef"), {}]
-    assert events(acks.look(superseded, START + 43)) == [(None, 0)], "of a superseded version too"
 
 
 def test_the_deadline_begins_when_the_tracker_opens() -> None:

@@ -42,9 +42,6 @@ class ScriptedEngine(Engine):
     def tokens_in_flight(self) -> int:
         return 0
 
-    def abort(self) -> None:
-        self.waiting = []
-
     def interrupt(self) -> list[Trajectory]:
         waiting, self.waiting = self.waiting, []
         return [unstarted(request) for request, _ in waiting]

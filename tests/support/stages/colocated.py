@@ -11,7 +11,7 @@ from configs.operation import PlacementConfig
 from configs.schema import PipelineConfig, RunConfig
 from configs.training import TrainingConfig
 from millrace.runtime.arguments import StageArguments
-from millrace.runtime.device_sharing import DeviceTurns, SharedDevice
+from millrace.runtime.device_sharing import Device, DeviceTurns
 from storage import layout
 from storage.schema import TRAJECTORY
 from storage.stores.memory import MemoryStore
@@ -45,7 +45,7 @@ class TrainerByHand:
         self.to_drop = 0
         self.groups_dropped = 0
         self.groups = 0
-        self.device = SharedDevice(file, alone=True)
+        self.device = Device(file, alone=True)
         self.turns = DeviceTurns(self.stage, self.device, self)
         self.readers = [StreamReader(store, layout.trajectories(g), TRAJECTORY) for g in range(replicas)]
 
@@ -90,7 +90,7 @@ class Colocated:
         """A turn of this generator; a dead one is started first, unless the trainer holds the device."""
         workshop = self.generators[replica]
         if workshop is None:
-            if not SharedDevice(self.file, alone=False).take():
+            if not Device(self.file, alone=False).take():
                 return
             config = colocated_config(self.replicas)
             workshop = Workshop(self.store, self.tokenizer, config, replica=replica, shared=self.file)

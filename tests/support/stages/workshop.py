@@ -17,7 +17,7 @@ from millrace.errors import WeightsCorrupt
 from millrace.generation.engines.base import Engine
 from millrace.rollouts.writer import TrajectoryWriter
 from millrace.runtime.arguments import StageArguments
-from millrace.runtime.device_sharing import Device, DeviceTurns, SharedDevice
+from millrace.runtime.device_sharing import Device, DeviceTurns
 from millrace.runtime.stage import Stage
 from millrace.stages.admission import Admission, prompt_order
 from millrace.stages.carry_over import CarryOver
@@ -77,7 +77,7 @@ class Mailbox(WeightsReceiver):
         """Nothing is open."""
 
 
-class HurriedDevice(SharedDevice):
+class HurriedDevice(Device):
     """A generator's; a stage that finds it taken is asked to drain."""
 
     def __init__(self, stage: Stage, file: Path) -> None:
@@ -120,9 +120,6 @@ class ObedientEngine(Engine):
     @property
     def tokens_in_flight(self) -> int:
         return sum(len(versions) for _, versions in self.requests)
-
-    def abort(self) -> None:
-        self.requests = []
 
     def interrupt(self) -> list[Trajectory]:
         requests, self.requests = self.requests, []

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -156,8 +156,9 @@ class Child:
     def command(self, text: str) -> None:
         """`offer <version>` to a trainer rank, `measure` to it or to a generator; the answer is the next line."""
         assert self.process.stdin is not None
-        self.process.stdin.write(f"{text}\n")
-        self.process.stdin.flush()
+        # One that has been killed gives no answer.
+        with suppress(BrokenPipeError):
+            os.write(self.process.stdin.fileno(), f"{text}\n".encode())
 
 
 def generator(

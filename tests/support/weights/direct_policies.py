@@ -30,7 +30,7 @@ class PushedPolicy:
 
     @property
     def nbytes(self) -> int:
-        return self.layout(1).nbytes(0)
+        return sum(tensor.nbytes for tensor in self.tensors(0).values())
 
 
 def layout_of(tensors: Mapping[str, torch.Tensor], size: int) -> ShardLayout:

@@ -48,9 +48,8 @@ _FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", 
 class VllmEngine(Engine):
     """The model in `folder`, whose responses end after one of the tokens `stop_token_ids` or one of the texts `stop`.
 
-    `dtype` is that of the weights, `engine_args` are the user's arguments of vLLM, `sleeps` is whether `sleep` will be
-    called, and `truncates` whether requests will come that draw from a part of the vocabulary. The start takes some 20
-    seconds. If vLLM's processes die, waiting and later calls raise vLLM's EngineDeadError.
+    The other arguments are those of `vllm_arguments`. The start takes some 20 seconds. If vLLM's processes die, waiting
+    and later calls raise vLLM's EngineDeadError.
     """
 
     def __init__(
@@ -123,12 +122,6 @@ class VllmEngine(Engine):
             ended = list(self._finished.queue)
         return sampled + sum(len(done.response.tokens) for done in ended if isinstance(done, Trajectory))
 
-    def abort(self) -> None:
-        self._run(self._cancel())
-        while not self._finished.empty():
-            self._finished.get_nowait()
-        self._in_flight = 0
-
     def interrupt(self) -> list[Trajectory]:
         self._run(self._abort_all())
         ended = [self._next(0.0) for _ in range(self._in_flight)]
@@ -172,11 +165,9 @@ class VllmEngine(Engine):
         self._loop.close()
 
     def _call(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
-        """Starts `work` in the loop's thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Runs `work` in the loop's thread."""
         call = self._call(work)
         while not wait([call], timeout=_LOOK_SECONDS).done:
             self._check_alive()
@@ -229,12 +220,6 @@ class VllmEngine(Engine):
         await self._llm.finish_weight_update(version)
         await self._llm.resume_generation()
         return time.monotonic() - started
-
-    async def _cancel(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _abort_all(self) -> None:
         # More than once: vLLM can't abort a request that is still on its way to it.
@@ -296,7 +281,7 @@ def _kept_tokens(completion: CompletionOutput) -> list[list[int]]:
     """[R] the token ids that each token was drawn from, where top-p or top-k leave some out.
 
     vLLM returns masks on a GPU. On a CPU it returns the log-probabilities of the distribution it drew from: minus
-    infinity for tokens that were not kept, most of which `plugin.py` leaves out.
+    infinity for tokens that were not kept; `plugin.py` leaves most of them out.
     """
     if completion.sampling_mask is not None:
         masks: list[list[int]] = completion.sampling_mask.token_ids

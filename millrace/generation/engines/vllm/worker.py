@@ -39,11 +39,6 @@ logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(
 
 
 @dataclass
-class Init(WeightTransferInitInfo):
-    """No settings are needed."""
-
-
-@dataclass
 class Update(WeightTransferUpdateInfo):
     """One policy version."""
 
@@ -51,13 +46,13 @@ class Update(WeightTransferUpdateInfo):
     """`SharedTensors` as JSON."""
 
 
-class SharedMemoryEngine(WeightTransferEngine[Init, Update]):
+class SharedMemoryEngine(WeightTransferEngine[WeightTransferInitInfo, Update]):
     """Loads weights from shared memory."""
 
-    init_info_cls = Init
+    init_info_cls = WeightTransferInitInfo
     update_info_cls = Update
 
-    def init_transfer_engine(self, init_info: Init) -> None:
+    def init_transfer_engine(self, init_info: WeightTransferInitInfo) -> None:
         """Does nothing: weights arrive without a connection."""
 
     def start_weight_update(self) -> None:

@@ -52,11 +52,15 @@ def forbid(model: PreTrainedModel, token: int) -> None:
     model.lm_head.register_forward_hook(without)
 
 
-def requests(number: int, first: int = 0, given: int = 0) -> list[Request]:
-    """Requests of several prompts, with `given` tokens of the response already there."""
+def requests(number: int, first: int = 0, num_given: int = 0) -> list[Request]:
+    """Requests of several prompts, with `num_given` tokens of the response already there."""
     return [
         Request(
-            group_id=i, sample_index=0, prompt_tokens=PROMPTS[i % len(PROMPTS)], seed=i, response_tokens=(5,) * given
+            group_id=i,
+            sample_index=0,
+            prompt_tokens=PROMPTS[i % len(PROMPTS)],
+            seed=i,
+            response_tokens=(5,) * num_given,
         )
         for i in range(first, first + number)
     ]
@@ -64,7 +68,7 @@ def requests(number: int, first: int = 0, given: int = 0) -> list[Request]:
 
 def short(number: int, first: int = 0, length: int = 1) -> list[Request]:
     """Requests that end after `length` tokens at the latest."""
-    return requests(number, first, given=LIMIT - length)
+    return requests(number, first, num_given=LIMIT - length)
 
 
 def one_token(engine: TransformersEngine) -> list[Trajectory]:
@@ -76,7 +80,7 @@ def text(request: Request) -> tuple[int, ...]:
 
 
 def mismatch(models: dict[int, PreTrainedModel], done: Sequence[Trajectory]) -> float:
-    """Largest |told − own log-probability| of a token, each under the model of its version, nats."""
+    """Largest |log μ − log π| of a token, each under the model of its version, nats."""
     return max((largest_mismatch(models, text(t.request), t.response) for t in done if t.response.tokens), default=0.0)
 
 

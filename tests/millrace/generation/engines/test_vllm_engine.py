@@ -76,9 +76,9 @@ def num_cached(engine: "VllmEngine", tokens: Sequence[int]) -> int:
 
 
 def checksums(engine: "VllmEngine") -> list[dict[str, str]]:
-    """Of what the kernels use, as vLLM takes them: one dictionary a worker."""
-    found: list[dict[str, str]] = engine._run(engine._llm.compute_weight_checksums())
-    return found
+    """Returns checksums of the tensors that the kernels use, a dictionary per worker."""
+    result: list[dict[str, str]] = engine._run(engine._llm.compute_weight_checksums())
+    return result
 
 
 def test_each_token_is_of_its_spans_version_through_many_updates(
@@ -256,8 +256,8 @@ def test_every_architecture_agrees_with_the_trainer_before_and_after_updates(
     prompts = [[1, 3 + i % 12, 3 + i % 11] for i in range(16)]
     previous = vllm_processes()
     with running_vllm(models[0], tmp_path, tensor_parallel_size=workers) as engine:
-        own = vllm_processes() - previous
-        assert len(own) == 1 + workers
+        processes = vllm_processes() - previous
+        assert len(processes) == 1 + workers
         for version in range(3):
             if version:
                 engine.update_weights(offer(models[version], version))
@@ -267,7 +267,7 @@ def test_every_architecture_agrees_with_the_trainer_before_and_after_updates(
             worst = mismatch(dict(models), done)
             print(f"{name}, {workers} workers, version {version}: |Δ log π| ≤ {worst:.2g}")
             assert worst < TOLERANCE
-    assert not left_behind(own)
+    assert not left_behind(processes)
 
 
 @pytest.mark.extended
@@ -276,8 +276,8 @@ def test_a_killed_engine_core_is_an_error_for_all_callers_and_leaves_nothing(
 ) -> None:
     previous = vllm_processes()
     with running_vllm(make_policy(0), tmp_path) as engine, ThreadPoolExecutor(2) as threads:
-        own = vllm_processes() - previous
-        core = engine_core(own)
+        processes = vllm_processes() - previous
+        core = engine_core(processes)
         # So that nobody who waits can have an answer before it dies.
         core.suspend()
         engine.submit(requests([[1, 3]] * 8), LONG)
@@ -290,17 +290,17 @@ def test_a_killed_engine_core_is_an_error_for_all_callers_and_leaves_nothing(
         engine.submit(requests([[1, 3]]), LONG)
         with pytest.raises(Exception, match="EngineCore"):
             all_of(engine)
-    assert len(own) == 2
-    assert not left_behind(own)
+    assert len(processes) == 2
+    assert not left_behind(processes)
 
 
 @pytest.mark.extended
 def test_a_worker_that_outlives_its_core_is_ended_with_the_engine(make_policy: MakePolicy, tmp_path: Path) -> None:
     previous = vllm_processes()
     with running_vllm(make_policy(0), tmp_path):
-        own = vllm_processes() - previous
-        core = engine_core(own)
-        (worker,) = own - {core}
+        processes = vllm_processes() - previous
+        core = engine_core(processes)
+        (worker,) = processes - {core}
         worker.suspend()
         core.kill()
-    assert not left_behind(own)
+    assert not left_behind(processes)

@@ -31,13 +31,13 @@ NUM_REQUESTS = 12
 
 @pytest.fixture
 def models(make_policy: MakePolicy) -> dict[int, PreTrainedModel]:
-    """By version; their responses end at the length limit only."""
+    """The policy of each version. Its responses end at the length limit only."""
     return {version: make_endless(make_policy(version)) for version in (1, 2, 3)}
 
 
 @pytest.fixture
 def engine(vllm_engine: "VllmEngine", models: dict[int, PreTrainedModel], offer: Offer) -> "VllmEngine":
-    """With nothing in flight and the weights of version 1."""
+    """The engine with the weights of version 1 and nothing in flight."""
     vllm_engine.update_weights(offer(models[1], 1))
     return vllm_engine
 
@@ -80,11 +80,11 @@ def responses(done: dict[int, Trajectory]) -> dict[int, Response]:
 
 def interrupted(engine: "VllmEngine") -> dict[int, Trajectory]:
     """By group; all must be in the middle."""
-    known = engine.tokens_in_flight
+    reported = engine.tokens_in_flight
     result = by_group(engine.interrupt())
     assert engine.in_flight == engine.tokens_in_flight == 0
     assert result.keys() == set(range(NUM_REQUESTS))
-    assert sum(len(trajectory.response.tokens) for trajectory in result.values()) >= known
+    assert sum(len(trajectory.response.tokens) for trajectory in result.values()) >= reported
     assert {trajectory.response.finish_reason for trajectory in result.values()} == {"unfinished"}
     assert all(trajectory.response.tokens for trajectory in result.values())
     return result
@@ -120,8 +120,8 @@ def test_interrupted_twice_under_other_weights_responses_are_whole(
 
 
 def test_an_interrupt_returns_ended_begun_and_waiting_requests(engine: "VllmEngine") -> None:
-    asked = requests(300)
-    ended, begun, waiting = asked[:4], asked[4:16], asked[16:]
+    submitted = requests(300)
+    ended, begun, waiting = submitted[:4], submitted[4:16], submitted[16:]
     engine.submit(ended, replace(SAMPLING, max_new_tokens=2))
     engine.submit(begun, SAMPLING)
     sample_until(engine, 2 * len(ended) + len(begun))
@@ -129,7 +129,7 @@ def test_an_interrupt_returns_ended_begun_and_waiting_requests(engine: "VllmEngi
     engine.submit(waiting, SAMPLING)
     result = by_group(engine.interrupt())
     assert engine.in_flight == 0
-    assert [result[request.group_id].request for request in asked] == asked
+    assert [result[request.group_id].request for request in submitted] == submitted
     for request in ended:
         response = result[request.group_id].response
         assert (len(response.tokens), response.finish_reason) == (2, "length")

@@ -37,13 +37,13 @@ def test_the_users_arguments_come_with_what_millrace_rests_on() -> None:
 
 
 def test_kept_tokens_come_as_masks_on_a_gpu_and_as_log_probabilities_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = {}
+    settings = {}
     for devices in (0, 1):
         monkeypatch.setattr(torch.cuda, "device_count", lambda devices=devices: devices)
         for truncates in (False, True):
             result = arguments({"max_logprobs": 5}, truncates=truncates)
-            asked[devices, truncates] = (result["return_sampling_mask"], result["max_logprobs"])
-    assert asked == {(0, False): (False, 5), (0, True): (False, -1), (1, False): (False, 5), (1, True): (True, 5)}
+            settings[devices, truncates] = (result["return_sampling_mask"], result["max_logprobs"])
+    assert settings == {(0, False): (False, 5), (0, True): (False, -1), (1, False): (False, 5), (1, True): (True, 5)}
 
 
 def test_on_a_cpu_prompts_are_computed_in_one_piece_unless_the_user_says_otherwise(
@@ -98,7 +98,7 @@ def test_a_truncated_response_has_its_kept_tokens_however_they_came(mask: list[l
 
 @pytest.mark.vllm
 @pytest.mark.parametrize(
-    ("returns_masks", "temperature", "top_p", "top_k", "asked"),
+    ("returns_masks", "temperature", "top_p", "top_k", "expected"),
     [
         # (temperature, top_p, top_k, logprobs) of vLLM's parameters: with masks it needs a top_k and a temperature.
         (True, 0.7, 0.9, None, (0.7, 0.9, 40, 0)),
@@ -112,11 +112,11 @@ def test_a_truncated_response_has_its_kept_tokens_however_they_came(mask: list[l
     ],
 )
 def test_what_is_asked_of_vllm_keeps_the_distribution(
-    returns_masks: bool, temperature: float, top_p: float, top_k: int | None, asked: tuple[float, ...]
+    returns_masks: bool, temperature: float, top_p: float, top_k: int | None, expected: tuple[float, ...]
 ) -> None:
     sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, max_new_tokens=4)
     result = Idle(returns_masks=returns_masks)._parameters(sampling, seed=0, logprobs=0)
-    assert (result.temperature, result.top_p, result.top_k, result.logprobs) == asked
+    assert (result.temperature, result.top_p, result.top_k, result.logprobs) == expected
     assert result.repetition_penalty == 1.0
     assert (result.min_p, result.presence_penalty, result.frequency_penalty) == (0.0, 0.0, 0.0)
 

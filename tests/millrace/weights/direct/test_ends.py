@@ -11,11 +11,10 @@ from support.weights.direct_policies import POLICIES, id_of, layout_of, shards
 
 from millrace.errors import InputError, WeightsCorrupt
 from millrace.weights.base import Manifest, Weights
-from millrace.weights.direct.receiver import DirectReceiver, ReceiveBuffers
+from millrace.weights.direct.receiver import DirectReceiver
 from millrace.weights.direct.relay import DirectRelay
-from millrace.weights.direct.rendezvous import RendezvousClient
+from millrace.weights.direct.rendezvous import Push, RendezvousClient
 from millrace.weights.fingerprint import fingerprint
-from millrace.weights.shared_tensors import shapes_of
 
 DEADLINE = 3.0
 LAYOUT = POLICIES["odd"].layout(2)
@@ -137,18 +136,17 @@ def test_a_version_damaged_in_a_ranks_memory_is_requested_again(pushes: Pushes, 
     assert_is(received := receivers[0].poll(None), 1)
     assert received is not None
     rank = pushes.trainer.ranks[1]
-    between = rank.between
+    take_part = rank.take_part
 
-    def damaged(client: RendezvousClient) -> None:
-        before = rank._offered
-        between(client)
-        if rank._offered is not before:
-            rank._snapshot["head"].view(torch.int16)[0, 5] ^= 64
+    def damaged(client: RendezvousClient, push: Push) -> None:
+        rank._snapshot["head"].view(torch.int16)[0, 5] ^= 64
+        take_part(client, push)
+        rank._snapshot["head"].view(torch.int16)[0, 5] ^= 64
 
-    rank.between = damaged  # type: ignore[method-assign]
+    rank.take_part = damaged  # type: ignore[method-assign]
     pushes.push(2)
     assert pushes.relay.missing == {0, 1}
-    rank.between = between  # type: ignore[method-assign]
+    rank.take_part = take_part  # type: ignore[method-assign]
     with pytest.raises(WeightsCorrupt, match=r"head$"):
         receivers[0].poll(received.id)
     with pytest.raises(WeightsCorrupt, match=r"head$"):
@@ -195,31 +193,3 @@ def test_all_find_the_successor_of_a_sync_weights_that_closed(
     assert_is(receivers[0].poll(None), 1)
     pushes.deliver(2)
     assert_is(receivers[0].poll(id_of(1)), 2)
-
-
-def test_a_second_file_is_there_only_while_the_first_is_in_use(tmp_path: Path) -> None:
-    buffers = ReceiveBuffers(tmp_path / "received")
-
-    def arrive(version: int) -> None:
-        buffer = buffers.free()
-        tensors = buffer.tensors_for(shapes_of({"scale": torch.zeros(3)}))
-        tensors["scale"].fill_(version)
-        buffers.arrive(Weights(manifest=Manifest(id=id_of(version)), tensors=tensors, shared=buffer.shared), buffer)
-
-    def poll(held: int, expected: int, files: int) -> Weights:
-        weights = buffers.poll(id_of(held))
-        assert weights is not None
-        assert weights.tensors["scale"].tolist() == [expected] * 3
-        assert len(list(tmp_path.iterdir())) == files
-        return weights
-
-    arrive(1)
-    lent = poll(0, expected=1, files=1)
-    for version in (2, 3):
-        arrive(version)
-    assert lent.tensors["scale"].tolist() == [1, 1, 1]
-    poll(1, expected=3, files=2)
-    # A poll in vain ends the loan.
-    assert buffers.poll(id_of(3)) is None
-    arrive(4)
-    poll(3, expected=4, files=1)

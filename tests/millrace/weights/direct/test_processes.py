@@ -17,7 +17,7 @@ RANKS, GENERATORS = 2, 2
 POINTS = {
     "sync_weights-0": ["direct.taken", "direct.announced", "direct.gone", "direct.done"],
     "train-1": ["direct.before_snapshot", "direct.after_snapshot", "direct.offered", "direct.ready", "direct.hop"],
-    "generate-1": ["direct.ready", "direct.hop", "direct.before_sums", "direct.before_arrival", "direct.arrived"],
+    "generate-1": ["direct.ready", "direct.hop", "direct.before_hashes", "direct.before_arrival", "direct.arrived"],
 }
 """Where each kind of process is killed."""
 
@@ -162,7 +162,7 @@ def test_a_frozen_sync_weights_holds_neither_a_take_nor_the_trainer_up(tmp_path:
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("place", ["direct.hop", "direct.before_sums"])
+@pytest.mark.parametrize("place", ["direct.hop", "direct.before_hashes"])
 def test_a_generator_frozen_past_the_deadline_is_missing_and_rejoins_by_itself(place: str, tmp_path: Path) -> None:
     armed = Failpoints(tmp_path / "fired", f"generate-1 {place} 3 stop")
     with everyone(tmp_path, armed) as world:
@@ -186,7 +186,7 @@ def test_a_generator_frozen_past_the_deadline_is_missing_and_rejoins_by_itself(p
 
 @pytest.mark.slow
 def test_a_tensor_damaged_in_transit_is_refused_and_sent_again(tmp_path: Path) -> None:
-    armed = Failpoints(tmp_path / "fired", "generate-1 direct.before_sums 1 stop")
+    armed = Failpoints(tmp_path / "fired", "generate-1 direct.before_hashes 1 stop")
     with everyone(tmp_path, armed) as world:
         child = world.processes["generate-1"]
 

@@ -1,4 +1,4 @@
-"""Members that are asked to take part in a push; the test plays the members."""
+"""Members that are invited to take part in a push; the test plays the members."""
 
 import os
 import socket
@@ -11,12 +11,14 @@ from contextlib import ExitStack
 import pytest
 from support.weights.direct_policies import POLICIES, id_of
 
-from millrace.weights.base import Manifest, Weights
+from millrace.weights.base import Manifest
 from millrace.weights.direct.relay import DirectRelay
-from millrace.weights.direct.rendezvous import Go, Push, Rendezvous, RendezvousClient, generator_name, trainer_name
+from millrace.weights.direct.rendezvous import Offer, Push, Rendezvous, RendezvousClient, generator_name, trainer_name
 
 DEADLINE = 0.8
 LONG = 10.0
+LAYOUT = POLICIES["odd"].layout(1)
+HASHES = {spec.name: "0" for spec in LAYOUT.tensors}
 
 
 @pytest.fixture
@@ -33,52 +35,56 @@ def rendezvous() -> Rendezvous:
 
 
 def announced(rendezvous: Rendezvous, version: int, *generators: int) -> Push:
-    return rendezvous.announce(Manifest(id=id_of(version)), map(generator_name, generators))
+    return rendezvous.announce(Manifest(id=id_of(version)), LAYOUT, map(generator_name, generators))
 
 
 def generator(address: str, number: int) -> RendezvousClient:
     return RendezvousClient(address, generator_name(number), LONG)
 
 
-def trainer(address: str) -> RendezvousClient:
-    return RendezvousClient(address, trainer_name(0), LONG, POLICIES["odd"].layout(1))
+def publish(relay: DirectRelay, rank: RendezvousClient, version: int) -> None:
+    """Has the trainer's only rank offer a version, and the relay push it."""
+    rank.offer(Offer(manifest=Manifest(id=id_of(version)), layout=LAYOUT, hashes=HASHES))
+    offered = relay.poll(None)
+    assert offered is not None
+    relay.publish(offered)
 
 
-def version_of(number: int) -> Weights:
-    return Weights(manifest=Manifest(id=id_of(number)), tensors={})
-
-
-def test_a_silent_generator_is_asked_once_and_again_only_after_it_joins_again(relay: DirectRelay) -> None:
-    rank, silent = trainer(relay.address), generator(relay.address, 1)
-    relay.publish(version_of(1))
+def test_a_silent_generator_is_asked_again_only_after_another_request(relay: DirectRelay) -> None:
+    rank, silent = (RendezvousClient(relay.address, name, LONG) for name in (trainer_name(0), generator_name(1)))
+    silent.request(None)
+    publish(relay, rank, 1)
     push = silent.next_push()
     assert push is not None
-    assert push.asked == ("trainer/0", "generator/1")
+    assert push.invited == ("trainer/0", "generator/1")
     assert rank.next_push() == push
     for version in (2, 3):
-        relay.publish(version_of(version))
+        publish(relay, rank, version)
         assert silent.next_push() is None
-    silent.join()
-    relay.publish(version_of(4))
+    silent.request(None)
+    publish(relay, rank, 4)
     push = silent.next_push()
     assert push is not None
-    assert push.id == id_of(4)
+    assert push.manifest.id == id_of(4)
     assert relay.missing == {0, 1}
+    silent.request(id_of(4))
+    assert relay.missing == {0}
 
 
 def test_a_push_of_a_version_that_the_trainer_no_longer_holds_is_called_off(relay: DirectRelay) -> None:
-    rank, ready = trainer(relay.address), generator(relay.address, 0)
-    publishing = threading.Thread(target=relay.publish, args=(version_of(1),))
+    rank, member = (RendezvousClient(relay.address, name, LONG) for name in (trainer_name(0), generator_name(0)))
+    member.request(None)
+    publishing = threading.Thread(target=publish, args=(relay, rank, 1))
     publishing.start()
-    while (push := rank.next_push()) is None or (asked := ready.next_push()) is None:
+    while (push := rank.next_push()) is None or (invited := member.next_push()) is None:
         time.sleep(0.005)
-    answers: list[Go | None] = []
-    answering = threading.Thread(target=lambda: answers.append(ready.ready(asked, None, LONG)))
+    answers: list[list[str]] = []
+    answering = threading.Thread(target=lambda: answers.append(member.ready(invited, True, LONG)))
     answering.start()
-    assert rank.ready(push, id_of(2), LONG) is None
+    assert rank.ready(push, False, LONG) == []
     answering.join()
     publishing.join()
-    assert answers == [None]
+    assert answers == [[]]
     assert relay.missing == {0, 1}
 
 
@@ -94,46 +100,46 @@ def test_a_member_sees_each_push_once_and_a_late_one_the_newest_alone(rendezvous
     assert late.next_push() is None
 
 
-@pytest.mark.parametrize("members", [(), ("generator/0",)])
-def test_a_member_that_answers_after_the_others_went_or_the_end_stays_out(
-    rendezvous: Rendezvous, members: tuple[str, ...]
-) -> None:
+def test_a_member_that_answers_after_the_end_of_a_push_stays_out(rendezvous: Rendezvous) -> None:
     client = generator(rendezvous.address, 0)
     push = announced(rendezvous, 1, 0)
-    assert rendezvous.ready(push, 0.01) == {}
-    rendezvous.go(push, Go(group="1", members=members))
-    if members:
-        rendezvous.finish(push)
-    assert client.ready(push, None, LONG) is None
+    assert rendezvous.answers("ready", push, push.invited, 0.01) == {}
+    rendezvous.go(push, list(push.invited))
+    rendezvous.finish(push)
+    assert client.ready(push, True, LONG) == []
 
 
 def test_what_members_say_is_read_back(rendezvous: Rendezvous) -> None:
     clients = {g: generator(rendezvous.address, g) for g in (0, 1)}
     push = announced(rendezvous, 1, 0, 1)
     clients[0].done(push)
-    clients[1].done(push, "embed differs", damaged=True)
-    assert rendezvous.done(push, push.asked, LONG) == {
-        "generator/0": {"wrong": "", "damaged": False},
-        "generator/1": {"wrong": "embed differs", "damaged": True},
+    clients[1].done(push, "embed differs", damage="embed differs")
+    assert rendezvous.answers("done", push, push.invited, LONG) == {
+        "generator/0": {"error": "", "damage": ""},
+        "generator/1": {"error": "embed differs", "damage": "embed differs"},
     }
-    assert rendezvous.offered("trainer/0") is None
-    rank = trainer(rendezvous.address)
-    assert rendezvous.layout() == clients[0].layout() == POLICIES["odd"].layout(1)
+    assert rendezvous.offer(0) is None
+    rank = RendezvousClient(rendezvous.address, trainer_name(0), LONG)
     assert not rendezvous.offers_changed()
-    rank.offer(Manifest(id=id_of(3)), {"embed": 5}, 2)
+    offer = Offer(manifest=Manifest(id=id_of(3)), layout=LAYOUT, hashes=HASHES)
+    rank.offer(offer)
     assert rendezvous.offers_changed()
     assert not rendezvous.offers_changed()
-    offered = rendezvous.offered("trainer/0")
-    assert offered == {"manifest": Manifest(id=id_of(3)).to_json(), "sums": {"embed": 5}, "resends": 2}
+    assert rendezvous.offer(0) == offer
+    assert rank.is_offered()
+    rendezvous.drop_offer(0)
+    assert not rank.is_offered()
 
 
-def test_each_join_has_another_token(rendezvous: Rendezvous) -> None:
-    assert rendezvous.token("generator/0") is None
-    client = generator(rendezvous.address, 0)
-    first = rendezvous.token("generator/0")
-    client.join()
-    assert first is not None
-    assert rendezvous.token("generator/0") not in (None, first)
+def test_only_the_keys_of_the_last_push_are_kept(rendezvous: Rendezvous) -> None:
+    counts = set()
+    for version in range(1, 5):
+        push = announced(rendezvous, version, 0, 1)
+        for number in (0, 1):
+            generator(rendezvous.address, number).done(push)
+        rendezvous.finish(push)
+        counts.add(rendezvous.store.num_keys())
+    assert len(counts) == 1
 
 
 def test_connecting_where_nothing_listens_is_refused(rendezvous: Rendezvous) -> None:
@@ -157,5 +163,6 @@ def test_strangers_do_not_keep_a_push_from_its_members(rendezvous: Rendezvous) -
         push = announced(rendezvous, 1, 0)
         assert member.next_push() == push
         late = generator(rendezvous.address, 1)
-        assert rendezvous.token("generator/1") is not None, "a later member is let in too"
+        late.request(None)
+        assert rendezvous.request(1) == {"held": None}, "a later member is let in too"
         assert late.next_push() == push
