@@ -40,7 +40,7 @@ def test_a_package_imports_nothing_by_itself() -> None:
     assert importing == []
 
 
-def test_only_stages_the_planner_and_the_reader_of_stored_attempts_know_the_whole_config() -> None:
+def test_only_stages_planner_and_attempt_reader_know_the_whole_config() -> None:
     knowing = [
         str(file)
         for file in modules("millrace")

@@ -1,43 +1,44 @@
-"""Campaigns whose stages sleep: `python -m benchmarks.sleeping.campaign`, with the arguments of `millrace`."""
+"""Campaigns whose stages sleep: `python -m benchmarks.sleeping.campaign`, with the arguments of `millrace`.
+
+The environment holds the pace.
+"""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
 # For its settings of Prefect, which are those of `millrace run`; before anything imports Prefect.
 import flows.cli.main
 from millrace.forking.client import ForkedProcess
+from tasks import start
+from tasks.fork_server import STAGES
+
+_SLEEPING = "benchmarks.sleeping.stage"
+_STAGES = {
+    "millrace.stages.generate": "generate",
+    "millrace.stages.train.main": "train",
+    "millrace.stages.evaluate": "evaluate",
+}
+"""The stages that sleep, by the module that is replaced."""
 
 
-@contextmanager
-def sleepers(generate: str = "benchmarks.sleeping.generate") -> Iterator[None]:
-    """Inside the block, this process's tasks start the sleeping stages instead of the real ones.
-
-    `generate` is the module of the generate stage.
-    """
-    from tasks import start
-    from tasks.fork_server import STAGES
-
+def main() -> int:
+    """Runs the command line with this process's tasks starting the sleeping stages instead of the real ones."""
     fork, start_command = STAGES.fork, start.start_command
-    modules = {
-        "millrace.stages.generate": generate,
-        "millrace.stages.score": "benchmarks.sleeping.score",
-        "millrace.stages.train.main": "benchmarks.sleeping.train",
-        "millrace.stages.evaluate": "benchmarks.sleeping.evaluate",
-    }
 
-    def fork_sleeper(module: str, *rest: Any, **named: Any) -> ForkedProcess:
-        return fork(modules.get(module, module), *rest, **named)
+    def fork_sleeper(module: str, arguments: Sequence[str], *rest: Any, **options: Any) -> ForkedProcess:
+        if module in _STAGES:
+            module, arguments = _SLEEPING, [_STAGES[module], *arguments]
+        return fork(module, arguments, *rest, **options)
 
-    def start_sleeper(command: list[str], *rest: Any) -> start.Process:
-        return start_command([modules.get(word, word) for word in command], *rest)
+    def start_sleeper(command: list[str], *rest: Any, **options: Any) -> start.Process:
+        replaced = [part for word in command for part in ([_SLEEPING, _STAGES[word]] if word in _STAGES else [word])]
+        return start_command(replaced, *rest, **options)
 
     with patch.object(STAGES, "fork", fork_sleeper), patch.object(start, "start_command", start_sleeper):
-        yield
+        return flows.cli.main.main()
 
 
 if __name__ == "__main__":
-    with sleepers():
-        sys.exit(flows.cli.main.main())
+    sys.exit(main())

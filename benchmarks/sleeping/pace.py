@@ -1,7 +1,4 @@
-"""How long the sleeping stages sleep: set by the benchmark, read by their processes.
-
-benchmark ─► environment ─► its campaign's tasks ─► stage processes, which inherit it
-"""
+"""How long a campaign's stages take: set by the benchmark, read by the stage processes from their environment."""
 
 import json
 import math
@@ -14,54 +11,35 @@ VARIABLE = "MILLRACE_SLEEPS"
 """The environment variable that holds the pace."""
 
 AGREED_LOGPROBS: Mapping[int, float] = {0: 0.0}
-"""The response of trainer and generator to the probe of weight sync, nats."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LongTail:
-    """Responses of log-normal length, each sampled at the same constant rate."""
-
-    sigma: float
-    """Standard deviation of the logarithm of the length."""
-    mean_tokens: float
-    """Mean length of a response."""
-    seconds_per_token: float
-    places: int
-    """Responses that the engine samples at once."""
-
-    def tokens(self, group_id: int, sample_index: int) -> int:
-        """Length of a response. It depends on its place in the run alone, so all campaigns have the same lengths."""
-        normal = random.Random(f"{group_id}:{sample_index}").gauss(0.0, 1.0)
-        return max(1, round(self.mean_tokens * math.exp(self.sigma * normal - self.sigma**2 / 2)))
+"""How trainer and generator answer the probe of weight sync, nats."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pace:
-    """Duration of an optimizer step in each stage, seconds, and its number of rollouts."""
+    """Responses of log-normal length, each sampled at the same constant rate, and the trainer's seconds per step."""
 
-    generate: float
-    score: float
-    train: float
-    rollouts_per_step: int
-    long_tail: LongTail | None = None
-    """Without it, an engine finishes all its responses together."""
+    sigma: float = 0.0
+    """Standard deviation of the logarithm of the length."""
+    mean_tokens: float = 1.0
+    """Mean length of a response."""
+    seconds_per_token: float = 0.0
+    slots: int
+    """Responses that the engine samples at once."""
+    train_seconds: float = 0.0
+    """Sleep of the trainer per optimizer step."""
+    real_engine: bool = False
+    """Whether the configured engine generates, metered; only the lengths of its responses are set then."""
 
-    @property
-    def step_seconds(self) -> float:
-        """With perfect overlap and no overhead."""
-        return max(self.generate, self.score, self.train)
+    def num_tokens(self, group_id: int, sample_index: int) -> int:
+        """Returns the length of a response, which is the same in every campaign."""
+        normal = random.Random(f"{group_id}:{sample_index}").gauss(0.0, 1.0)
+        return max(1, round(self.mean_tokens * math.exp(self.sigma * normal - self.sigma**2 / 2)))
 
-    def to_json(self) -> str:
-        """For the environment of child processes."""
-        return json.dumps(asdict(self))
-
-    def to_environment(self) -> None:
-        """Passes it to child processes."""
-        os.environ[VARIABLE] = self.to_json()
+    def to_environment(self) -> dict[str, str]:
+        """Returns the environment variable for child processes."""
+        return {VARIABLE: json.dumps(asdict(self))}
 
     @classmethod
     def from_environment(cls) -> "Pace":
-        """Raises KeyError in a process that the benchmark did not start."""
-        fields = json.loads(os.environ[VARIABLE])
-        tail = fields.pop("long_tail")
-        return cls(**fields, long_tail=None if tail is None else LongTail(**tail))
+        """Raises KeyError in a process that no benchmark started."""
+        return cls(**json.loads(os.environ[VARIABLE]))

@@ -154,11 +154,11 @@ def plain_pass(model: PreTrainedModel, samples: Sequence[Sample], max_tokens: in
 
 
 def padded_runs(samples: Sequence[Sample], max_tokens: int) -> list[list[Sample]]:
-    """As many neighbours together as fit if each is padded to the longest."""
+    """Groups neighbours as long as they fit when each is padded to the longest."""
     runs: list[list[Sample]] = []
     for sample in samples:
         together = [*runs[-1], sample] if runs else []
-        if together and len(together) * max(one.num_tokens for one in together) <= max_tokens:
+        if together and len(together) * max(row.num_tokens for row in together) <= max_tokens:
             runs[-1].append(sample)
         else:
             runs.append([sample])
@@ -177,7 +177,7 @@ def _backward(model: PreTrainedModel, rows: Sequence[Sample], num_tokens: int) -
         response_BT[b, start:end] = 1
         rollout_BT[b, start:end] = torch.from_numpy(row.rollout_logprobs)
     input_ids_BT, mask_BT, response_BT, rollout_BT = (
-        one.to(model.device) for one in (input_ids_BT, mask_BT, response_BT, rollout_BT)
+        tensor.to(model.device) for tensor in (input_ids_BT, mask_BT, response_BT, rollout_BT)
     )
     logits_BTV = model(input_ids=input_ids_BT, attention_mask=mask_BT, use_cache=False).logits[:, :-1].float()
     logprobs_BT = torch.log_softmax(logits_BTV, dim=-1).gather(2, input_ids_BT[:, 1:, None]).squeeze(2)

@@ -1,4 +1,4 @@
-"""TRL's side: GRPO as its users write it. Runs as a script in TRL's environment, which lacks Millrace.
+"""TRL's side: GRPO as its users write it. Runs as a script in TRL's environment, without Millrace.
 
     python driver.py SPEC.json
 
@@ -31,7 +31,7 @@ class Recorder(TrainerCallback):
         self, completions: list[str], answer: list[str], completion_ids: list[list[int]], **_: Any
     ) -> list[float]:
         """1 for the right answer, 0 for any other."""
-        rewards = [float(text.strip() == one.strip()) for text, one in zip(completions, answer, strict=True)]
+        rewards = [float(text.strip() == right.strip()) for text, right in zip(completions, answer, strict=True)]
         self._last = {
             "reward": sum(rewards) / len(rewards),
             "response_tokens": sum(map(len, completion_ids)) / len(completion_ids),

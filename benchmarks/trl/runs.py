@@ -130,7 +130,7 @@ def _install_torch(python: Path, torch: str) -> None:
 
 
 def _pip(python: Path, *arguments: str) -> str:
-    """What `pip install` prints; its complaints go to stderr."""
+    """Returns the output of `pip install`; its errors go to stderr."""
     command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     command += ["--constraint", str(_CONSTRAINTS), *arguments]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout

@@ -1,4 +1,4 @@
-"""What both sides train on: three shapes of work, each with its own small model and prompts.
+"""Three shapes of work for both sides, each with its own small model and prompts.
 
     short         512 × (7 + 3)       sums of two numbers, such as `38+47=`
     long          64 × (7 + ≤ 64)     chains of sums modulo 5: `5:3+4=` is answered with `2 4:4+2=1 3:2+1=3 …`
@@ -115,7 +115,7 @@ def make_model(shape: Shape, prompts: Path, folder: Path) -> None:
 
 def _before(shape: Shape, rng: random.Random) -> str:
     """Other chains, written out, which fill the prompt up to its length; the first of them is cut."""
-    # The token that begins a prompt is no character.
+    # A prompt begins with a special token, which has no character.
     characters = shape.prompt_tokens - 1 - len(_asked(_SUMS[0], 0, 0))
     text = ""
     while len(text) < characters:

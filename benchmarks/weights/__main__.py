@@ -64,8 +64,7 @@ def measure(arguments: argparse.Namespace, disk: Path) -> dict[str, Any]:
                 f"{case.memory_bytes / 1e9:.1f} GB of memory, but only {free / 1e9:.1f} GB are free"
             )
             continue
-        found = measure_pushes(case, memory=memory_folder(), disk=disk, num_pushes=arguments.pushes)
-        result["pushes"].append(found)
+        result["pushes"].append(measure_pushes(case, memory=memory_folder(), disk=disk, num_pushes=arguments.pushes))
     if arguments.ranks:
         from benchmarks.weights.ranks import measure_ranks
 
@@ -85,30 +84,30 @@ def measure(arguments: argparse.Namespace, disk: Path) -> dict[str, Any]:
 
 
 def targets_met(pushes: list[dict[str, Any]]) -> dict[str, bool]:
-    """Which of `TARGETS` the figures meet, on the CPU: for shared memory and for deltas."""
+    """Returns which of `TARGETS` are met on the CPU: for shared memory and for deltas."""
     met = {}
-    for one in pushes:
-        if one["device"] != "cpu":
+    for push in pushes:
+        if push["device"] != "cpu":
             continue
-        name = f"{one['parameters'] / 1e6:.0f} M {one['dtype']}"
-        if one["way"] == "shm":
-            met[f"live, share of the floor, {name}"] = one["of_floor"] >= TARGETS["of_floor"]
-            met[f"trainer blocked, {name}"] = one["stall_over_memcpy"] <= TARGETS["stall_over_memcpy"]
-        if one["way"] == "delta":
-            met[f"delta, {name}"] = one["saved"] >= TARGETS["saved"]
+        name = f"{push['parameters'] / 1e6:.0f} M {push['dtype']}"
+        if push["way"] == "shm":
+            met[f"live, share of the floor, {name}"] = push["of_floor"] >= TARGETS["of_floor"]
+            met[f"trainer blocked, {name}"] = push["stall_over_memcpy"] <= TARGETS["stall_over_memcpy"]
+        if push["way"] == "delta":
+            met[f"delta, {name}"] = push["saved"] >= TARGETS["saved"]
     return met
 
 
-def ranks_met(found: list[dict[str, Any]]) -> dict[str, bool]:
-    """Which of `TARGETS` a trainer of several ranks meets with `direct`, against the same weights gathered for shm."""
+def ranks_met(pushes: list[dict[str, Any]]) -> dict[str, bool]:
+    """Returns which of `TARGETS` several ranks meet with `direct`, against the same weights gathered for shm."""
     met = {}
-    gathered = {one["ranks"]: one for one in found if one["way"] == "shm"}
-    for one in found:
-        if one["way"] == "direct" and one["ranks"] > 1 and one["ranks"] in gathered:
-            other = gathered[one["ranks"]]
-            name = f"direct, {one['ranks']} ranks"
-            met[f"{name}: live"] = other["live"] / one["live"] >= TARGETS["direct_speed"]
-            met[f"{name}: stall"] = one["stall"] / other["stall"] <= TARGETS["direct_stall"]
+    gathered = {push["ranks"]: push for push in pushes if push["way"] == "shm"}
+    for push in pushes:
+        if push["way"] == "direct" and push["ranks"] > 1 and push["ranks"] in gathered:
+            other = gathered[push["ranks"]]
+            name = f"direct, {push['ranks']} ranks"
+            met[f"{name}: live"] = other["live"] / push["live"] >= TARGETS["direct_speed"]
+            met[f"{name}: stall"] = push["stall"] / other["stall"] <= TARGETS["direct_stall"]
     return met
 
 
@@ -117,7 +116,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--parameters", type=float, nargs="+", metavar="M", help="approximate sizes, in millions")
     parser.add_argument("--dtypes", nargs="+", choices=_DTYPES)
     parser.add_argument("--ways", nargs="*", choices=_WAYS, help="how weights are sent; none: only --engine")
-    parser.add_argument("--ranks", type=int, nargs="+", metavar="N", help="trainers of so many ranks, in one run")
+    parser.add_argument("--ranks", type=int, nargs="+", metavar="N", help="numbers of trainer ranks, in one run")
     parser.add_argument("--pushes", type=int, default=7, help="measured pushes per case")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the parameters are")
     parser.add_argument("--engine", choices=("vllm",), help="also measure the pause of a real engine")
@@ -138,7 +137,7 @@ def _parse() -> argparse.Namespace:
 
 
 def _missing(arguments: argparse.Namespace) -> str | None:
-    """One sentence if this machine lacks something that the arguments need, else None."""
+    """Returns which packages or device the arguments need and this machine does not have, or None."""
     if arguments.device == "cuda" and not torch.cuda.is_available():
         return "--device cuda needs a CUDA device, but torch sees none"
     modules = ["xxhash"]

@@ -83,14 +83,14 @@ def llama_shapes(num_parameters: int) -> dict[str, tuple[int, ...]]:
 
 def _size(num_parameters: int) -> tuple[int, int]:
     """Hidden size and number of layers: about 64 features per layer, as in models of 0.1 to 10 billion parameters."""
-    found = (16, 1)
+    size = (16, 1)
     for hidden in range(16, 8192, 16):
         # A layer has 4 h² in its attention and 8 h² in its MLP.
         layers = round((num_parameters - hidden * _vocab(hidden)) / (12 * hidden**2))
         if layers < max(1, hidden // 64):
             break
-        found = (hidden, layers)
-    return found
+        size = (hidden, layers)
+    return size
 
 
 def _vocab(hidden: int) -> int:

@@ -1,4 +1,4 @@
-"""The two processes beside the trainer: sync_weights, and one generator. Each reports through a pipe when it did what.
+"""sync_weights and a generator, as processes next to the trainer's. Each reports through a pipe when it did what.
 
     sync_weights   {}, then per version: take ─► offer
     generator      {}, then per version: take ─► copy into its own parameters
@@ -106,7 +106,7 @@ def _generate(setup: Setup, reports: Connection) -> None:
     parameters: dict[str, torch.Tensor] = {}
     with closing(_receiver(setup)) as receiver:
         reports.send({})
-        for found, weights in _versions(receiver):
+        for looked, weights in _versions(receiver):
             taken = time.monotonic()
             for name, tensor in weights.tensors.items():
                 if name not in parameters:
@@ -117,7 +117,7 @@ def _generate(setup: Setup, reports: Connection) -> None:
             live = time.monotonic()
             digest = weights.fingerprint.digest
             loaded = fingerprint(parameters).digest
-            reports.send({"found": found, "taken": taken, "live": live, "digest": digest, "loaded": loaded})
+            reports.send({"found": looked, "taken": taken, "live": live, "digest": digest, "loaded": loaded})
 
 
 def _relay(setup: Setup) -> tuple[HandoverReceiver, WeightsSender]:

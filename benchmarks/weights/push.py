@@ -45,7 +45,7 @@ _COPY_REPEATS = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """What is pushed, and how."""
+    """A policy, and a way to push it."""
 
     num_parameters: int
     """About."""
@@ -59,7 +59,6 @@ class Case:
 
     @property
     def shapes(self) -> Shapes:
-        """Of the parameters."""
         return llama_shapes(self.num_parameters)
 
     @property
@@ -97,7 +96,7 @@ def measure_pushes(case: Case, *, memory: Path, disk: Path, num_pushes: int) -> 
             started(setup) as (sync_weights, generator),
             closing(ShmSender(setup.handover, policy.tensors, num_generators=1)) as writer,
         ):
-            # Written to already: what is copied into it must not wait for pages.
+            # Written to already, so that copies into it need not wait for pages.
             spare = {name: tensor.cpu().clone() for name, tensor in policy.tensors.items()}
             rounds = []
             for version in range(1, 1 + _WARM_UP + num_pushes):
@@ -164,7 +163,7 @@ def _store(setup: Setup) -> "Store":
 
 
 def _summary(case: Case, policy: Policy, rounds: list[dict[str, float]]) -> dict[str, Any]:
-    times = {name: [one[name] for one in rounds] for name in rounds[0]}
+    times = {name: [times[name] for times in rounds] for name in rounds[0]}
     wire_bytes = statistics.median(times.pop("wire_bytes"))
     nbytes = sum(tensor.nbytes for tensor in policy.tensors.values())
     without_travel = [live - travel for live, travel in zip(times["live"], times["travel"], strict=True)]
@@ -179,7 +178,7 @@ def _summary(case: Case, policy: Policy, rounds: list[dict[str, float]]) -> dict
         "saved": nbytes / wire_bytes if case.way == "delta" else None,
         "seconds": {name: statistics.median(values) for name, values in times.items()},
         "of_floor": median_ratio(times["floor"], times["live"]),
-        # By the other ways, travel is what one wants to know.
+        # The other ways are measured for their travel.
         "of_floor_without_travel": median_ratio(times["floor"], without_travel) if case.way == "shm" else None,
         "stall_over_memcpy": median_ratio(times["copy"], times["memcpy"]),
         "all_seconds": times,

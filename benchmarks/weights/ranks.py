@@ -50,11 +50,11 @@ def _measure(shapes: Shapes, size: int, way: str, *, memory: Path, disk: Path, n
     try:
         with started(setup) as (sync_weights, generator):
             for rank in range(size):
-                ours, theirs = context.Pipe()
-                process = context.Process(target=_rank, args=(setup, shapes, rank, size, theirs), daemon=True)
+                pipe, rank_pipe = context.Pipe()
+                process = context.Process(target=_rank, args=(setup, shapes, rank, size, rank_pipe), daemon=True)
                 process.start()
-                theirs.close()
-                pipes.append(ours)
+                rank_pipe.close()
+                pipes.append(pipe)
                 processes.append(process)
             for pipe in pipes:
                 next_report(pipe)
@@ -63,13 +63,13 @@ def _measure(shapes: Shapes, size: int, way: str, *, memory: Path, disk: Path, n
                 called = time.monotonic()
                 for pipe in pipes:
                     pipe.send(version)
-                told = [next_report(pipe) for pipe in pipes]
+                reports = [next_report(pipe) for pipe in pipes]
                 next_report(sync_weights)
                 loaded = next_report(generator)
-                rounds.append((loaded["live"] - called, max(one["stall"] for one in told)))
+                rounds.append((loaded["live"] - called, max(report["stall"] for report in reports)))
             for pipe in pipes:
                 pipe.send(None)
-            ended = [next_report(pipe) for pipe in pipes]
+            final_reports = [next_report(pipe) for pipe in pipes]
             # Before sync_weights, which they would miss aloud.
             _kill(processes)
     finally:
@@ -83,8 +83,8 @@ def _measure(shapes: Shapes, size: int, way: str, *, memory: Path, disk: Path, n
         "bytes": sum(torch.Size(shape).numel() for shape in shapes.values()) * torch.float32.itemsize,
         "live": statistics.median(lives),
         "stall": statistics.median(stalls),
-        "wire_bytes": sum(one["wire_bytes"] for one in ended) / len(rounds),
-        "peak_bytes": max(one["peak_bytes"] for one in ended),
+        "wire_bytes": sum(report["wire_bytes"] for report in final_reports) / len(rounds),
+        "peak_bytes": max(report["peak_bytes"] for report in final_reports),
         "all_seconds": {"live": lives, "stall": stalls},
     }
 
@@ -96,7 +96,7 @@ def _kill(processes: list[Any]) -> None:
 
 
 def _rank(setup: Setup, shapes: Shapes, rank: int, size: int, pipe: Connection) -> None:
-    """A rank of the trainer: it pushes the versions that it is told of, and says how long each held it up."""
+    """Runs a rank of the trainer: pushes each version that `pipe` names, and reports how long it was stalled."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{setup.folder}/group", rank=rank, world_size=size)
     mesh = init_device_mesh("cpu", (size,))
@@ -107,7 +107,7 @@ def _rank(setup: Setup, shapes: Shapes, rank: int, size: int, pipe: Connection) 
         )
         for name, shape in shapes.items()
     }
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    initial_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with closing(_sender(setup, layout, rank)) as sender:
         pipe.send({})
         while (version := pipe.recv()) is not None:
@@ -132,7 +132,7 @@ def _rank(setup: Setup, shapes: Shapes, rank: int, size: int, pipe: Connection) 
                 sender.publish(Weights(manifest=manifest, tensors=tensors))
             pipe.send({"stall": time.monotonic() - began})
             del tensors
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - initial_kib
         wire_bytes = sender.wire_bytes if isinstance(sender, ShardSender) else 0
         pipe.send({"peak_bytes": peak << 10, "wire_bytes": wire_bytes})
         # The parent ends this process.

@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from benchmarks.engine_share.__main__ import between
-from benchmarks.engine_share.metered import MeteredEngine, Reading
-from benchmarks.sleeping.engines import LongTailEngine
-from benchmarks.sleeping.pace import LongTail
+from benchmarks.engine_share import between
+from benchmarks.sleeping.engine import SleepingEngine
+from benchmarks.sleeping.metered_engine import MeteredEngine, Reading
+from benchmarks.sleeping.pace import Pace
 from millrace.types import Request, Sampling
 from millrace.weights.base import Manifest, Weights, WeightsId
 
-TAIL = LongTail(sigma=0.6, mean_tokens=100, seconds_per_token=0.01, places=4)
+PACE = Pace(sigma=0.6, mean_tokens=100, seconds_per_token=0.01, slots=4)
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=4096)
 
 
@@ -29,11 +29,11 @@ class Clock:
         self.now += seconds
 
 
-def long_tail_engine(
-    clock: Clock, *, places: int = 4, updated: Callable[[WeightsId, float], None] = lambda *_: None
-) -> LongTailEngine:
-    tail = replace(TAIL, places=places)
-    return LongTailEngine(tail, vocab_size=9, eos_token_id=2, updated=updated, clock=clock, sleep=clock.sleep)
+def sleeping_engine(
+    clock: Clock, *, slots: int = 4, updated: Callable[[WeightsId, float], None] = lambda *_: None
+) -> SleepingEngine:
+    pace = replace(PACE, slots=slots)
+    return SleepingEngine(pace, vocab_size=9, eos_token_id=2, updated=updated, clock=clock, sleep=clock.sleep)
 
 
 def requests(number: int) -> list[Request]:
@@ -44,27 +44,27 @@ def weights(version: int) -> Weights:
     return Weights(manifest=Manifest(id=WeightsId(incarnation=0, policy_version=version, t_offered=0.0)), tensors={})
 
 
-def test_lengths_have_the_mean_and_depend_on_the_place_in_the_run_alone() -> None:
-    lengths = [TAIL.tokens(group, i) for group in range(2000) for i in range(4)]
-    assert sum(lengths) / len(lengths) == pytest.approx(TAIL.mean_tokens, rel=0.03)
-    assert lengths[:8] == [replace(TAIL, places=99).tokens(group, i) for group in range(2) for i in range(4)]
+def test_lengths_have_the_mean_and_are_the_same_in_every_run() -> None:
+    lengths = [PACE.num_tokens(group, i) for group in range(2000) for i in range(4)]
+    assert sum(lengths) / len(lengths) == pytest.approx(PACE.mean_tokens, rel=0.03)
+    assert lengths[:8] == [replace(PACE, slots=99).num_tokens(group, i) for group in range(2) for i in range(4)]
 
 
 def test_each_request_ends_after_its_own_length() -> None:
     clock = Clock()
-    engine = long_tail_engine(clock)
+    engine = sleeping_engine(clock)
     engine.submit(requests(4), SAMPLING)
     while engine.in_flight:
         for done in engine.collect(10.0):
-            length = TAIL.tokens(done.request.group_id, done.request.sample_index)
+            length = PACE.num_tokens(done.request.group_id, done.request.sample_index)
             assert len(done.response.tokens) == length
-            assert done.t_finished - done.t_started == pytest.approx(length * TAIL.seconds_per_token)
+            assert done.t_finished - done.t_started == pytest.approx(length * PACE.seconds_per_token)
             assert clock.now == pytest.approx(done.t_finished)
 
 
-def test_a_request_in_flight_goes_on_under_new_weights_from_the_token_it_stands_at() -> None:
+def test_a_request_in_flight_goes_on_under_new_weights() -> None:
     clock, updates = Clock(), []
-    engine = long_tail_engine(clock, updated=lambda weights, seconds: updates.append((weights.policy_version, seconds)))
+    engine = sleeping_engine(clock, updated=lambda weights, seconds: updates.append((weights.policy_version, seconds)))
     engine.submit(requests(2), SAMPLING)
     # No token is sampled under version 0.
     engine.update_weights(weights(1))
@@ -75,9 +75,9 @@ def test_a_request_in_flight_goes_on_under_new_weights_from_the_token_it_stands_
     assert updates == [(1, 0.0), (2, pytest.approx(2 * 0.105))]
 
 
-def test_an_interrupted_request_is_continued_and_has_only_the_rest_to_do() -> None:
+def test_an_interrupted_request_is_continued_with_only_the_rest_to_sample() -> None:
     clock = Clock()
-    engine = long_tail_engine(clock, places=1)
+    engine = sleeping_engine(clock, slots=1)
     request, in_line = requests(2)
     engine.submit([request, in_line], SAMPLING)
     clock.sleep(0.105)
@@ -87,30 +87,30 @@ def test_an_interrupted_request_is_continued_and_has_only_the_rest_to_do() -> No
     assert (cut.response.finish_reason, unstarted.response.tokens) == ("unfinished", ())
     engine.submit([replace(request, response_tokens=cut.response.tokens, seed=77)], SAMPLING)
     (rest,) = engine.collect(100.0)
-    assert len(rest.response.tokens) == TAIL.tokens(0, 0) - 10
-    assert rest.t_finished - rest.t_started == pytest.approx(len(rest.response.tokens) * TAIL.seconds_per_token)
+    assert len(rest.response.tokens) == PACE.num_tokens(0, 0) - 10
+    assert rest.t_finished - rest.t_started == pytest.approx(len(rest.response.tokens) * PACE.seconds_per_token)
 
 
 # ---- the meter ----
 
-METERED_TAIL = LongTail(sigma=1.0, mean_tokens=20.0, seconds_per_token=0.0, places=4)
-ENDLESS = LongTail(sigma=0.0, mean_tokens=1e6, seconds_per_token=0.001, places=4)
+METERED_PACE = Pace(sigma=1.0, mean_tokens=20.0, seconds_per_token=0.0, slots=4)
+ENDLESS = Pace(sigma=0.0, mean_tokens=1e6, seconds_per_token=0.001, slots=4)
 
 
 def metered() -> tuple[MeteredEngine, list[Reading]]:
     readings: list[Reading] = []
-    inner = LongTailEngine(ENDLESS, vocab_size=9, eos_token_id=2, updated=lambda *_: None)
-    return MeteredEngine(inner, METERED_TAIL, readings.append), readings
+    inner = SleepingEngine(ENDLESS, vocab_size=9, eos_token_id=2, updated=lambda *_: None)
+    return MeteredEngine(inner, METERED_PACE, readings.append), readings
 
 
-def test_each_response_has_the_length_of_its_place_or_the_limit() -> None:
+def test_each_response_has_its_set_length_or_the_limit() -> None:
     engine, readings = metered()
     engine.submit(requests(12), replace(SAMPLING, max_new_tokens=30))
     done = []
     while engine.in_flight:
         done += engine.collect(1.0)
-    lengths = {one.request.group_id: len(one.response.tokens) for one in done}
-    assert lengths == {i: min(30, METERED_TAIL.tokens(i, i % 2)) for i in range(12)}
+    lengths = {trajectory.request.group_id: len(trajectory.response.tokens) for trajectory in done}
+    assert lengths == {i: min(30, METERED_PACE.num_tokens(i, i % 2)) for i in range(12)}
     assert 30 in lengths.values()
     assert min(lengths.values()) < 10
     assert 0 < readings[0].tokens <= sum(lengths.values())
@@ -126,7 +126,7 @@ def test_the_meter_counts_updates_and_the_time_of_responses() -> None:
     assert readings[0].response_seconds == pytest.approx(ENDLESS.seconds_per_token, rel=0.01)
 
 
-def test_what_lies_outside_the_window_counts_for_nothing() -> None:
+def test_readings_outside_the_window_do_not_count() -> None:
     def reading(seconds: float, tokens: float) -> Reading:
         """An engine with 8 requests in flight, 5 % of the time for updates, 10 % outside, and two busy cores."""
         return Reading(

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from support.pages.hand_clock import HandClock
+from support.pages.sites import HandClock
 from support.stored_run.run import Shape, StoredRun
 from support.stores.dict_store import DictStore
 

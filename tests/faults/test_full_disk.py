@@ -3,12 +3,13 @@
 |■■■■■■■■■ ballast ■■■■■■■■■|▒▒▒ k free pages ▒▒▒|      a part takes two: its own file's and its record's
 """
 
+import errno
+import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.stores.ballast import Ballast
 from support.streams.numbered import PATH, numbered, open_reader, take_numbers
 
 from storage.errors import StoreFull
@@ -20,6 +21,30 @@ from storage.streams.stream import StreamWriter
 AT_START = 3
 ROWS = 70
 """More than lie between two snapshots."""
+PAGE = 4096
+"""The unit of a tmpfs, bytes."""
+
+
+class Ballast:
+    """Fills the disk that is mounted at `disk` up to `free_pages` pages. For a disk whose unit is the page: a tmpfs."""
+
+    def __init__(self, disk: Path, free_pages: int) -> None:
+        self._file = disk / "ballast"
+        self.leave_free(free_pages)
+
+    def leave_free(self, pages: int) -> None:
+        """Sizes the ballast so that exactly `pages` pages are free."""
+        with self._file.open("ab", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(PAGE))
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+        os.truncate(self._file, self._file.stat().st_size - pages * PAGE)
+
+    def remove(self) -> None:
+        self._file.unlink()
 
 
 def open_writer(store: LocalStore) -> StreamWriter:

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from dash import dcc, html
 from support.pages.components import components, words
-from support.pages.consumed_rows import consumed_rows
-from support.pages.run_data import STATUS, T, measured, run_data
+from support.pages.run_data import STATUS, T, consumed_rows, measured, run_data
 
 from dashboard.pages.rail import rail
 from dashboard.pages.verdict import strip

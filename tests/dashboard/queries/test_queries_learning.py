@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from support.pages.consumed_rows import consumed_rows
-from support.pages.run_data import T, measured, run_data
+from support.pages.run_data import T, consumed_rows, measured, run_data
 
 from dashboard.queries import learning, rewards
 from dashboard.queries.series import Line, averaged, minutes, replicas, thin

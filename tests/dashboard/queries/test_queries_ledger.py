@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from support.pages.consumed_rows import consumed_rows
-from support.pages.run_data import run_data
+from support.pages.run_data import consumed_rows, run_data
 
 from dashboard.queries.ledger import MOST_DROPS, Drop, newest_drops, recount
 from dashboard.read.model import RunData

@@ -4,8 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from support.pages.consumed_rows import consumed_rows
-from support.pages.run_data import STATUS, T, measured, run_data
+from support.pages.run_data import STATUS, T, consumed_rows, measured, run_data
 
 from dashboard.queries.events import config_changes, latest_events, promotions
 from dashboard.queries.notable_groups import notable_groups

@@ -4,8 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.pages.consumed_rows import consumed_rows
-from support.pages.run_data import run_data
+from support.pages.run_data import consumed_rows, run_data
 
 from dashboard.queries import staleness
 from dashboard.read.model import AttemptInfo, RunData

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.pages.consumed_rows import consumed_rows
-from support.pages.run_data import STATUS, T, measured, run_data
+from support.pages.run_data import STATUS, T, consumed_rows, measured, run_data
 
 from dashboard.queries.flow import SYNC
 from dashboard.queries.verdict.advice import ADVICE, NOTHING, judge

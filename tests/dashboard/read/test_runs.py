@@ -6,8 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.pages.hand_clock import HandClock
-from support.pages.sites import store_run
+from support.pages.sites import HandClock, store_run
 from support.stored_run.run import Shape, StoredRun
 from support.stores.s3_server import S3Server, aws_environment
 

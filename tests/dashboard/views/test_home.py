@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.pages.consumed_rows import consumed_rows
-from support.pages.run_data import STATUS, T, measured, run_data
+from support.pages.run_data import STATUS, T, consumed_rows, measured, run_data
 
 from dashboard.queries.phases import checkpoints, restarts, step_phases
 from dashboard.read.model import RunData

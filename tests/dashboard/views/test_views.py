@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import pytest
-from support.pages.consumed_rows import consumed_rows
-from support.pages.run_data import STATUS, T, generating, measured, run_data
+from support.pages.run_data import STATUS, T, consumed_rows, generating, measured, run_data
 
 from dashboard.queries.flow import SYNC
 from dashboard.queries.learning import RATIO_QUANTILES

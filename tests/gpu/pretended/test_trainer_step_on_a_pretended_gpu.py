@@ -104,7 +104,7 @@ def assert_listed(gpu: PretendGpu, case: Case, num_microbatches: int) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("gloo")
 @pytest.mark.parametrize("name", _IN_16_BITS)
-def test_under_fsdp_in_16_bits_a_step_is_that_of_a_cpu_to_rounding_and_waits_no_more_often(name: str) -> None:
+def test_under_fsdp_in_16_bits_a_step_is_that_of_a_cpu_to_rounding(name: str) -> None:
     case = replace(CASES[name], compute_dtype="bfloat16")
     on_cpu = make_trainer(case, ALONE, "bfloat16")
     for seed in range(2):
@@ -121,7 +121,7 @@ def test_under_fsdp_in_16_bits_a_step_is_that_of_a_cpu_to_rounding_and_waits_no_
 
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("shared_prompt", [0, 30])
-def test_the_kernel_for_packed_sequences_is_asked_for_what_one_call_for_each_length_computes(
+def test_the_kernel_for_packed_sequences_computes_attention_of_each_sequence(
     shared_prompt: int, window: int | None
 ) -> None:
     [batch] = microbatches(samples(9, seed=0, shared_prompt=shared_prompt), 10_000)

@@ -81,7 +81,7 @@ def test_a_ledger_that_does_not_balance_stops_the_run_and_names_the_rows(millrac
     assert "Traceback" not in ended.output
 
 
-def test_a_trainer_goes_back_before_a_damaged_checkpoint_and_ends_in_the_same_weights(millrace: Millrace) -> None:
+def test_a_trainer_goes_back_before_a_damaged_checkpoint_to_the_same_weights(millrace: Millrace) -> None:
     sync = {"pipeline.mode": "sync"}
     millrace.finish("calm", **sync, **MORE)
     millrace.finish("damaged", **sync)

@@ -151,7 +151,7 @@ def test_a_turn_that_ended_otherwise_gets_the_template_s_end_before_the_answer()
     assert tokenizer.decode(added).startswith("<|im_end|>\n<|im_start|>user\nagain<|im_end|>")
 
 
-def with_template(file: str, marks: tuple[str, ...] = ("<s>", "<|im_end|>", "<|im_start|>")) -> PreTrainedTokenizerFast:
+def with_template(file: str, marks: str = "<s> <|im_end|> <|im_start|>") -> PreTrainedTokenizerFast:
     return chat_tokenizer(Family(marks=marks, template=file))
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.stores.dict_store import DictStore
-from support.streams.consumed_groups import consume
+from support.streams.scored_groups import consume
 
 from configs.prompts import PromptsConfig
 from millrace.errors import PromptsError

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 from support.stages.workshop import CONFIG, Workshop, weights
-from support.streams.consumed_groups import consume
+from support.streams.scored_groups import consume
 from transformers import PreTrainedTokenizerFast
 
 from configs.prompts import PromptsConfig

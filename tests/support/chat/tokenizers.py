@@ -14,8 +14,8 @@ TEMPLATES = Path(__file__).parent / "templates"
 class Family:
     """How one family of models marks its conversations."""
 
-    marks: tuple[str, ...]
-    """Special tokens; the first begins a text, the second ends one."""
+    marks: str
+    """Special tokens, separated by spaces; the first begins a text, the second ends one."""
     template: str | None = None
     """File of its chat template; None for a family that the library `renderers` writes."""
     renderer: str = "template"
@@ -28,67 +28,34 @@ class Family:
 
 FAMILIES = {
     "chatml": Family(
-        marks=("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"), template="chatml_tools.jinja", tools=True
+        marks="<|im_start|> <|im_end|> <tool_call> </tool_call>", template="chatml_tools.jinja", tools=True
     ),
-    "gemma": Family(marks=("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"), template="turns_of_model.jinja"),
-    "mistral": Family(marks=("<s>", "</s>", "[INST]", "[/INST]"), template="inst.jinja"),
+    "gemma": Family(marks="<bos> <eos> <start_of_turn> <end_of_turn>", template="turns_of_model.jinja"),
+    "mistral": Family(marks="<s> </s> [INST] [/INST]", template="inst.jinja"),
     "phi": Family(
-        marks=("<s>", "<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
+        marks="<s> <|endoftext|> <|system|> <|user|> <|assistant|> <|end|>",
         template="role_marks.jinja",
     ),
     "granite": Family(
-        marks=("<|bos|>", "<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>"), template="roles_in_marks.jinja"
+        marks="<|bos|> <|end_of_text|> <|start_of_role|> <|end_of_role|>", template="roles_in_marks.jinja"
     ),
-    "olmo": Family(marks=("<|endoftext|>", "<|end_of_turn|>"), template="eos_ends_turns.jinja"),
+    "olmo": Family(marks="<|endoftext|> <|end_of_turn|>", template="eos_ends_turns.jinja"),
     "qwen3": Family(
-        marks=(
-            "<|endoftext|>",
-            "<|im_end|>",
-            "<|im_start|>",
-            "<think>",
-            "</think>",
-            "<tool_call>",
-            "</tool_call>",
-            "<tool_response>",
-            "</tool_response>",
-        ),
+        marks="<|endoftext|> <|im_end|> <|im_start|> <think> </think> <tool_call> </tool_call> "
+        "<tool_response> </tool_response>",
         renderer="qwen3",
         tools=True,
     ),
     "llama-3": Family(
-        marks=(
-            "<|begin_of_text|>",
-            "<|eot_id|>",
-            "<|end_of_text|>",
-            "<|eom_id|>",
-            "<|python_tag|>",
-            "<|start_header_id|>",
-            "<|end_header_id|>",
-        ),
+        marks="<|begin_of_text|> <|eot_id|> <|end_of_text|> <|eom_id|> <|python_tag|> "
+        "<|start_header_id|> <|end_header_id|>",
         renderer="llama-3",
         tools=True,
     ),
     "glm-4.5": Family(
-        marks=(
-            "[gMASK]",
-            "<|endoftext|>",
-            "<sop>",
-            "<|system|>",
-            "<|user|>",
-            "<|assistant|>",
-            "<|observation|>",
-            "<think>",
-            "</think>",
-            "<tool_call>",
-            "</tool_call>",
-            "<arg_key>",
-            "</arg_key>",
-            "<arg_value>",
-            "</arg_value>",
-            "<tool_response>",
-            "</tool_response>",
-            "/nothink",
-        ),
+        marks="[gMASK] <|endoftext|> <sop> <|system|> <|user|> <|assistant|> <|observation|> <think> </think> "
+        "<tool_call> </tool_call> <arg_key> </arg_key> <arg_value> </arg_value> <tool_response> </tool_response> "
+        "/nothink",
         renderer="glm-4.5",
         thought="<think></think>",
         tools=True,
@@ -98,7 +65,7 @@ FAMILIES = {
 
 def chat_tokenizer(family: Family) -> PreTrainedTokenizerFast:
     """A tokenizer with the marks of `family` and its template."""
-    tokenizer = byte_tokenizer(family.marks)
+    tokenizer = byte_tokenizer(family.marks.split())
     if family.template is not None:
         tokenizer.chat_template = (TEMPLATES / family.template).read_text(encoding="utf-8")
     return tokenizer

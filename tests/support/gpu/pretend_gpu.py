@@ -6,23 +6,22 @@
 
 torch's FakeTensorMode knows devices as well, but a build of torch without CUDA refuses the backward pass of its `cuda`
 tensors: autograd's engine asks for the accelerator's stream. It also has no values. Here numbers are real: a step on
-this GPU is that of a CPU, bit for bit. Kernels that only CUDA has are replaced (`cuda_kernels.py`), and so are streams
-(`cuda_streams.py`).
+this GPU is that of a CPU, bit for bit. Kernels that only CUDA has are replaced (`cuda_kernels.py`), and streams and
+events do nothing: this device does all work at once and in order.
 """
 
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import MagicMock, patch
 from weakref import finalize
 
 import torch
 from support.gpu.cuda_kernels import KERNELS
-from support.gpu.cuda_streams import cuda_streams
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -41,6 +40,21 @@ _UNKNOWN_SIZE = {_ATEN.nonzero.default, _ATEN.masked_select.default, _ATEN._uniq
 """Their result's shape depends on values: CUDA waits for the device to learn it."""
 _READ = {_ATEN._local_scalar_dense.default, _ATEN.equal.default, _ATEN.is_nonzero.default}
 """Their result is a number in Python."""
+_CUDA: dict[str, Any] = {
+    "Event": MagicMock,
+    "Stream": MagicMock,
+    "current_stream": MagicMock(),
+    "stream": lambda _: nullcontext(),
+    "device_count": lambda: 1,
+    "current_device": lambda: 0,
+    "is_available": lambda: True,
+    "is_initialized": lambda: True,
+    "get_device_capability": lambda *_: (9, 0),
+    "set_device": lambda *_: None,
+    "synchronize": lambda *_: None,
+    "empty_cache": lambda: None,
+}
+"""Functions of torch.cuda as one device answers that never has work queued."""
 
 
 class MixedDevices(Exception):
@@ -124,7 +138,7 @@ def pretend_gpu() -> Iterator[PretendGpu]:
         # torch's own grouping by device, which gradient clipping and AdamW use, is written in C++.
         patch.object(torch._C, "_group_tensors_by_device_and_dtype", gpu.grouped(_GROUPED)),
         patch.object(torch.UntypedStorage, "resize_", gpu.resizing(torch.UntypedStorage.resize_), create=True),
-        cuda_streams(),
+        patch.multiple(torch.cuda, **_CUDA),
         _Operations(gpu),
         _Python(gpu),
     ):

@@ -1,11 +1,13 @@
-"""A run as the dashboard's readers return it, made by hand."""
+"""A run, and rows of the stream `consumed`, as the dashboard's readers return them, made by hand."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dashboard.read.model import AttemptInfo, Columns, RunData, RunInfo
+from storage.schema import CONSUMED
 
 T = 1_700_000_000.0
 """The time of the look, unix seconds."""
@@ -89,3 +91,21 @@ def run_data(run_id: str = "mine", **changes: Any) -> RunData:
         },
     }
     return RunData(**{**values, **changes})
+
+
+def consumed_rows(policy_version: npt.ArrayLike, **columns: npt.ArrayLike) -> Columns:
+    """A row for each of `policy_version`; other columns as given, one value for all or one each, 0 where not.
+
+    `outcome` is a code; a reward of None is NaN, as a null of the stream is.
+    """
+    versions = np.asarray(policy_version, np.int64)
+    given = {**columns, "policy_version": versions}
+    return {
+        field.name: np.array(np.broadcast_to(np.asarray(given.get(field.name, 0), _dtype(field.name)), versions.shape))
+        for field in CONSUMED
+    }
+
+
+def _dtype(name: str) -> npt.DTypeLike:
+    dtype: npt.DTypeLike = np.int8 if name == "outcome" else CONSUMED.field(name).type.to_pandas_dtype()
+    return dtype

@@ -1,4 +1,4 @@
-"""Stored runs below a root folder, and the dashboard over them without a browser."""
+"""Stored runs below a root folder, the dashboard over them without a browser, and a clock that stands still."""
 
 from pathlib import Path
 
@@ -29,3 +29,13 @@ def open_site(root: Path) -> Site:
 
 def open_client(root: Path, *, host: str = "127.0.0.1", token: str | None = None) -> FlaskClient:
     return make_app(Runs(str(root)), VIEWS, host=host, token=token).server.test_client()
+
+
+class HandClock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now

@@ -1,11 +1,13 @@
-"""Scored groups as the loader hands them on, made by hand from the version of each token."""
+"""Scored groups as the loader hands them on, made by hand, and the stream `consumed` as a trainer writes it."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from millrace.rollouts.consumed import ConsumedWriter
 from millrace.rollouts.scored_group import ScoredGroup
+from storage.stores.base import Store
 
 
 def scored_group(
@@ -50,3 +52,25 @@ def scored_group(
         part_max_policy_version=max(max(member) for member in versions),
         incarnation=0,
     )
+
+
+Rewards = Mapping[int, Sequence[float | None]]
+
+
+def consume(
+    store: Store,
+    version: int,
+    trained: Rewards,
+    *,
+    dropped: Rewards | None = None,
+    reason: str = "zero_advantage",
+    incarnation: int = 0,
+) -> None:
+    """The step that made `version`: it trained some groups and dropped others for `reason`, by their numbers."""
+    writer = ConsumedWriter(store, incarnation)
+    for number, rewards in (dropped or {}).items():
+        writer.drop(scored_group(number, [[0]] * len(rewards), rewards), reason, version - 1)
+    groups = [scored_group(number, [[0]] * len(rewards), rewards) for number, rewards in trained.items()]
+    known = sum(len(group.trained) for group in groups)
+    writer.step(version, groups, [0.0] * known, [np.zeros(1, dtype=np.float32)] * known)
+    writer.close()

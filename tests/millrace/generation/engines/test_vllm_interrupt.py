@@ -9,7 +9,7 @@ import pytest
 from support.engines.policies import all_of, largest_mismatch
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from benchmarks.engine_share.model import endless
+from benchmarks.sleeping.engine_alone import make_endless
 from millrace.generation.engines.base import unstarted
 from millrace.rollouts.groups_in_flight import derived_seed
 from millrace.types import Request, Response, Sampling, Trajectory
@@ -32,7 +32,7 @@ NUM_REQUESTS = 12
 @pytest.fixture
 def models(make_policy: MakePolicy) -> dict[int, PreTrainedModel]:
     """The policy of each version. Its responses end at the length limit only."""
-    return {version: endless(make_policy(version)) for version in (1, 2, 3)}
+    return {version: make_endless(make_policy(version)) for version in (1, 2, 3)}
 
 
 @pytest.fixture

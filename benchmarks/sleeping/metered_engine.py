@@ -1,4 +1,4 @@
-"""An engine whose responses have given lengths, and which keeps account of its tokens and its time.
+"""An engine whose responses have given lengths, with a meter of its tokens and its time.
 
          ┌─ submit, collect: generating ─┐
 caller ──┼─ update_weights ──────────────┼─► engine             between two calls: `outside`
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import psutil
 
-from benchmarks.sleeping.pace import AGREED_LOGPROBS, LongTail
+from benchmarks.sleeping.pace import AGREED_LOGPROBS, Pace
 from millrace.generation.engines.base import Engine
 from millrace.types import Request, Sampling, Trajectory
 from millrace.weights.base import Weights
@@ -22,35 +22,33 @@ _RECORD_SECONDS = 0.25
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """The account up to one moment."""
+    """Sums of tokens, updates and seconds up to one moment."""
 
     t: float
     """Unix seconds."""
     tokens: float
-    """Sampled so far."""
     updates: float
-    """Of the weights."""
+    """Updates of the weights."""
     response_seconds: float
     """From a response's submission to its last token, summed over those collected."""
     update_seconds: float
-    """In `update_weights`."""
     probe_seconds: float
     """In `next_logprobs`."""
     outside_seconds: float
     """Between two calls: the caller commits, admits and looks for weights."""
     cpu_seconds: float
-    """Of this process and the engine's own."""
+    """Of this process and the engine's processes."""
 
 
 class MeteredEngine(Engine):
-    """The policy of `engine`; `tail` says at which length each response ends, if it does not sooner."""
+    """Ends each response of `engine` at the length that `pace` sets for it, if it does not end sooner."""
 
-    def __init__(self, engine: Engine, tail: LongTail, record: Callable[[Reading], None]) -> None:
+    def __init__(self, engine: Engine, pace: Pace, record: Callable[[Reading], None]) -> None:
         """`record` gets a reading a few times per second."""
         self.policy_version = engine.policy_version
         self.vocab_size = engine.vocab_size
         self._engine = engine
-        self._tail = tail
+        self._pace = pace
         self._record = record
         self._recorded = 0.0
         self._collected = 0
@@ -71,22 +69,19 @@ class MeteredEngine(Engine):
     def submit(self, requests: Sequence[Request], sampling: Sampling) -> None:
         with self._counted("generate"):
             for request in requests:
-                length = self._tail.tokens(request.group_id, request.sample_index)
+                length = self._pace.num_tokens(request.group_id, request.sample_index)
                 limit = min(length, sampling.max_new_tokens)
                 self._engine.submit([request], replace(sampling, max_new_tokens=limit))
 
     def collect(self, seconds: float) -> list[Trajectory]:
         with self._counted("generate"):
-            found = self._engine.collect(seconds)
-            self._collected += sum(len(one.response.tokens) for one in found)
-            self._response_seconds += sum(one.t_finished - one.t_started for one in found)
+            trajectories = self._engine.collect(seconds)
+            self._collected += sum(len(trajectory.response.tokens) for trajectory in trajectories)
+            self._response_seconds += sum(trajectory.t_finished - trajectory.t_started for trajectory in trajectories)
         if self._since - self._recorded >= _RECORD_SECONDS:
             self._recorded = self._since
             self._record(self._reading())
-        return found
-
-    def abort(self) -> None:
-        self._engine.abort()
+        return trajectories
 
     def interrupt(self) -> list[Trajectory]:
         return self._engine.interrupt()
@@ -140,6 +135,6 @@ class MeteredEngine(Engine):
 
 
 def _cpu_seconds() -> float:
-    own = psutil.Process()
-    times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
-    return sum(one.user + one.system for one in times)
+    this_process = psutil.Process()
+    times = [process.cpu_times() for process in (this_process, *this_process.children(recursive=True))]
+    return sum(cpu.user + cpu.system for cpu in times)

@@ -1,6 +1,6 @@
-"""The engine alone in its process: the first requests of a campaign, all given at once.
+"""An engine alone in its process: the first requests of a campaign, all submitted at once.
 
-    python -m benchmarks.engine_share.alone CONFIG OUTPUT --groups N [--update-every SECONDS]
+    python -m benchmarks.sleeping.engine_alone CONFIG OUTPUT --groups N [--update-every SECONDS]
 
 CONFIG is the campaign's, as JSON. Readings of the engine's meter are written to OUTPUT, as JSON.
 """
@@ -9,16 +9,17 @@ import argparse
 import json
 import time
 import uuid
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from transformers import LlamaForCausalLM
 
-from benchmarks.engine_share.metered import MeteredEngine, Reading
+from benchmarks.sleeping.metered_engine import MeteredEngine, Reading
 from benchmarks.sleeping.pace import Pace
+from configs.recipe import Recipe
 from configs.schema import RunConfig
-from millrace.generation.engines.base import Engine
+from millrace.bootstrap.tiny_model import character_tokenizer, tiny_llama
 from millrace.generation.engines.factory import make_engine
 from millrace.models.loading import load_model, load_tokenizer
 from millrace.prompts.dataset import PromptOrder, load_prompts
@@ -26,6 +27,9 @@ from millrace.types import Request, Sampling
 from millrace.weights.base import Manifest, Weights, WeightsId
 from millrace.weights.shared_tensors import ReceiveBuffer, shapes_of
 from storage.stores.memory import memory_folder
+
+_SHAPE = Recipe(hidden_size=256, num_layers=4, num_heads=4, intermediate_size=1024)
+_SEPARATION = 16.0
 
 
 def main() -> None:
@@ -42,53 +46,41 @@ def main() -> None:
 
 
 def generate(config: RunConfig, num_groups: int, update_every: float | None) -> list[Reading]:
-    """Readings while the requests of so many groups are generated, with updates to the same weights if asked."""
-    generation, tail = config.generation, Pace.from_environment().long_tail
-    assert tail is not None
+    """Returns readings from the requests of `num_groups` groups, with an update every `update_every` seconds."""
+    generation, pace = config.generation, Pace.from_environment()
     assert config.model.path is not None
     folder = Path(config.model.path)
     torch.set_num_threads(generation.threads)
     readings: list[Reading] = []
     engine = MeteredEngine(
-        make_engine(generation, folder, load_tokenizer(folder), dtype=config.generation_dtype), tail, readings.append
+        make_engine(generation, folder, load_tokenizer(folder), dtype=config.generation_dtype), pace, readings.append
     )
     buffer = ReceiveBuffer(memory_folder() / f"benchmark-{uuid.uuid4().hex}")
     weights = _weights(folder, config.generation_dtype, buffer)
+    sampling = Sampling(
+        temperature=generation.temperature,
+        top_p=generation.top_p,
+        top_k=generation.top_k,
+        max_new_tokens=generation.max_new_tokens,
+    )
+    waiting = _requests(config, folder, num_groups)
+    # transformers would decode all that it has in one batch.
+    slots = len(waiting) if generation.engine == "vllm" else pace.slots
+    updated = time.monotonic()
     try:
-        # transformers would decode all that it has in one batch.
-        at_once = None if generation.engine == "vllm" else tail.places
-        _run(engine, _requests(config, folder, num_groups), config, weights, update_every, at_once)
+        while waiting or engine.in_flight:
+            free = slots - engine.in_flight
+            if waiting and free:
+                engine.submit(waiting[:free], sampling)
+                del waiting[:free]
+            engine.collect(0.1)
+            if update_every is not None and time.monotonic() - updated >= update_every:
+                updated = time.monotonic()
+                engine.update_weights(weights)
     finally:
         engine.close()
         buffer.close()
     return readings
-
-
-def _run(
-    engine: Engine,
-    requests: Sequence[Request],
-    config: RunConfig,
-    weights: Weights,
-    update_every: float | None,
-    at_once: int | None,
-) -> None:
-    sampling = Sampling(
-        temperature=config.generation.temperature,
-        top_p=config.generation.top_p,
-        top_k=config.generation.top_k,
-        max_new_tokens=config.generation.max_new_tokens,
-    )
-    waiting = list(requests)
-    updated = time.monotonic()
-    while waiting or engine.in_flight:
-        free = len(waiting) if at_once is None else at_once - engine.in_flight
-        if waiting and free:
-            engine.submit(waiting[:free], sampling)
-            del waiting[:free]
-        engine.collect(0.1)
-        if update_every is not None and time.monotonic() - updated >= update_every:
-            updated = time.monotonic()
-            engine.update_weights(weights)
 
 
 def _requests(config: RunConfig, folder: Path, num_groups: int) -> list[Request]:
@@ -98,23 +90,46 @@ def _requests(config: RunConfig, folder: Path, num_groups: int) -> list[Request]
     return [
         Request(
             group_id=group_id,
-            sample_index=place,
+            sample_index=i,
             prompt_tokens=tuple(tokenizer(order.prompt_at(group_id).text)["input_ids"]),
-            seed=group_id * size + place,
+            seed=group_id * size + i,
         )
         for group_id in range(num_groups)
-        for place in range(size)
+        for i in range(size)
     ]
 
 
 def _weights(folder: Path, dtype: str, buffer: ReceiveBuffer) -> Weights:
-    """The model's own, as a version."""
+    """Returns the model's weights as a new version."""
     parameters = {name: parameter.detach() for name, parameter in load_model(folder, dtype).named_parameters()}
     tensors = buffer.tensors_for(shapes_of(parameters))
     for name, parameter in parameters.items():
         tensors[name].copy_(parameter)
     manifest = Manifest(id=WeightsId(incarnation=0, policy_version=1, t_offered=time.time()))
     return Weights(manifest=manifest, tensors=tensors, shared=buffer.shared)
+
+
+def save_model(folder: Path, context: int) -> None:
+    """Writes a small random policy that never ends a response, and its tokenizer; `context` is the longest text."""
+    torch.manual_seed(0)
+    tokenizer = character_tokenizer(["0123456789+="])
+    make_endless(tiny_llama(_SHAPE, tokenizer, context)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def make_endless(model: LlamaForCausalLM) -> LlamaForCausalLM:
+    """Changes the model so that it never samples its end token. Its output layer must be its embedding.
+
+    One feature, which no layer changes, separates that token from all others.
+    """
+    embedding = model.model.embed_tokens.weight
+    with torch.no_grad():
+        embedding[:, 0] = _SEPARATION
+        embedding[model.config.eos_token_id, 0] = -_SEPARATION
+        for name, parameter in model.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                parameter[0] = 0.0
+    return model
 
 
 if __name__ == "__main__":
