@@ -5,8 +5,8 @@ from support.planning.small_machine import SmallMachine
 from configs.schema import RunConfig
 from flows.display.tables import for_markdown
 from flows.operations.planning import sections
-from millrace.planning.plan import Plan, make_plan, what_if
-from millrace.planning.search import simulator
+from millrace.planning.plan import Plan, what_if
+from millrace.planning.search import make_plan, simulator
 
 CONFIG = RunConfig.model_validate(
     {
