@@ -21,8 +21,8 @@ from typing import Any
 
 from benchmarks.harness import finish, make_parser, print_table, read_rows, run_campaign, run_logged
 from benchmarks.sleeping.engine_alone import save_model
-from benchmarks.sleeping.metered_engine import Reading
-from benchmarks.sleeping.pace import Pace
+from benchmarks.sleeping.metered_engine import MeterReading
+from benchmarks.sleeping.pace import SleepingPace
 from benchmarks.sleeping.stage import METER
 from storage import layout
 from storage.schema import METRIC
@@ -44,14 +44,14 @@ def main() -> None:
     parser.add_argument("--sigma", type=float, default=1.0, help="spread of the logarithm of the lengths (default: 1)")
     parser.add_argument("--mean", type=float, default=105.0, help="mean length before the limits, tokens")
     arguments = parser.parse_args()
-    pace = Pace(sigma=arguments.sigma, mean_tokens=arguments.mean, slots=arguments.slots, real_engine=True)
+    pace = SleepingPace(sigma=arguments.sigma, mean_tokens=arguments.mean, slots=arguments.slots, real_engine=True)
     with tempfile.TemporaryDirectory(prefix="millrace-benchmark-") as folder:
         result = measure(Path(folder), arguments.engine, pace, arguments.steps, arguments.groups)
     _print(result)
     finish(arguments.json, result)
 
 
-def measure(root: Path, engine: str, pace: Pace, steps: int, groups_per_step: int) -> dict[str, Any]:
+def measure(root: Path, engine: str, pace: SleepingPace, steps: int, groups_per_step: int) -> dict[str, Any]:
     """Returns the figures of a campaign and of the engine alone."""
     save_model(root / "model", _LONGEST_PROMPT + _LONGEST)
     config = root / "config.json"
@@ -80,7 +80,7 @@ def measure(root: Path, engine: str, pace: Pace, steps: int, groups_per_step: in
     }
 
 
-def between(readings: Iterable[Reading], first: float, last: float) -> dict[str, float]:
+def between(readings: Iterable[MeterReading], first: float, last: float) -> dict[str, float]:
     """Returns rates and shares of time while the tokens counted went from `first` to `last`."""
     inside = [reading for reading in readings if first <= reading.tokens <= last]
     begin, end = inside[0], inside[-1]
@@ -120,7 +120,7 @@ def _config(root: Path, engine: str, slots: int, steps: int, groups_per_step: in
     }
 
 
-def _campaign(run: Path, config: Path, pace: Pace) -> list[Reading]:
+def _campaign(run: Path, config: Path, pace: SleepingPace) -> list[MeterReading]:
     """Runs the campaign and returns the readings that its generator wrote among its metrics."""
     run_campaign(run, config=config, module="benchmarks.sleeping.campaign", environment=pace.to_environment())
     readings: list[dict[str, float]] = []
@@ -129,15 +129,15 @@ def _campaign(run: Path, config: Path, pace: Pace) -> list[Reading]:
             readings.append({})
         if row["name"].startswith(METER):
             readings[-1][row["name"].removeprefix(METER)] = row["value"]
-    return [Reading(**reading) for reading in readings]
+    return [MeterReading(**reading) for reading in readings]
 
 
-def _alone(root: Path, config: Path, pace: Pace, groups: int, *options: str) -> list[Reading]:
+def _alone(root: Path, config: Path, pace: SleepingPace, groups: int, *options: str) -> list[MeterReading]:
     output = root / "readings.json"
     command = [sys.executable, "-m", "benchmarks.sleeping.engine_alone", str(config), str(output)]
     environment = {**os.environ, **pace.to_environment(), "OMP_NUM_THREADS": "1"}
     run_logged([*command, "--groups", str(groups), *options], root / "alone.log", environment)
-    return [Reading(**reading) for reading in json.loads(output.read_text())]
+    return [MeterReading(**reading) for reading in json.loads(output.read_text())]
 
 
 def _print(result: Mapping[str, Any]) -> None:

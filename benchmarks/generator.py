@@ -28,7 +28,7 @@ _GROUP_SIZE = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class GeneratorCase:
     """A model, and the requests that are submitted together."""
 
     hidden_size: int
@@ -41,13 +41,13 @@ class Case:
 
 CASES = {
     # The demo's model and lengths.
-    "0.2 M, 512 × (7 + 3)": Case(
+    "0.2 M, 512 × (7 + 3)": GeneratorCase(
         hidden_size=64, num_layers=3, intermediate_size=256, num_groups=64, prompt_tokens=7, max_new_tokens=3
     ),
-    "3.4 M, 64 × (7 + ≤ 64)": Case(
+    "3.4 M, 64 × (7 + ≤ 64)": GeneratorCase(
         hidden_size=256, num_layers=4, intermediate_size=768, num_groups=8, prompt_tokens=7, max_new_tokens=64
     ),
-    "3.4 M, 64 × (256 + ≤ 64)": Case(
+    "3.4 M, 64 × (256 + ≤ 64)": GeneratorCase(
         hidden_size=256, num_layers=4, intermediate_size=768, num_groups=8, prompt_tokens=256, max_new_tokens=64
     ),
 }
@@ -70,7 +70,7 @@ def main() -> None:
     finish(arguments.json, {"cases": cases})
 
 
-def measure(case: Case, rounds: int) -> dict[str, Any]:
+def measure(case: GeneratorCase, rounds: int) -> dict[str, Any]:
     """Measures response tokens per second of both, and their ratio: medians over `rounds`."""
     calls = contenders(case)
     tokens: dict[str, list[int]] = {name: [] for name in calls}
@@ -90,7 +90,7 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
     }
 
 
-def contenders(case: Case) -> dict[str, Callable[[int], int]]:
+def contenders(case: GeneratorCase) -> dict[str, Callable[[int], int]]:
     """Returns calls that answer all requests with a seed and return the number of response tokens."""
     torch.manual_seed(0)
     model = _model(case)
@@ -121,7 +121,7 @@ def contenders(case: Case) -> dict[str, Callable[[int], int]]:
     return {"engine": run_engine, "generate": run_generate}
 
 
-def _model(case: Case) -> PreTrainedModel:
+def _model(case: GeneratorCase) -> PreTrainedModel:
     config = LlamaConfig(
         vocab_size=_VOCAB,
         hidden_size=case.hidden_size,

@@ -37,7 +37,7 @@ Outcome = Literal["passed", "failed", "too slow", "left out"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class Check:
     """One command, in its own process."""
 
     name: str
@@ -57,7 +57,7 @@ class Part:
 class Result:
     """The outcome of a part."""
 
-    part: Part
+    part: Check
     outcome: Outcome
     reason: str = ""
     """Why it failed or was left out, or the last line of its tests."""
@@ -92,73 +92,73 @@ _VLLM_ON_CUDA = (
     "model.dtype=bfloat16",
 )
 
-PARTS: Sequence[Part] = (
-    Part(
+PARTS: Sequence[Check] = (
+    Check(
         name="trainer on a GPU",
         shows="A GPU takes the steps that a CPU takes, attends in one kernel, and frees its memory asleep.",
         command=_tests("tests/gpu/test_trainer_cuda.py"),
     ),
-    Part(
+    Check(
         name="weights from a GPU",
         shows="A version leaves a GPU through shared memory and reaches another process's GPU bit for bit.",
         command=_tests("tests/gpu/test_weights_cuda.py"),
     ),
-    Part(
+    Check(
         name="shards from a GPU",
         shows="Ranks on a GPU offer their shards by direct, and buckets on the GPU are those of a CPU.",
         command=_tests("tests/gpu/test_shards_cuda.py"),
     ),
-    Part(
+    Check(
         name="weights by direct over NCCL",
         shows="Shards go over NCCL from a trainer's GPUs to a generator's; with two GPUs one rank, with four three.",
         command=_tests("tests/gpu/test_direct_nccl.py"),
         gpus=2,
     ),
-    Part(
+    Check(
         name="trainer ranks over NCCL",
         shows="FSDP2 and tensor parallelism over NCCL train as one process does.",
         command=_tests("tests/gpu/test_ranks_cuda.py"),
         gpus=2,
     ),
-    Part(
+    Check(
         name="vLLM on CUDA",
         shows="vLLM's CUDA build keeps the contract of engines: seeds, log μ, updates in the middle of a response.",
         command=_tests("-m", "vllm", "tests/millrace/generation"),
         package="vllm",
         minutes=30.0,
     ),
-    Part(
+    Check(
         name="campaign that trains on a GPU",
         shows="A whole campaign runs with its trainer on a GPU.",
         command=_campaign("tiny-cpu", "trains-on-a-gpu"),
     ),
-    Part(
+    Check(
         name="campaign on a GPU with vLLM",
         shows="A whole campaign runs with trainer and vLLM on one GPU at the same time.",
         command=_campaign("tiny-vllm-cpu", "vllm-on-a-gpu", *_VLLM_ON_CUDA),
         package="vllm",
         minutes=20.0,
     ),
-    Part(
+    Check(
         name="turns on one GPU",
         shows="Trainer and vLLM take turns on one GPU: one sleeps while the other works.",
         command=_campaign("tiny-vllm-cpu", "turns", *_VLLM_ON_CUDA, "pipeline.mode=sync", "placement.colocated=true"),
         package="vllm",
         minutes=20.0,
     ),
-    Part(
+    Check(
         name="campaign of two ranks over NCCL",
         shows="A whole campaign runs with a trainer on two GPUs.",
         command=_campaign("tiny-cpu", "two-ranks", "training.parallel.data=2"),
         gpus=2,
     ),
-    Part(
+    Check(
         name="benchmark of the trainer",
         shows="Tokens per second and memory of the trainer's step beside plain transformers.",
         command=_benchmark("trainer"),
         minutes=20.0,
     ),
-    Part(
+    Check(
         name="benchmark of weight sync",
         shows="Seconds from a trainer's GPU to a generator's, beside the GPU's own copy rates.",
         command=_benchmark("weights", "--parameters", "1000"),
@@ -190,7 +190,7 @@ def main() -> int:
     return 1 if any(result.outcome in ("failed", "too slow") for result in results) else 0
 
 
-def check(part: Part, num_gpus: int) -> Result:
+def check(part: Check, num_gpus: int) -> Result:
     """Runs one part, unless the machine has too few GPUs or not its package."""
     if num_gpus < part.gpus:
         return Result(part=part, outcome="left out", reason=f"needs {part.gpus} GPUs, and there are {num_gpus}")

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import pyarrow.compute as pc
 
 from benchmarks.harness import finish, make_parser, print_table, read_rows, run_campaign
-from benchmarks.sleeping.pace import Pace
+from benchmarks.sleeping.pace import SleepingPace
 from benchmarks.sleeping.stage import SLOT_SECONDS
 from configs.schema import RunConfig
 from millrace.planning.durations import Costs, Lengths
@@ -47,7 +47,7 @@ Figures = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class LongTailCase:
     """One campaign."""
 
     sigma: float
@@ -64,10 +64,10 @@ class Case:
         groups = f"B{self.groups_per_step}-C{self.groups_per_batch}"
         return f"sigma{self.sigma:g}-eta{self.max_staleness}-{groups}-{self.mode}"
 
-    def pace(self, step_seconds: float) -> Pace:
+    def pace(self, step_seconds: float) -> SleepingPace:
         """Generator and trainer each make a step in `step_seconds`, if nothing holds them up."""
         response_seconds = step_seconds * self.groups_per_batch / self.groups_per_step
-        return Pace(
+        return SleepingPace(
             sigma=self.sigma,
             mean_tokens=MEAN_TOKENS,
             seconds_per_token=response_seconds / MEAN_TOKENS,
@@ -92,12 +92,14 @@ class Case:
         }
 
 
-def all_cases(groups: int) -> list[Case]:
+def all_cases(groups: int) -> list[LongTailCase]:
     """Returns the table's cases, with `groups` per optimizer step."""
     rows = [(0.3, 4, 1), (0.6, 4, 1), (1.0, 4, 1), (0.6, 4, 2), (1.0, 4, 2), (1.0, 8, 2)]
     modes: tuple[Mode, ...] = ("drop", "wait", "mask")
     return [
-        Case(sigma=sigma, max_staleness=eta, groups_per_step=groups, groups_per_batch=groups * batches, mode=mode)
+        LongTailCase(
+            sigma=sigma, max_staleness=eta, groups_per_step=groups, groups_per_batch=groups * batches, mode=mode
+        )
         for sigma, eta, batches in rows
         for mode in modes
     ]
@@ -135,13 +137,13 @@ def main() -> None:
 class _Lengths(Lengths):
     """The sleeping engine's response lengths; its prompts cost nothing."""
 
-    pace: Pace
+    pace: SleepingPace
 
     def of_group(self, group_id: int) -> tuple[int, Sequence[int]]:
         return 0, [min(MAX_TOKENS, self.pace.num_tokens(group_id, i)) for i in range(GROUP_SIZE)]
 
 
-def expect(case: Case, *, step_seconds: float = 1.0, steps: int, warmup: int) -> Figures:
+def expect(case: LongTailCase, *, step_seconds: float = 1.0, steps: int, warmup: int) -> Figures:
     """Simulates `steps` steps with the durations and lengths of the sleeping stages, and leaves out the warm-up."""
     pace = case.pace(step_seconds)
     costs = Costs(
@@ -166,7 +168,7 @@ def expect(case: Case, *, step_seconds: float = 1.0, steps: int, warmup: int) ->
     }
 
 
-def measure(case: Case, root: Path, *, step_seconds: float, steps: int, warmup: int) -> Figures:
+def measure(case: LongTailCase, root: Path, *, step_seconds: float, steps: int, warmup: int) -> Figures:
     """Runs the case's campaign in a folder of `root`, and computes its figures without the warm-up."""
     pace = case.pace(step_seconds)
     run, config = root / case.name, root / f"{case.name}.json"

@@ -71,7 +71,7 @@ UNTRAINED: Settings = {"model.warm_start_steps": 0}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
+class PlannerCase:
     """A config and its run."""
 
     name: str
@@ -79,26 +79,32 @@ class Case:
     settings: Settings = field(default_factory=dict)
 
 
-FITTED: Sequence[Case] = (Case(name="tiny", family="tiny"), Case(name="tail", family="tail"))
+FITTED: Sequence[PlannerCase] = (PlannerCase(name="tiny", family="tiny"), PlannerCase(name="tail", family="tail"))
 """The runs that the fit sees."""
 
-PREDICTED: Sequence[Case] = (
-    Case(name="tiny-bound-0", family="tiny", settings={"staleness.max_staleness": 0}),
-    Case(name="tiny-bound-4", family="tiny", settings={"staleness.max_staleness": 4}),
-    Case(name="tiny-sync", family="tiny", settings={"pipeline.mode": "sync"}),
-    Case(name="tiny-2-generators", family="tiny", settings={"generation.replicas": 2}),
-    Case(name="tiny-quarter-slots", family="tiny", settings={"generation.groups_per_batch": 8}),
-    Case(name="tiny-half-batch", family="tiny", settings={"training.groups_per_step": 32}),
-    Case(name="tiny-double-batch", family="tiny", settings={"training.groups_per_step": 128, "training.max_steps": 80}),
-    Case(name="tail-bound-0", family="tail", settings={"staleness.max_staleness": 0}),
-    Case(name="tail-bound-1", family="tail", settings={"staleness.max_staleness": 1}),
-    Case(name="tail-bound-4-drop", family="tail", settings={"staleness.max_staleness": 4, "staleness.too_old": "drop"}),
-    Case(name="tail-sync", family="tail", settings={"pipeline.mode": "sync"}),
-    Case(name="tail-2-generators", family="tail", settings={"generation.replicas": 2}),
-    Case(name="tail-half-slots", family="tail", settings={"generation.groups_per_batch": 4}),
-    Case(name="tail-double-slots", family="tail", settings={"generation.groups_per_batch": 16}),
-    Case(name="tail-double-batch", family="tail", settings={"training.groups_per_step": 16, "training.max_steps": 40}),
-    Case(name="tail-longer", family="longer"),
+PREDICTED: Sequence[PlannerCase] = (
+    PlannerCase(name="tiny-bound-0", family="tiny", settings={"staleness.max_staleness": 0}),
+    PlannerCase(name="tiny-bound-4", family="tiny", settings={"staleness.max_staleness": 4}),
+    PlannerCase(name="tiny-sync", family="tiny", settings={"pipeline.mode": "sync"}),
+    PlannerCase(name="tiny-2-generators", family="tiny", settings={"generation.replicas": 2}),
+    PlannerCase(name="tiny-quarter-slots", family="tiny", settings={"generation.groups_per_batch": 8}),
+    PlannerCase(name="tiny-half-batch", family="tiny", settings={"training.groups_per_step": 32}),
+    PlannerCase(
+        name="tiny-double-batch", family="tiny", settings={"training.groups_per_step": 128, "training.max_steps": 80}
+    ),
+    PlannerCase(name="tail-bound-0", family="tail", settings={"staleness.max_staleness": 0}),
+    PlannerCase(name="tail-bound-1", family="tail", settings={"staleness.max_staleness": 1}),
+    PlannerCase(
+        name="tail-bound-4-drop", family="tail", settings={"staleness.max_staleness": 4, "staleness.too_old": "drop"}
+    ),
+    PlannerCase(name="tail-sync", family="tail", settings={"pipeline.mode": "sync"}),
+    PlannerCase(name="tail-2-generators", family="tail", settings={"generation.replicas": 2}),
+    PlannerCase(name="tail-half-slots", family="tail", settings={"generation.groups_per_batch": 4}),
+    PlannerCase(name="tail-double-slots", family="tail", settings={"generation.groups_per_batch": 16}),
+    PlannerCase(
+        name="tail-double-batch", family="tail", settings={"training.groups_per_step": 16, "training.max_steps": 40}
+    ),
+    PlannerCase(name="tail-longer", family="longer"),
 )
 """The runs that it predicts, each by its changes."""
 
@@ -139,7 +145,7 @@ def main() -> None:
     finish(arguments.json, result)
 
 
-def _row(fitted: StoredMachine, case: Case, folder: Path) -> Row:
+def _row(fitted: StoredMachine, case: PlannerCase, folder: Path) -> Row:
     run, measured = read_measured(open_store(str(folder))), figures(folder)
     lengths = (
         fitted.lengths(run.config) if case.family in {fit.family for fit in FITTED} else lengths_of([run], run.config)
@@ -169,7 +175,7 @@ def family_settings(root: Path, family: str) -> dict[str, object]:
     return {**FAMILIES[family], **shared, "model.path": str(run / layout.START_MODEL)}
 
 
-def run_case(root: Path, case: Case) -> Path:
+def run_case(root: Path, case: PlannerCase) -> Path:
     """Runs a case, unless it has run already. Returns its folder."""
     run_campaign(root / case.name, as_settings({**family_settings(root, case.family), **case.settings}))
     return root / case.name

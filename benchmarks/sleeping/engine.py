@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.sleeping.pace import AGREED_LOGPROBS, Pace
+from benchmarks.sleeping.pace import AGREED_LOGPROBS, SleepingPace
 from millrace.generation.engines.base import Engine, unstarted
 from millrace.types import FinishReason, Request, Response, Sampling, Trajectory
 from millrace.weights.base import Weights, WeightsId
@@ -37,7 +37,7 @@ class SleepingEngine(Engine):
 
     def __init__(
         self,
-        pace: Pace,
+        pace: SleepingPace,
         *,
         vocab_size: int,
         eos_token_id: int,

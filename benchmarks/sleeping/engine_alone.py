@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM
 
-from benchmarks.sleeping.metered_engine import MeteredEngine, Reading
-from benchmarks.sleeping.pace import Pace
+from benchmarks.sleeping.metered_engine import MeteredEngine, MeterReading
+from benchmarks.sleeping.pace import SleepingPace
 from configs.recipe import Recipe
 from configs.schema import RunConfig
 from millrace.bootstrap.tiny_model import character_tokenizer, tiny_llama
@@ -45,13 +45,13 @@ def main() -> None:
     arguments.output.write_text(json.dumps([asdict(reading) for reading in readings]))
 
 
-def generate(config: RunConfig, num_groups: int, update_every: float | None) -> list[Reading]:
+def generate(config: RunConfig, num_groups: int, update_every: float | None) -> list[MeterReading]:
     """Returns readings from the requests of `num_groups` groups, with an update every `update_every` seconds."""
-    generation, pace = config.generation, Pace.from_environment()
+    generation, pace = config.generation, SleepingPace.from_environment()
     assert config.model.path is not None
     folder = Path(config.model.path)
     torch.set_num_threads(generation.threads)
-    readings: list[Reading] = []
+    readings: list[MeterReading] = []
     engine = MeteredEngine(
         make_engine(generation, folder, load_tokenizer(folder), dtype=config.generation_dtype), pace, readings.append
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import psutil
 
-from benchmarks.sleeping.pace import AGREED_LOGPROBS, Pace
+from benchmarks.sleeping.pace import AGREED_LOGPROBS, SleepingPace
 from millrace.generation.engines.base import Engine
 from millrace.types import Request, Sampling, Trajectory
 from millrace.weights.base import Weights
@@ -21,7 +21,7 @@ _RECORD_SECONDS = 0.25
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reading:
+class MeterReading:
     """Sums of tokens, updates and seconds up to one moment."""
 
     t: float
@@ -43,7 +43,7 @@ class Reading:
 class MeteredEngine(Engine):
     """Ends each response of `engine` at the length that `pace` sets for it, if it does not end sooner."""
 
-    def __init__(self, engine: Engine, pace: Pace, record: Callable[[Reading], None]) -> None:
+    def __init__(self, engine: Engine, pace: SleepingPace, record: Callable[[MeterReading], None]) -> None:
         """`record` gets a reading a few times per second."""
         self.policy_version = engine.policy_version
         self.vocab_size = engine.vocab_size
@@ -121,8 +121,8 @@ class MeteredEngine(Engine):
         self._seconds[what] += now - self._since
         self._since = now
 
-    def _reading(self) -> Reading:
-        return Reading(
+    def _reading(self) -> MeterReading:
+        return MeterReading(
             t=time.time(),
             tokens=self._collected + self._engine.tokens_in_flight,
             updates=self._updates,

@@ -15,7 +15,7 @@ AGREED_LOGPROBS: Mapping[int, float] = {0: 0.0}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pace:
+class SleepingPace:
     """Responses of log-normal length, each sampled at the same constant rate, and the trainer's seconds per step."""
 
     sigma: float = 0.0
@@ -40,6 +40,6 @@ class Pace:
         return {VARIABLE: json.dumps(asdict(self))}
 
     @classmethod
-    def from_environment(cls) -> "Pace":
+    def from_environment(cls) -> "SleepingPace":
         """Raises KeyError in a process that no benchmark started."""
         return cls(**json.loads(os.environ[VARIABLE]))

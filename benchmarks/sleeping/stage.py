@@ -14,8 +14,8 @@ from unittest.mock import patch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from benchmarks.sleeping.engine import SleepingEngine
-from benchmarks.sleeping.metered_engine import MeteredEngine, Reading
-from benchmarks.sleeping.pace import AGREED_LOGPROBS, Pace
+from benchmarks.sleeping.metered_engine import MeteredEngine, MeterReading
+from benchmarks.sleeping.pace import AGREED_LOGPROBS, SleepingPace
 from configs.generation import GenerationConfig
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.factory import make_engine
@@ -41,7 +41,7 @@ class SleepingTrainer(Trainer):
         return dict(AGREED_LOGPROBS)
 
     def step(self, samples: Sequence[Sample], rate_factor: float = 1.0) -> StepReport:
-        time.sleep(Pace.from_environment().train_seconds)
+        time.sleep(SleepingPace.from_environment().train_seconds)
         self.policy_version += 1
         return StepReport(
             loss=0.0,
@@ -86,13 +86,13 @@ def train_when_others_are_ready(stage: Stage) -> None:
 
 def generate_at_pace(stage: Stage) -> None:
     """Runs the generate stage with an engine of the benchmark's pace, which writes its figures among the metrics."""
-    pace = Pace.from_environment()
+    pace = SleepingPace.from_environment()
 
     def log_update(weights: WeightsId, slot_seconds: float) -> None:
         values = {SLOT_SECONDS: slot_seconds}
         stage.metrics.log(incarnation=weights.incarnation, policy_version=weights.policy_version, **values)
 
-    def log_reading(reading: Reading) -> None:
+    def log_reading(reading: MeterReading) -> None:
         values = {f"{METER}{name}": value for name, value in asdict(reading).items()}
         stage.metrics.log(incarnation=0, policy_version=0, **values)
 
@@ -111,7 +111,7 @@ def generate_at_pace(stage: Stage) -> None:
 
 def make_instant_engine(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **options: object) -> Engine:
     """Replaces `TransformersEngine`. An untrained policy would sample up to the longest response."""
-    return SleepingEngine(Pace(slots=1), vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
+    return SleepingEngine(SleepingPace(slots=1), vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
 
 
 def main(name: str) -> None:

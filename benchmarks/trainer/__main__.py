@@ -20,7 +20,7 @@ import torch
 from benchmarks.harness import finish, make_parser, median_ratio, print_line, time_rounds
 from benchmarks.trainer import sharing
 from benchmarks.trainer.memory import SHAPES, VOCAB, WAYS, peak_bytes
-from benchmarks.trainer.steps import CASES, Case, contenders, make_samples, model_flops
+from benchmarks.trainer.steps import CASES, TrainerCase, contenders, make_samples, model_flops
 
 TARGETS = {"speedup": 1.5, "peak_share": 0.35}
 """Minimum multiple of the padded contender's tokens per second; maximum share of the naive peak."""
@@ -51,7 +51,7 @@ def main() -> None:
     finish(arguments.json, result)
 
 
-def measure_steps(case: Case, device: torch.device, rounds: int) -> dict[str, Any]:
+def measure_steps(case: TrainerCase, device: torch.device, rounds: int) -> dict[str, Any]:
     """Seconds, tokens per second and ratios of the contenders: medians over `rounds`."""
     samples = make_samples(case)
     calls = contenders(case, samples, device)

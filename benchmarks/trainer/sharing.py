@@ -18,13 +18,13 @@ import torch
 
 from benchmarks.harness import median_ratio, print_line, time_rounds
 from benchmarks.trainer.memory import held_bytes, peak_of
-from benchmarks.trainer.steps import Case, make_model
+from benchmarks.trainer.steps import TrainerCase, make_model
 from configs.training import TrainingConfig
 from millrace.training.batch import Sample
 from millrace.training.parallel.ranks import Ranks
 from millrace.training.trainer import Trainer
 
-_DEMO = Case(
+_DEMO = TrainerCase(
     hidden_size=64,
     num_layers=3,
     num_heads=4,
@@ -45,7 +45,7 @@ _SMALL = replace(_DEMO, hidden_size=256, num_layers=4, num_kv_heads=2, intermedi
 class Groups:
     """A batch of groups of equal shape."""
 
-    model: Case
+    model: TrainerCase
     num_groups: int
     prompt: int
     """Tokens."""
@@ -147,7 +147,7 @@ def _main() -> None:
     parser.add_argument("case", type=json.loads, help="fields of Groups, as JSON")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    case = Groups(**arguments.case | {"model": Case(**arguments.case["model"])})
+    case = Groups(**arguments.case | {"model": TrainerCase(**arguments.case["model"])})
     step = _step(case, WAYS[arguments.way])
     initial_bytes = held_bytes("cpu", peak=False)
     step()

@@ -30,7 +30,7 @@ _SPREAD = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class TrainerCase:
     """A model, a batch, and how it is split."""
 
     hidden_size: int
@@ -52,7 +52,7 @@ class Case:
 
 
 CASES = {
-    "cpu": Case(
+    "cpu": TrainerCase(
         hidden_size=256,
         num_layers=4,
         num_heads=4,
@@ -67,7 +67,7 @@ CASES = {
         checkpointing=False,
     ),
     # The shape of Llama 3.2 1B: 1.24 billion parameters, the output layer is the embedding.
-    "cuda": Case(
+    "cuda": TrainerCase(
         hidden_size=2048,
         num_layers=16,
         num_heads=32,
@@ -84,7 +84,7 @@ CASES = {
 }
 
 
-def make_model(case: Case, device: torch.device) -> PreTrainedModel:
+def make_model(case: TrainerCase, device: torch.device) -> PreTrainedModel:
     """A Llama of that shape with random weights, on `device`, with transformers' own attention."""
     torch.manual_seed(_SEED)
     config = LlamaConfig(
@@ -103,7 +103,7 @@ def make_model(case: Case, device: torch.device) -> PreTrainedModel:
     return model
 
 
-def make_samples(case: Case) -> list[Sample]:
+def make_samples(case: TrainerCase) -> list[Sample]:
     """The batch: prompts of 32 to 96 tokens, responses whose length is log-normal."""
     random = np.random.default_rng(_SEED)
     lengths = np.exp(random.normal(np.log(case.median_response), _SPREAD, case.num_samples))
@@ -121,7 +121,7 @@ def make_samples(case: Case) -> list[Sample]:
     ]
 
 
-def contenders(case: Case, samples: Sequence[Sample], device: torch.device) -> dict[str, Callable[[], object]]:
+def contenders(case: TrainerCase, samples: Sequence[Sample], device: torch.device) -> dict[str, Callable[[], object]]:
     """Each call takes the whole batch once and waits for the device."""
     model = make_model(case, device)
     training = TrainingConfig(
@@ -186,7 +186,7 @@ def _backward(model: PreTrainedModel, rows: Sequence[Sample], num_tokens: int) -
     torch.autograd.backward(loss_BT.sum() / num_tokens)
 
 
-def model_flops(case: Case, samples: Sequence[Sample]) -> float:
+def model_flops(case: TrainerCase, samples: Sequence[Sample]) -> float:
     """Floating-point operations of one optimizer step on the batch: forward, and twice that backward.
 
     6 per weight of the layers and position; 6 per weight of the output layer and response token; causal attention:

@@ -26,7 +26,7 @@ _EVALUATED = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class TimedStep:
     """One optimizer step."""
 
     t: float
@@ -39,7 +39,7 @@ class Step:
 
 def run_trl(
     python: Path, shape: Shape, model: Path, prompts: Path, folder: Path, *, steps: int, seed: int
-) -> list[Step]:
+) -> list[TimedStep]:
     """TRL's steps, with a thread per core. Raises CalledProcessError if it fails."""
     folder.mkdir(parents=True)
     spec = {
@@ -60,12 +60,12 @@ def run_trl(
     command = [str(python), str(Path(__file__).with_name("driver.py")), str(folder / "spec.json")]
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "OMP_NUM_THREADS")}
     subprocess.run(command, check=True, stdout=sys.stderr, env={**environment, "HF_HUB_OFFLINE": "1"})
-    return [Step(**json.loads(line)) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    return [TimedStep(**json.loads(line)) for line in (folder / "steps.jsonl").read_text().splitlines()]
 
 
 def run_millrace(
     shape: Shape, model: Path, prompts: Path, run: Path, *, steps: int, seed: int, settings: Sequence[str]
-) -> tuple[list[Step], dict[str, float]]:
+) -> tuple[list[TimedStep], dict[str, float]]:
     """The steps of a campaign in the folder `run`, with one thread for each stage, and busy seconds per step by stage.
 
     Raises RuntimeError if it fails.
@@ -91,7 +91,9 @@ def run_millrace(
     }
     summary = run_campaign(run, [*(f"{key}={value}" for key, value in ours.items()), *settings])
     records = [
-        Step(t=step.t, reward=step.values["reward_mean"], response_tokens=step.values["response_length_mean_tokens"])
+        TimedStep(
+            t=step.t, reward=step.values["reward_mean"], response_tokens=step.values["response_length_mean_tokens"]
+        )
         for step in read_steps(open_store(str(run)))
         if "reward_mean" in step.values
     ]
@@ -146,7 +148,7 @@ _LAST_SHARE = 0.25
 """Share of a run's steps over which rewards are averaged."""
 
 
-def of_run(steps: Sequence[Step], shape: Shape, warmup: int) -> Figures:
+def of_run(steps: Sequence[TimedStep], shape: Shape, warmup: int) -> Figures:
     """Speed after the first `warmup` steps, and the mean reward of the last quarter of the steps."""
     timed = steps[warmup:]
     seconds = steps[-1].t - steps[warmup - 1].t
@@ -161,7 +163,7 @@ def of_run(steps: Sequence[Step], shape: Shape, warmup: int) -> Figures:
     }
 
 
-def of_pair(trl: Sequence[Step], millrace: Sequence[Step], shape: Shape, warmup: int) -> Figures:
+def of_pair(trl: Sequence[TimedStep], millrace: Sequence[TimedStep], shape: Shape, warmup: int) -> Figures:
     """Both runs, the speed-up, and the rewards after the time in which the faster one ended, from its first step on."""
     seconds = min(steps[-1].t - steps[0].t for steps in (trl, millrace))
     runs = {"trl": of_run(trl, shape, warmup), "millrace": of_run(millrace, shape, warmup)}
@@ -203,7 +205,7 @@ def targets_met(shapes: dict[str, Figures]) -> dict[str, bool]:
     return targets
 
 
-def _reward(steps: Sequence[Step], end: int) -> float:
+def _reward(steps: Sequence[TimedStep], end: int) -> float:
     """Mean over a window of steps that ends before step `end`; the window is a share of the whole run."""
     window = max(1, round(len(steps) * _LAST_SHARE))
     return fmean(step.reward for step in steps[max(0, end - window) : end])

@@ -23,7 +23,7 @@ import torch
 from benchmarks.harness import finish, make_parser, print_line, print_table
 
 if TYPE_CHECKING:
-    from benchmarks.weights.push import Case
+    pass
 
 TARGETS = {"of_floor": 0.7, "stall_over_memcpy": 1.2, "saved": 50.0, "direct_speed": 2.0, "direct_stall": 0.6}
 """Through shared memory: minimum share of the floor's speed, and the most copies for which the trainer is blocked.
@@ -149,11 +149,11 @@ def _missing(arguments: argparse.Namespace) -> str | None:
     return f"this benchmark needs packages that are not installed: {', '.join(absent)}" if absent else None
 
 
-def _cases(arguments: argparse.Namespace) -> "list[Case]":
-    from benchmarks.weights.push import Case
+def _cases(arguments: argparse.Namespace) -> "list[PushCase]":
+    from benchmarks.weights.push import PushCase
 
     return [
-        Case(num_parameters=int(1e6 * millions), dtype=dtype, way=way, device=arguments.device)
+        PushCase(num_parameters=int(1e6 * millions), dtype=dtype, way=way, device=arguments.device)
         for millions in arguments.parameters
         for dtype in arguments.dtypes
         for way in arguments.ways

@@ -44,7 +44,7 @@ _COPY_REPEATS = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
+class PushCase:
     """A policy, and a way to push it."""
 
     num_parameters: int
@@ -76,7 +76,7 @@ class Case:
         return FlippedPolicy(self.shapes, getattr(torch, self.dtype), self.device)
 
 
-def measure_pushes(case: Case, *, memory: Path, disk: Path, num_pushes: int) -> dict[str, Any]:
+def measure_pushes(case: PushCase, *, memory: Path, disk: Path, num_pushes: int) -> dict[str, Any]:
     """Seconds, medians over the pushes, and `all_seconds`; shares of the floor; bytes on the wire.
 
     Versions are handed over in the folder `memory`, which is in shared memory; the folder of a store is created in
@@ -162,7 +162,7 @@ def _store(setup: Setup) -> "Store":
     return open_store(setup.store)
 
 
-def _summary(case: Case, policy: Policy, rounds: list[dict[str, float]]) -> dict[str, Any]:
+def _summary(case: PushCase, policy: Policy, rounds: list[dict[str, float]]) -> dict[str, Any]:
     times = {name: [times[name] for times in rounds] for name in rounds[0]}
     wire_bytes = statistics.median(times.pop("wire_bytes"))
     nbytes = sum(tensor.nbytes for tensor in policy.tensors.values())

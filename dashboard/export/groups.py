@@ -1,6 +1,6 @@
 """The newest groups of a run as tables, for the exported file, which has no store to read other groups from."""
 
-from dashboard.read.groups import Group, GroupReader, Response
+from dashboard.read.groups import Group, GroupReader, StoredResponse
 from dashboard.read.model import RunData
 from dashboard.read.search import Query, find
 from dashboard.read.tokens import TokenTexts, read_tokens, shortened, visible
@@ -62,7 +62,7 @@ def _prompt(group: Group | None, texts: TokenTexts) -> str:
     return f"Prompt {visible(group.prompt['prompt_id'])}: {text} ({meta})"
 
 
-def _row(response: Response, texts: TokenTexts) -> tuple[str, ...]:
+def _row(response: StoredResponse, texts: TokenTexts) -> tuple[str, ...]:
     consumed, trajectory, score = response.consumed or {}, response.trajectory or {}, response.score or {}
     tokens = trajectory.get("response_tokens")
     return (

@@ -41,7 +41,7 @@ Sample = tuple[str, tuple[str, ...], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
+class MetricFamily:
     """A metric family; its name ends in its unit."""
 
     doc: str
@@ -53,61 +53,61 @@ class Family:
     """Stage replica and metric whose newest value is exported."""
 
 
-def _newest(metric: str, doc: str, replica: str = "train-0") -> Family:
-    return Family(doc=doc, newest_of=(replica, metric))
+def _newest(metric: str, doc: str, replica: str = "train-0") -> MetricFamily:
+    return MetricFamily(doc=doc, newest_of=(replica, metric))
 
 
-FAMILIES: Mapping[str, Family] = {
+FAMILIES: Mapping[str, MetricFamily] = {
     # All runs.
-    "millrace_run_state": Family(doc="1 for the state that the run is in", labels=("state",)),
-    "millrace_problems": Family(doc="number of errors in reading the run"),
-    "millrace_policy_version": Family(doc="optimizer steps done: the trainer's policy version"),
-    "millrace_policy_version_target": Family(doc="policy version at which the run is complete"),
-    "millrace_reward_mean": Family(doc="mean reward of the last step's trajectories"),
-    "millrace_staleness_mean": Family(doc="mean staleness of all trained rollouts, policy versions"),
-    "millrace_staleness_max": Family(doc="largest staleness of all trained rollouts, policy versions"),
-    "millrace_staleness_bound": Family(doc="largest staleness allowed, policy versions"),
+    "millrace_run_state": MetricFamily(doc="1 for the state that the run is in", labels=("state",)),
+    "millrace_problems": MetricFamily(doc="number of errors in reading the run"),
+    "millrace_policy_version": MetricFamily(doc="optimizer steps done: the trainer's policy version"),
+    "millrace_policy_version_target": MetricFamily(doc="policy version at which the run is complete"),
+    "millrace_reward_mean": MetricFamily(doc="mean reward of the last step's trajectories"),
+    "millrace_staleness_mean": MetricFamily(doc="mean staleness of all trained rollouts, policy versions"),
+    "millrace_staleness_max": MetricFamily(doc="largest staleness of all trained rollouts, policy versions"),
+    "millrace_staleness_bound": MetricFamily(doc="largest staleness allowed, policy versions"),
     # The most recently active runs.
-    "millrace_evaluation_accuracy": Family(doc="held-out accuracy of the newest version evaluated, 0 to 1"),
-    "millrace_rollouts": Family(doc="rollouts the trainer took, by outcome", labels=("outcome",), counts=True),
-    "millrace_generated_rollouts": Family(doc="rollouts committed by the generators", counts=True),
-    "millrace_buffered_rollouts": Family(doc="rollouts scored and not yet taken by the trainer"),
-    "millrace_in_flight_rollouts": Family(doc="rollouts committed and not yet scored"),
-    "millrace_tokens": Family(doc="response tokens a stage has processed", labels=("stage",), counts=True),
-    "millrace_stage_seconds": Family(
+    "millrace_evaluation_accuracy": MetricFamily(doc="held-out accuracy of the newest version evaluated, 0 to 1"),
+    "millrace_rollouts": MetricFamily(doc="rollouts the trainer took, by outcome", labels=("outcome",), counts=True),
+    "millrace_generated_rollouts": MetricFamily(doc="rollouts committed by the generators", counts=True),
+    "millrace_buffered_rollouts": MetricFamily(doc="rollouts scored and not yet taken by the trainer"),
+    "millrace_in_flight_rollouts": MetricFamily(doc="rollouts committed and not yet scored"),
+    "millrace_tokens": MetricFamily(doc="response tokens a stage has processed", labels=("stage",), counts=True),
+    "millrace_stage_seconds": MetricFamily(
         doc="time of a stage's replicas together, busy or idle", labels=("stage", "kind"), counts=True
     ),
-    "millrace_ledger_balanced": Family(doc="1 if every rollout is accounted for; 0 if not, or if unknown"),
-    "millrace_verdict": Family(
+    "millrace_ledger_balanced": MetricFamily(doc="1 if every rollout is accounted for; 0 if not, or if unknown"),
+    "millrace_verdict": MetricFamily(
         doc="level of each clause of the verdict: 0 good, 1 warning, 2 bad; with the rule that set it",
         labels=("clause", "cause"),
     ),
-    "millrace_promoted_version": Family(doc="policy version of the checkpoint promoted last; 0 before the first"),
-    "millrace_restarts": Family(
+    "millrace_promoted_version": MetricFamily(doc="policy version of the checkpoint promoted last; 0 before the first"),
+    "millrace_restarts": MetricFamily(
         doc="starts of a stage's process after its first", labels=("stage", "replica"), counts=True
     ),
-    "millrace_attempts": Family(doc="starts of the run's controller", counts=True),
-    "millrace_last_status_seconds": Family(
+    "millrace_attempts": MetricFamily(doc="starts of the run's controller", counts=True),
+    "millrace_last_status_seconds": MetricFamily(
         doc="age of the status of a stage's process; absent once it has stopped",
         labels=("stage", "replica"),
     ),
-    "millrace_cpu_cores": Family(
+    "millrace_cpu_cores": MetricFamily(
         doc="CPU cores that a stage's process and its children keep busy", labels=("stage", "replica")
     ),
-    "millrace_memory_bytes": Family(
+    "millrace_memory_bytes": MetricFamily(
         doc="resident memory of a stage's process and its children", labels=("stage", "replica")
     ),
-    "millrace_generating_requests": Family(doc="requests that a generator's engine works on", labels=("replica",)),
-    "millrace_generating_groups": Family(doc="groups admitted and not committed yet", labels=("replica",)),
-    "millrace_generating_tokens": Family(doc="response tokens generated so far for these groups", labels=("replica",)),
-    "millrace_oldest_group_seconds": Family(doc="age of the oldest admitted group, seconds", labels=("replica",)),
-    "millrace_oldest_group_versions": Family(
+    "millrace_generating_requests": MetricFamily(doc="requests that a generator's engine works on", labels=("replica",)),
+    "millrace_generating_groups": MetricFamily(doc="groups admitted and not committed yet", labels=("replica",)),
+    "millrace_generating_tokens": MetricFamily(doc="response tokens generated so far for these groups", labels=("replica",)),
+    "millrace_oldest_group_seconds": MetricFamily(doc="age of the oldest admitted group, seconds", labels=("replica",)),
+    "millrace_oldest_group_versions": MetricFamily(
         doc="policy versions between the trainer and the oldest weights that sampled the group", labels=("replica",)
     ),
-    "millrace_continued_tokens": Family(
+    "millrace_continued_tokens": MetricFamily(
         doc="response tokens continued from earlier processes", labels=("replica",), counts=True
     ),
-    "millrace_discarded_tokens": Family(
+    "millrace_discarded_tokens": MetricFamily(
         doc="response tokens lost when a process ended, and generated again", labels=("replica",), counts=True
     ),
     "millrace_push_seconds": _newest("push_seconds", "until all generators had the last version", "sync_weights-0"),

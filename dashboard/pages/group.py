@@ -11,7 +11,7 @@ from dash.development.base_component import Component
 
 from dashboard.pages.draw import facts, problem_box
 from dashboard.pages.messages import prompt_messages, role_mark, roles_in_response
-from dashboard.read.groups import Group, Response, Row
+from dashboard.read.groups import Group, Row, StoredResponse
 from dashboard.read.tokens import TokenTexts, shortened, visible
 
 MAX_RESPONSES = 64
@@ -78,14 +78,14 @@ def _meta(meta: str) -> dict[str, str]:
     }
 
 
-def _response(response: Response, texts: TokenTexts) -> Component:
+def _response(response: StoredResponse, texts: TokenTexts) -> Component:
     parts: list[Component] = [facts(_response_facts(response))]
     if response.trajectory is not None:
         parts += [_spans(response.trajectory), _tokens(response, response.trajectory, texts)]
     return html.Div(parts, className="response")
 
 
-def _response_facts(response: Response) -> dict[str, str]:
+def _response_facts(response: StoredResponse) -> dict[str, str]:
     named: dict[str, str] = {"row": f"{response.row_id:,}"}
     consumed, score, trajectory = response.consumed, response.score, response.trajectory
     if consumed is None:
@@ -130,7 +130,7 @@ def _spans(trajectory: Row) -> Component:
     return html.Div(bars, className="versions")
 
 
-def _tokens(response: Response, trajectory: Row, texts: TokenTexts) -> Component:
+def _tokens(response: StoredResponse, trajectory: Row, texts: TokenTexts) -> Component:
     ids = trajectory["response_tokens"][:MAX_TOKENS]
     ratios, logprobs = response.importance_ratios, response.trainer_logprobs
     roles = roles_in_response(trajectory)

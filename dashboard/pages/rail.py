@@ -15,7 +15,7 @@ from dash.development.base_component import Component
 
 from dashboard.pages import address
 from dashboard.pages.draw import TEXT
-from dashboard.queries.events import Event, latest_events
+from dashboard.queries.events import RunEvent, latest_events
 from dashboard.queries.ledger import balance
 from dashboard.queries.notable_groups import NotableGroup, notable_groups
 from dashboard.read import search
@@ -105,7 +105,7 @@ def _group(run: RunData, group: NotableGroup, prompt: str | None) -> Component:
     return html.Li([dcc.Link(group.why, href=href), f" {text} ", html.Span(facts, className="none")])
 
 
-def _events(events: Sequence[Event]) -> list[Component]:
+def _events(events: Sequence[RunEvent]) -> list[Component]:
     lines = [
         html.Li([html.Strong(event.kind), f" v{event.policy_version}: {words}"], title=words)
         for event in events

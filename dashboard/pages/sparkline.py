@@ -6,13 +6,13 @@ import numpy as np
 from dash import html
 from dash.development.base_component import Component
 
-from dashboard.queries.series import Line
+from dashboard.queries.series import ChartLine
 from dashboard.views.colours import BLUE
 
 _WIDTH, _HEIGHT, _MARGIN = 96, 22, 2
 
 
-def sparkline(line: Line, name: str) -> Component:
+def sparkline(line: ChartLine, name: str) -> Component:
     """Draws the line between its lowest and highest value; nothing for fewer than two points."""
     if len(line.x) < 2:
         return html.Span()

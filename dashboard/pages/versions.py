@@ -11,7 +11,7 @@ from dash.development.base_component import Component
 
 from dashboard.pages.draw import facts, problem_box
 from dashboard.pages.messages import prompt_messages
-from dashboard.read.groups import Group, Response
+from dashboard.read.groups import Group, StoredResponse
 from dashboard.read.same_prompt import MAX_BYTES, MAX_PARTS, PromptGroup, SamePrompt
 from dashboard.read.tokens import TokenTexts, shortened, visible
 
@@ -105,7 +105,7 @@ def _column(group: Group, texts: TokenTexts, href: str, *, here: bool) -> Compon
     return html.Div(parts, className="version here" if here else "version")
 
 
-def _response(response: Response, texts: TokenTexts) -> Component:
+def _response(response: StoredResponse, texts: TokenTexts) -> Component:
     trajectory, score, consumed = response.trajectory, response.score, response.consumed
     reward = "none" if score is None or score["reward"] is None else f"{score['reward']:.4g}"
     named = {"reward": reward, "outcome": visible(consumed["outcome"]) if consumed else "not taken yet"}
@@ -117,5 +117,5 @@ def _response(response: Response, texts: TokenTexts) -> Component:
     return html.Div([facts(named), html.Div(text, className="tokens")])
 
 
-def _span_versions(response: Response) -> list[int]:
+def _span_versions(response: StoredResponse) -> list[int]:
     return [] if response.trajectory is None else list(response.trajectory["span_versions"])

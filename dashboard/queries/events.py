@@ -19,7 +19,7 @@ _KINDS = {"stage.restarted": "restart"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Event:
+class RunEvent:
     """An event in a run."""
 
     t: float
@@ -32,7 +32,7 @@ class Event:
     """One sentence that describes the event."""
 
 
-def latest_events(run: RunData, most: int) -> Sequence[Event]:
+def latest_events(run: RunData, most: int) -> Sequence[RunEvent]:
     """Returns at most `most` events, newest first."""
     events = [*_incidents(run), *_decisions(run), *_attempts(run)]
     return sorted(events, key=lambda event: event.t, reverse=True)[:most]
@@ -49,10 +49,10 @@ def config_changes(run: RunData) -> Mapping[int, Sequence[str]]:
     return {attempt.first_step: attempt.changes for attempt in run.info.attempts[1:] if attempt.changes}
 
 
-def _incidents(run: RunData) -> list[Event]:
+def _incidents(run: RunData) -> list[RunEvent]:
     latest: Sequence[Mapping[str, Any]] = (run.status or {}).get("incidents", {}).get("latest", [])
     return [
-        Event(
+        RunEvent(
             t=incident["t"],
             kind=_KINDS.get(incident["kind"], "incident"),
             policy_version=_version_at(run, incident["t"]),
@@ -62,10 +62,10 @@ def _incidents(run: RunData) -> list[Event]:
     ]
 
 
-def _decisions(run: RunData) -> list[Event]:
+def _decisions(run: RunData) -> list[RunEvent]:
     latest: Sequence[Mapping[str, Any]] = (run.status or {}).get("decisions", {}).get("latest", [])
     return [
-        Event(
+        RunEvent(
             t=decision["t"],
             kind="decision",
             policy_version=decision["policy_version"],
@@ -75,17 +75,17 @@ def _decisions(run: RunData) -> list[Event]:
     ]
 
 
-def _attempts(run: RunData) -> list[Event]:
+def _attempts(run: RunData) -> list[RunEvent]:
     events = []
     for attempt in run.info.attempts:
         if attempt.number:
             words = "; ".join(attempt.changes) or "with the same config"
             if run.info.attempts[attempt.number - 1].end is None:
                 words = f"after a kill, {words}"
-            events.append(Event(t=attempt.t_started, kind="resumed", policy_version=attempt.first_step, words=words))
+            events.append(RunEvent(t=attempt.t_started, kind="resumed", policy_version=attempt.first_step, words=words))
         if (decision := attempt.promotion) is not None:
             events.append(
-                Event(
+                RunEvent(
                     t=_t_decided(run, attempt),
                     kind="promotion" if decision.promoted else "held back",
                     policy_version=decision.policy_version,

@@ -14,7 +14,7 @@ from itertools import groupby
 import numpy as np
 
 from dashboard.queries.learning import TRAINER
-from dashboard.queries.series import Floats, Line, Track, ascending, metric, minutes, over_versions, replicas, thin
+from dashboard.queries.series import ChartLine, Floats, Track, ascending, metric, minutes, over_versions, replicas, thin
 from dashboard.read.model import RunData
 from millrace.runs.status import STAGES
 from millrace.runtime.metrics import TIME
@@ -72,7 +72,7 @@ class TransportPeriod:
     first: int
     """Number of its first attempt."""
     last: int
-    seconds: Line
+    seconds: ChartLine
     """Seconds from the handover of each policy version until all generators had it."""
 
 
@@ -89,10 +89,10 @@ def time_by_replica(run: RunData) -> list[Track]:
     ]
 
 
-def idle(run: RunData) -> Mapping[str, Line]:
+def idle(run: RunData) -> Mapping[str, ChartLine]:
     """Stage → share of measured time spent waiting, over minutes; NaN without measurements."""
     edges = _edges(run)
-    idle_shares: dict[str, Line] = {}
+    idle_shares: dict[str, ChartLine] = {}
     for stage in STAGES if len(edges) else ():
         shares = [item for name in replicas(run, stage) for item in _shares(run, name, edges).items()]
         if shares:
@@ -100,26 +100,26 @@ def idle(run: RunData) -> Mapping[str, Line]:
             waited = sum((share for kind, share in shares if kind.startswith(WAITING)), zeros)
             whole = sum((share for _, share in shares), zeros)
             with np.errstate(invalid="ignore"):
-                idle_shares[stage] = Line(_centers(run, edges), waited / whole)
+                idle_shares[stage] = ChartLine(_centers(run, edges), waited / whole)
     return idle_shares
 
 
-def queue(run: RunData, name: str) -> Line:
+def queue(run: RunData, name: str) -> ChartLine:
     """Returns `buffered_rollouts` or `in_flight_rollouts` at each step, over minutes."""
     rows = metric(run, TRAINER, name)
     return thin(ascending(minutes(run, rows["t"]), rows["value"]))
 
 
-def throughput(run: RunData) -> Mapping[str, Line]:
+def throughput(run: RunData) -> Mapping[str, ChartLine]:
     """Stage → response tokens per second, summed over replicas, over minutes."""
     edges = _edges(run)
-    rates: dict[str, Line] = {}
+    rates: dict[str, ChartLine] = {}
     for stage in ("generate", "score", "train") if len(edges) else ():
         totals = [metric(run, name, "total/tokens") for name in replicas(run, stage)]
         totals = [rows for rows in totals if len(rows["t"])]
         if totals:
             sums = sum((_total_at(edges, rows["t"], rows["value"]) for rows in totals), np.zeros(len(edges)))
-            rates[stage] = Line(_centers(run, edges), np.diff(sums) / np.diff(edges))
+            rates[stage] = ChartLine(_centers(run, edges), np.diff(sums) / np.diff(edges))
     return rates
 
 
@@ -163,12 +163,12 @@ def pushes(run: RunData) -> list[TransportPeriod]:
     ]
 
 
-def push_seconds(run: RunData) -> Line:
+def push_seconds(run: RunData) -> ChartLine:
     """Seconds from the handover of each policy version until all generators had it, for all transports."""
     return thin(over_versions(run, SYNC, "push_seconds"))
 
 
-def deliveries(run: RunData) -> Mapping[str, Line]:
+def deliveries(run: RunData) -> Mapping[str, ChartLine]:
     """`<replica> by <route>` → seconds from the handover of each policy version until that generator had loaded it."""
     return {
         f"{replica} by {name.removeprefix('delivery/').removesuffix(_SECONDS)}": over_versions(run, replica, name)
@@ -178,7 +178,7 @@ def deliveries(run: RunData) -> Mapping[str, Line]:
     }
 
 
-def pauses(run: RunData) -> Mapping[str, Line]:
+def pauses(run: RunData) -> Mapping[str, ChartLine]:
     """Replica → seconds that generation paused for each policy version."""
     name = "pause_seconds"
     return {

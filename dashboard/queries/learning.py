@@ -1,6 +1,6 @@
 """The trainer's step metrics and evaluation results, over policy versions."""
 
-from dashboard.queries.series import Line, ascending, metric, over_versions, thin
+from dashboard.queries.series import ChartLine, ascending, metric, over_versions, thin
 from dashboard.read.model import Columns, RunData
 
 TRAINER = "train-0"
@@ -8,7 +8,7 @@ RATIO_QUANTILES = ("p05", "p50", "p95", "max")
 """Quantiles of the importance ratio π/μ over a step's tokens, as the trainer names them."""
 
 
-def measured(run: RunData, name: str) -> Line:
+def measured(run: RunData, name: str) -> ChartLine:
     """Returns one of the trainer's metrics. Thinning averages neighbours, but keeps the maxima of `…_max`."""
     return thin(over_versions(run, TRAINER, name), largest=name.endswith("_max"))
 
@@ -18,20 +18,20 @@ def is_measured(run: RunData, name: str) -> bool:
     return len(metric(run, TRAINER, name)["value"]) > 0
 
 
-def accuracy(run: RunData) -> Line:
+def accuracy(run: RunData) -> ChartLine:
     """Held-out accuracy of each evaluated version."""
     return _of(run.evaluations, "accuracy")
 
 
-def accuracy_interval(run: RunData) -> tuple[Line, Line]:
+def accuracy_interval(run: RunData) -> tuple[ChartLine, ChartLine]:
     """Lower and upper ends of the accuracy's 95 % interval; NaN if unknown."""
     return _of(run.evaluations, "accuracy_low"), _of(run.evaluations, "accuracy_high")
 
 
-def further_accuracies(run: RunData) -> dict[str, Line]:
+def further_accuracies(run: RunData) -> dict[str, ChartLine]:
     """Name of a further evaluation set → accuracy."""
     return {name: _of(columns, "accuracy") for name, columns in run.evaluation_sets.items()}
 
 
-def _of(evaluations: Columns, name: str) -> Line:
+def _of(evaluations: Columns, name: str) -> ChartLine:
     return thin(ascending(evaluations["policy_version"], evaluations[name]))

@@ -22,7 +22,7 @@ _SAME = ("policy_version", "generator", "group_id", "outcome", "staleness")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class LedgerEntry:
     """One amount in the trainer's account and in a recount of the consumed stream."""
 
     name: str
@@ -39,7 +39,7 @@ class Recount:
     """Version up to which both count."""
     behind: int
     """Steps not yet in the consumed stream, which is committed once per second; until then, a recount may be lower."""
-    entries: tuple[Entry, ...]
+    entries: tuple[LedgerEntry, ...]
 
     @property
     def agrees(self) -> bool:
@@ -148,8 +148,8 @@ def newest_drops(run: RunData) -> list[Drop]:
     ][::-1]
 
 
-def _entry(name: str, key: Any, accounts: Mapping[Any, Amount], recounts: Mapping[Any, Amount]) -> Entry:
-    return Entry(name=name, account=accounts.get(key, Amount()), recount=recounts.get(key, Amount()))
+def _entry(name: str, key: Any, accounts: Mapping[Any, Amount], recounts: Mapping[Any, Amount]) -> LedgerEntry:
+    return LedgerEntry(name=name, account=accounts.get(key, Amount()), recount=recounts.get(key, Amount()))
 
 
 def _amounts(run: RunData, column: str, end: int) -> dict[int, Amount]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from dashboard.queries.learning import TRAINER
-from dashboard.queries.series import Floats, Line, metric, minutes, over_versions, thin
+from dashboard.queries.series import ChartLine, Floats, metric, minutes, over_versions, thin
 from dashboard.queries.smoothing import trailing_mean
 from dashboard.read.model import RunData
 from millrace.control.collapse import STEPS
@@ -16,12 +16,12 @@ _MOST_BINS = 150
 _SECONDS = "/seconds"
 
 
-def smoothed_reward(run: RunData) -> Line:
+def smoothed_reward(run: RunData) -> ChartLine:
     """Mean reward of the ten steps up to each version, which the collapse rules also use."""
     return thin(trailing_mean(over_versions(run, TRAINER, "reward_mean"), STEPS))
 
 
-def step_phases(run: RunData) -> Mapping[str, Line]:
+def step_phases(run: RunData) -> Mapping[str, ChartLine]:
     """The trainer's seconds per step by kind of work and waiting, over policy versions.
 
     Times are recorded about every two seconds, so a point is the mean over the steps between two records.
@@ -41,20 +41,20 @@ def step_phases(run: RunData) -> Mapping[str, Line]:
     for kind, rows in named.items():
         cumulative = np.append(0.0, np.cumsum(rows["value"]))
         at = cumulative[np.searchsorted(rows["policy_version"], edges, side="right")]
-        phases[kind] = Line(edges[1:], np.diff(at) / np.diff(edges))
+        phases[kind] = ChartLine(edges[1:], np.diff(at) / np.diff(edges))
     return phases
 
 
-def clock(run: RunData) -> Line:
+def clock(run: RunData) -> ChartLine:
     """Policy version (x) → minutes from the run's start until it was made (y)."""
     rows = metric(run, TRAINER, "reward_mean")
-    return Line(rows["policy_version"].astype(np.float64), minutes(run, rows["t"]))
+    return ChartLine(rows["policy_version"].astype(np.float64), minutes(run, rows["t"]))
 
 
-def by_clock(run: RunData, line: Line) -> Line:
+def by_clock(run: RunData, line: ChartLine) -> ChartLine:
     """Converts a line over policy versions to one over minutes since the run was started."""
     at = clock(run)
-    return Line(np.interp(line.x, at.x, at.y), line.y) if len(at.x) else line
+    return ChartLine(np.interp(line.x, at.x, at.y), line.y) if len(at.x) else line
 
 
 def restarts(run: RunData) -> Floats:

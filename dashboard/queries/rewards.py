@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dashboard.queries.learning import TRAINER, measured
-from dashboard.queries.series import Floats, Line, thin
+from dashboard.queries.series import ChartLine, Floats, thin
 from dashboard.read.model import RunData
 from millrace.rewards.base import REWARD_COMPONENT
 
@@ -19,7 +19,7 @@ MOST_COMPONENTS = 16
 """Maximum number of lines in the chart."""
 
 
-def reward_spread(run: RunData) -> dict[str, Line]:
+def reward_spread(run: RunData) -> dict[str, ChartLine]:
     """Standard deviation of the rewards within a group: mean and quantiles over the groups taken for each version.
 
     Includes dropped groups, but not groups with fewer than two known rewards.
@@ -41,23 +41,23 @@ def reward_spread(run: RunData) -> dict[str, Line]:
     return {"mean": _means(versions, deviations), **_quantiles(versions, deviations, SPREAD_QUANTILES)}
 
 
-def lengths(run: RunData) -> dict[str, Line]:
+def lengths(run: RunData) -> dict[str, ChartLine]:
     """Quantiles of the response length in tokens over all responses taken for each version, including dropped ones."""
     return _quantiles(run.consumed["policy_version"], run.consumed["tokens"].astype(np.float64), LENGTH_QUANTILES)
 
 
-def components(run: RunData) -> dict[str, Line]:
+def components(run: RunData) -> dict[str, ChartLine]:
     """Name of a reward component → mean over a step's responses; at most 16 components."""
     names = sorted(name for name in run.metrics.get(TRAINER, {}) if name.startswith(REWARD_COMPONENT))
     return {name.removeprefix(REWARD_COMPONENT): measured(run, name) for name in names[:MOST_COMPONENTS]}
 
 
-def _means(versions: npt.NDArray[np.int64], values: Floats) -> Line:
+def _means(versions: npt.NDArray[np.int64], values: Floats) -> ChartLine:
     distinct, at = np.unique(versions, return_inverse=True)
-    return thin(Line(distinct.astype(np.float64), np.bincount(at, values, len(distinct)) / np.bincount(at)))
+    return thin(ChartLine(distinct.astype(np.float64), np.bincount(at, values, len(distinct)) / np.bincount(at)))
 
 
-def _quantiles(versions: npt.NDArray[np.int64], values: Floats, shares: dict[str, float]) -> dict[str, Line]:
+def _quantiles(versions: npt.NDArray[np.int64], values: Floats, shares: dict[str, float]) -> dict[str, ChartLine]:
     """Quantile name → for each version, the smallest value not exceeded by this share of its values."""
     if len(versions) == 0:
         return {}
@@ -65,4 +65,4 @@ def _quantiles(versions: npt.NDArray[np.int64], values: Floats, shares: dict[str
     distinct, starts, counts = np.unique(versions[order], return_index=True, return_counts=True)
     x, ascending = distinct.astype(np.float64), values[order]
     at = {name: starts + np.maximum(np.ceil(share * counts).astype(np.int64) - 1, 0) for name, share in shares.items()}
-    return {name: thin(Line(x, ascending[at[name]]), largest=name == "max") for name in shares}
+    return {name: thin(ChartLine(x, ascending[at[name]]), largest=name == "max") for name in shares}

@@ -21,7 +21,7 @@ _NO_FLOATS: Floats = np.empty(0)
 _NO_ROWS: Columns = dict.fromkeys(("t", "incarnation", "policy_version", "value"), _NO_FLOATS)
 
 
-class Line(NamedTuple):
+class ChartLine(NamedTuple):
     """Points of a chart."""
 
     x: Floats
@@ -54,7 +54,7 @@ class Track:
     """Kind of time → [intervals] share of each interval, 0 to 1; the remainder was not measured."""
 
 
-NO_LINE = Line(_NO_FLOATS, _NO_FLOATS)
+NO_LINE = ChartLine(_NO_FLOATS, _NO_FLOATS)
 
 
 def replicas(run: RunData, stage: str) -> list[str]:
@@ -68,7 +68,7 @@ def metric(run: RunData, replica: str, name: str) -> Columns:
     return run.metrics.get(replica, {}).get(name, _NO_ROWS)
 
 
-def over_versions(run: RunData, replica: str, name: str) -> Line:
+def over_versions(run: RunData, replica: str, name: str) -> ChartLine:
     """Returns all values of a metric over policy versions."""
     rows = metric(run, replica, name)
     return ascending(rows["policy_version"], rows["value"])
@@ -80,23 +80,23 @@ def minutes(run: RunData, t: npt.NDArray[np.float64]) -> Floats:
     return elapsed
 
 
-def ascending(x: npt.ArrayLike, y: npt.ArrayLike) -> Line:
+def ascending(x: npt.ArrayLike, y: npt.ArrayLike) -> ChartLine:
     """Sorts the points by x; the sort is stable."""
     xs, ys = np.asarray(x, np.float64), np.asarray(y, np.float64)
     order = np.argsort(xs, kind="stable")
-    return Line(xs[order], ys[order])
+    return ChartLine(xs[order], ys[order])
 
 
-def averaged(lines: Sequence[Line]) -> Line:
+def averaged(lines: Sequence[ChartLine]) -> ChartLine:
     """Returns the mean of the lines at every x that occurs in any of them."""
     if not lines:
         return NO_LINE
     x, index = np.unique(np.concatenate([line.x for line in lines]), return_inverse=True)
     y = np.concatenate([line.y for line in lines])
-    return Line(x, np.bincount(index, y, len(x)) / np.bincount(index, minlength=len(x)))
+    return ChartLine(x, np.bincount(index, y, len(x)) / np.bincount(index, minlength=len(x)))
 
 
-def thin(line: Line, *, largest: bool = False) -> Line:
+def thin(line: ChartLine, *, largest: bool = False) -> ChartLine:
     """Reduces the line to at most 500 points, each the mean of adjacent points, or with `largest` their maximum."""
     size = -(-len(line.x) // MOST_POINTS)
     if size <= 1:
@@ -104,4 +104,4 @@ def thin(line: Line, *, largest: bool = False) -> Line:
     starts = np.arange(0, len(line.x), size)
     counts = np.diff(starts, append=len(line.x))
     y = np.maximum.reduceat(line.y, starts) if largest else np.add.reduceat(line.y, starts) / counts
-    return Line(np.add.reduceat(line.x, starts) / counts, y)
+    return ChartLine(np.add.reduceat(line.x, starts) / counts, y)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dashboard.queries.learning import TRAINER
-from dashboard.queries.series import MOST_POINTS, NO_LINE, Floats, Heat, Line, over_versions, thin
+from dashboard.queries.series import MOST_POINTS, NO_LINE, ChartLine, Floats, Heat, over_versions, thin
 from dashboard.read.model import Columns, RunData
 from millrace.rollouts.staleness import TOKENS_OF_STALENESS
 
@@ -26,7 +26,7 @@ _RECENT_SHARE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class OutcomeTrajectories:
     """Trajectories that the trainer took, with the same outcome."""
 
     name: str
@@ -56,11 +56,11 @@ class _Bins:
         num_steps = np.diff(first, append=len(steps))
         self.versions: Floats = np.add.reduceat(versions[steps], first) / num_steps
 
-    def mean(self, column: str) -> Line:
-        return Line(self.versions, np.add.reduceat(self.rows[column], self.starts, dtype=np.int64) / self.counts)
+    def mean(self, column: str) -> ChartLine:
+        return ChartLine(self.versions, np.add.reduceat(self.rows[column], self.starts, dtype=np.int64) / self.counts)
 
-    def largest(self, column: str) -> Line:
-        return Line(self.versions, np.maximum.reduceat(self.rows[column], self.starts).astype(np.float64))
+    def largest(self, column: str) -> ChartLine:
+        return ChartLine(self.versions, np.maximum.reduceat(self.rows[column], self.starts).astype(np.float64))
 
     def count(self, values: npt.NDArray[Any], size: int, weights: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
         """Counts each value below `size` in each bin, or sums its `weights`: [bins, size]."""
@@ -68,13 +68,13 @@ class _Bins:
         return np.bincount(cells, weights, len(self.starts) * size).reshape(-1, size)
 
 
-def over_time(run: RunData) -> tuple[Line, Line]:
+def over_time(run: RunData) -> tuple[ChartLine, ChartLine]:
     """Returns the mean and the largest staleness."""
     bins = _bins(run, "staleness")
     return (bins.mean("staleness"), bins.largest("staleness")) if bins else (NO_LINE, NO_LINE)
 
 
-def bound(run: RunData) -> Line:
+def bound(run: RunData) -> ChartLine:
     """Returns the bound in force up to the newest trained version; each value is valid until the next.
 
     Without a measured bound, uses the bounds of the attempts.
@@ -91,7 +91,7 @@ def bound(run: RunData) -> Line:
             bounds.append(float(attempt.max_staleness))
     trained = run.consumed["policy_version"][run.trained]
     newest = max(float(trained[-1]) if len(trained) else 0.0, versions[0])
-    return Line(np.array([*versions[::-1], newest]), np.array([*bounds[::-1], bounds[0]]))
+    return ChartLine(np.array([*versions[::-1], newest]), np.array([*bounds[::-1], bounds[0]]))
 
 
 def decisions(run: RunData) -> Sequence[Mapping[str, Any]]:
@@ -100,16 +100,16 @@ def decisions(run: RunData) -> Sequence[Mapping[str, Any]]:
     return latest
 
 
-def split(run: RunData) -> tuple[Line, Line]:
+def split(run: RunData) -> tuple[ChartLine, ChartLine]:
     """Returns the mean staleness from sampling and from waiting in queues; their sum is the mean staleness."""
     bins = _bins(run, "staleness", "staleness_in_flight")
     if bins is None:
         return NO_LINE, NO_LINE
     in_flight = bins.mean("staleness_in_flight")
-    return in_flight, Line(in_flight.x, bins.mean("staleness").y - in_flight.y)
+    return in_flight, ChartLine(in_flight.x, bins.mean("staleness").y - in_flight.y)
 
 
-def distribution(run: RunData) -> tuple[Line, Line] | None:
+def distribution(run: RunData) -> tuple[ChartLine, ChartLine] | None:
     """Share of the trained trajectories by staleness, 0, 1, 2 …; None before the first step.
 
     Returns one line for the newest tenth, including the last step, and one for all trajectories.
@@ -123,10 +123,10 @@ def distribution(run: RunData) -> tuple[Line, Line] | None:
     whole = np.bincount(lags)
     staleness = np.arange(len(whole), dtype=np.float64)
     newest = np.bincount(recent, minlength=len(whole)) / len(recent)
-    return Line(staleness, newest), Line(staleness, whole / len(lags))
+    return ChartLine(staleness, newest), ChartLine(staleness, whole / len(lags))
 
 
-def token_distribution(run: RunData) -> tuple[Line, Line] | None:
+def token_distribution(run: RunData) -> tuple[ChartLine, ChartLine] | None:
     """Share of the trained tokens by staleness, each by the version that sampled it; None if not recorded.
 
     Returns one line for the newest tenth of the steps, and one for all.
@@ -145,7 +145,7 @@ def token_distribution(run: RunData) -> tuple[Line, Line] | None:
         whole[value] = columns["value"].sum()
         recent[value] = columns["value"][columns["policy_version"] > first].sum()
     staleness = np.arange(len(whole), dtype=np.float64)
-    return Line(staleness, recent / recent.sum()), Line(staleness, whole / whole.sum())
+    return ChartLine(staleness, recent / recent.sum()), ChartLine(staleness, whole / whole.sum())
 
 
 def pairs(run: RunData) -> Heat | None:
@@ -172,7 +172,7 @@ def pairs(run: RunData) -> Heat | None:
     )
 
 
-def by_generator(run: RunData) -> Mapping[int, Line]:
+def by_generator(run: RunData) -> Mapping[int, ChartLine]:
     """Generator → mean staleness of its trajectories."""
     bins = _bins(run, "staleness", "generator")
     if bins is None:
@@ -181,32 +181,32 @@ def by_generator(run: RunData) -> Mapping[int, Line]:
     size = int(generators.max()) + 1
     counts, sums = bins.count(generators, size), bins.count(generators, size, bins.rows["staleness"])
     return {
-        generator: Line(bins.versions[made], sums[made, generator] / counts[made, generator])
+        generator: ChartLine(bins.versions[made], sums[made, generator] / counts[made, generator])
         for generator in range(size)
         if (made := counts[:, generator] > 0).any()
     }
 
 
-def spans(run: RunData) -> Mapping[int, Line]:
+def spans(run: RunData) -> Mapping[int, ChartLine]:
     """Number of versions that sampled a trajectory, 1 to 5 or more → share of the trajectories."""
     bins = _bins(run, "min_policy_version", "max_policy_version")
     if bins is None:
         return {}
     more = np.minimum(bins.rows["max_policy_version"] - bins.rows["min_policy_version"], MOST_SPANS - 1)
     shares = bins.count(more, MOST_SPANS) / bins.counts[:, np.newaxis]
-    return {number + 1: Line(bins.versions, shares[:, number]) for number in range(MOST_SPANS)}
+    return {number + 1: ChartLine(bins.versions, shares[:, number]) for number in range(MOST_SPANS)}
 
 
-def mean_span(run: RunData) -> Line:
+def mean_span(run: RunData) -> ChartLine:
     """Returns the mean number of versions that sampled a trajectory."""
     bins = _bins(run, "min_policy_version", "max_policy_version")
     if bins is None:
         return NO_LINE
     newest, oldest = bins.mean("max_policy_version"), bins.mean("min_policy_version")
-    return Line(newest.x, newest.y - oldest.y + 1)
+    return ChartLine(newest.x, newest.y - oldest.y + 1)
 
 
-def outcomes(run: RunData) -> list[Outcome]:
+def outcomes(run: RunData) -> list[OutcomeTrajectories]:
     """Returns the trained trajectories first, then those of each drop_reason that occurred."""
     codes, tokens, rewards = (run.consumed[name] for name in ("outcome", "tokens", "reward"))
     size = len(run.outcomes)
@@ -220,7 +220,7 @@ def outcomes(run: RunData) -> list[Outcome]:
         mean_lengths, mean_rewards = lengths / rollouts, reward_sums / num_known
         ratios = mean_lengths / mean_lengths[0]
     return [
-        Outcome(
+        OutcomeTrajectories(
             name=name,
             rollouts=int(rollouts[code]),
             tokens=int(lengths[code]),

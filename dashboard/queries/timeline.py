@@ -13,7 +13,7 @@ import numpy as np
 
 from dashboard.queries.learning import TRAINER
 from dashboard.queries.series import metric
-from dashboard.read.groups import Group, Response, Row
+from dashboard.read.groups import Group, Row, StoredResponse
 from dashboard.read.model import RunData
 from millrace.rollouts.consumed import TRAINED
 
@@ -89,7 +89,7 @@ def _sampled(run: RunData, generator: int, row: Row, notes: dict[str, None]) -> 
     ]
 
 
-def _afterwards(run: RunData, response: Response, row: Row, notes: dict[str, None]) -> list[Segment]:
+def _afterwards(run: RunData, response: StoredResponse, row: Row, notes: dict[str, None]) -> list[Segment]:
     taken, finished = response.consumed, row["t_finished"]
     scored = f", scored for {response.score['seconds']:.3g} s of it" if response.score is not None else ""
     if taken is None:

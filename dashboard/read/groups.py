@@ -36,7 +36,7 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Response:
+class StoredResponse:
     """A trajectory with its row in each stream; None if the row is missing or can't be read."""
 
     row_id: int
@@ -66,7 +66,7 @@ class Group:
     generator: int
     group_id: int
     """-1 if its part can't be read."""
-    responses: tuple[Response, ...]
+    responses: tuple[StoredResponse, ...]
     """At least one, by row_id."""
     problems: tuple[str, ...]
     """Read errors, one sentence each."""
@@ -112,7 +112,7 @@ class GroupReader:
             scores = self._scores(generator, span, problems)
             logprobs = self._trainer_logprobs(generator, consumed, problems)
             responses = tuple(
-                Response(
+                StoredResponse(
                     row_id=row_id,
                     trajectory=trajectories.get(row_id),
                     score=scores.get(row_id),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millrace.evaluation.promotion import Decision
+from millrace.evaluation.promotion import PromotionDecision
 from millrace.runs.provenance import Origin
 from millrace.runs.record import AttemptEnd
 
@@ -35,7 +35,7 @@ class AttemptInfo:
     """Weight transport: shm, direct or store."""
     end: AttemptEnd | None
     """Its end; None while it runs, or if it was killed."""
-    promotion: Decision | None = None
+    promotion: PromotionDecision | None = None
     """Decision of the promotion gate at its end; None without a readable decision."""
     changes: tuple[str, ...] = ()
     """Settings and inputs that differ from the previous attempt, one sentence each."""

@@ -11,7 +11,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from dashboard.queries.phases import clock
-from dashboard.queries.series import Floats, Line
+from dashboard.queries.series import ChartLine, Floats
 from dashboard.read.model import RunData
 from dashboard.views.per_run import MINUTES, VERSIONS
 
@@ -42,7 +42,7 @@ def displayed(figure: go.Figure, display: Display, run: RunData | None) -> go.Fi
     return figure
 
 
-def mean_of_last(line: Line, width: float) -> Line:
+def mean_of_last(line: ChartLine, width: float) -> ChartLine:
     """Returns at each x the mean of the finite values in (x - width, x]; NaN without any."""
     finite = np.isfinite(line.y)
     sums = np.cumsum(np.append(0.0, np.where(finite, line.y, 0.0)))
@@ -51,7 +51,7 @@ def mean_of_last(line: Line, width: float) -> Line:
     ends = np.arange(1, len(line.x) + 1)
     number = counts[ends] - counts[starts]
     y = np.divide(sums[ends] - sums[starts], number, out=np.full(len(line.x), np.nan), where=number > 0)
-    return Line(line.x, y)
+    return ChartLine(line.x, y)
 
 
 def _smooth(figure: go.Figure, smoothing: int) -> None:
@@ -63,9 +63,9 @@ def _smooth(figure: go.Figure, smoothing: int) -> None:
             continue
         x, y = np.asarray(trace.x, np.float64), np.asarray(trace.y, np.float64)
         if over_versions:
-            smooth = mean_of_last(Line(x, y), smoothing)
+            smooth = mean_of_last(ChartLine(x, y), smoothing)
         else:
-            smooth = Line(x, mean_of_last(Line(np.arange(len(x), dtype=np.float64), y), smoothing).y)
+            smooth = ChartLine(x, mean_of_last(ChartLine(np.arange(len(x), dtype=np.float64), y), smoothing).y)
         raw = trace.to_plotly_json()
         behind = {"opacity": _FAINT, "showlegend": False, "hoverinfo": "skip", "legendgroup": trace.name}
         traces.append({**raw, **behind})
@@ -91,7 +91,7 @@ def _is_over_versions(figure: go.Figure) -> bool:
     return figure.layout.xaxis.title.text == VERSIONS and all(trace.type == "scatter" for trace in figure.data)
 
 
-def _move(figure: go.Figure, at: Line) -> None:
+def _move(figure: go.Figure, at: ChartLine) -> None:
     if len(at.x) == 0:
         return
 

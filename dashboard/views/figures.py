@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from dashboard.queries.series import Heat, Line, Track
+from dashboard.queries.series import ChartLine, Heat, Track
 from dashboard.views.colours import GREEN, SCALE, colour_of
 
 _DOTS = 30
@@ -29,7 +29,7 @@ class Series:
 
     name: str
     """Name in the legend; plain text."""
-    line: Line
+    line: ChartLine
     """NaN leaves a gap."""
     colour: str
     dash: str = "solid"
@@ -37,7 +37,7 @@ class Series:
     stepped: bool = False
     """Draw each value until the next point."""
     dots_only: bool = False
-    interval: tuple[Line, Line] | None = None
+    interval: tuple[ChartLine, ChartLine] | None = None
     """The lower and upper ends of the uncertainty around the line, drawn as a band."""
     interval_opacity: float = 0.18
     """Opacity of the band; small for many overlapping bands."""
@@ -205,7 +205,7 @@ def _scatter(series: Series) -> dict[str, Any]:
 
 def _interval(series: Series) -> dict[str, Any]:
     assert series.interval is not None
-    low, high = (Line(*(values[np.isfinite(line.y)] for values in line)) for line in series.interval)
+    low, high = (ChartLine(*(values[np.isfinite(line.y)] for values in line)) for line in series.interval)
     return {
         "type": "scatter",
         "legendgroup": plain(series.name),

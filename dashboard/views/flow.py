@@ -9,7 +9,7 @@ from dashboard.queries import flow as queries
 from dashboard.queries import usage
 from dashboard.queries.learning import TRAINER, is_measured, measured
 from dashboard.queries.occasional import occasional_tracks
-from dashboard.queries.series import NO_LINE, Line, averaged, thin
+from dashboard.queries.series import NO_LINE, ChartLine, averaged, thin
 from dashboard.read.model import RunData
 from dashboard.views.blocks import Chart, Table, View
 from dashboard.views.colours import BLUE, ORANGE, SKY, colour_number, colour_of
@@ -42,7 +42,7 @@ def _queues(run: RunData) -> list[Series]:
     ]
 
 
-def _by_stage(query: Callable[[RunData], Mapping[str, Line]], y: str) -> Build:
+def _by_stage(query: Callable[[RunData], Mapping[str, ChartLine]], y: str) -> Build:
     """Builds a chart with a line per stage over time; for several runs, of the trainer."""
 
     def single(run: RunData) -> list[Series]:
@@ -51,7 +51,7 @@ def _by_stage(query: Callable[[RunData], Mapping[str, Line]], y: str) -> Build:
     return lines(single, lambda run: query(run).get("train", NO_LINE), x=MINUTES, y=y, empty=_NO_TIME)
 
 
-def _by_generator(query: Callable[[RunData], Mapping[str, Line]]) -> Build:
+def _by_generator(query: Callable[[RunData], Mapping[str, ChartLine]]) -> Build:
     """Builds a chart of seconds per generator over versions; for several runs, of the mean."""
 
     def single(run: RunData) -> list[Series]:
@@ -107,7 +107,7 @@ def _overtaken(run: RunData) -> list[Series]:
     ]
 
 
-def _usage(query: Callable[[RunData], Mapping[str, Line]], y: str) -> Build:
+def _usage(query: Callable[[RunData], Mapping[str, ChartLine]], y: str) -> Build:
     """Builds a chart with a line per stage replica over time; for several runs, of the trainer."""
 
     def build(runs: Sequence[RunData]) -> go.Figure:

@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from dashboard.queries import events, learning, phases, staleness
-from dashboard.queries.series import Line
+from dashboard.queries.series import ChartLine
 from dashboard.read.model import RunData
 from dashboard.views.blocks import Chart, View
 from dashboard.views.colours import BLUE, GREEN, GREY, ORANGE, SKY, VERMILION, colour_of
@@ -15,7 +15,7 @@ from dashboard.views.per_run import MINUTES, VERSIONS, missing
 from dashboard.views.stacked import Mark, stacked
 
 _PIXELS = 400
-Move = Callable[[Line], Line]
+Move = Callable[[ChartLine], ChartLine]
 
 
 def _home(run: RunData, x: str, move: Move) -> go.Figure:
@@ -39,7 +39,7 @@ def _marks(run: RunData, move: Move) -> list[Mark]:
 def _at(versions: Sequence[float], move: Move) -> list[float]:
     """Converts policy versions to positions on the x axis."""
     at = np.array(versions, np.float64)
-    return [float(x) for x in move(Line(at, at)).x]
+    return [float(x) for x in move(ChartLine(at, at)).x]
 
 
 def _reward(run: RunData, x: str, move: Move) -> go.Figure:
@@ -65,7 +65,7 @@ def _add_promotions(figure: go.Figure, run: RunData, move: Move) -> None:
     is_promoted = np.isin(accuracy.x, [*promoted])
     if not is_promoted.any():
         return
-    at = move(Line(accuracy.x[is_promoted], accuracy.y[is_promoted]))
+    at = move(ChartLine(accuracy.x[is_promoted], accuracy.y[is_promoted]))
     texts = [plain(promoted[int(version)]) for version in accuracy.x[is_promoted]]
     figure.add_scatter(
         x=at.x, y=at.y, mode="markers", name="promoted", marker={"symbol": "star", "size": 13, "color": ORANGE},
@@ -99,7 +99,7 @@ def _phases(run: RunData, x: str, move: Move) -> go.Figure:
     figure = area_chart(series, x=x, y="", empty=missing([run]))
     at = phases.checkpoints(run)
     if series and len(at):
-        moved = move(Line(at, 0 * at))
+        moved = move(ChartLine(at, 0 * at))
         figure.add_scatter(
             x=moved.x, y=moved.y, mode="markers", name="checkpoint", marker={"symbol": "diamond", "color": GREEN},
             hoverinfo="skip",

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from dashboard.queries.series import Line
+from dashboard.queries.series import ChartLine
 from dashboard.read.model import RunData
 from dashboard.views.blocks import Rows
 from dashboard.views.colours import colour_number
@@ -26,7 +26,7 @@ def missing(runs: Sequence[RunData]) -> str:
 
 def lines(
     single: Callable[[RunData], Sequence[Series]],
-    compared: Callable[[RunData], Line],
+    compared: Callable[[RunData], ChartLine],
     *,
     x: str,
     y: str,
@@ -43,7 +43,7 @@ def lines(
     return build
 
 
-def line_per_run(runs: Sequence[RunData], line: Callable[[RunData], Line]) -> list[Series]:
+def line_per_run(runs: Sequence[RunData], line: Callable[[RunData], ChartLine]) -> list[Series]:
     """Returns the line of each run, with its colour and name."""
     return [Series(name=run.info.run_id, line=line(run), colour=colour_number(index)) for index, run in enumerate(runs)]
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import plotly.graph_objects as go
 
 from dashboard.queries import staleness as queries
-from dashboard.queries.series import Line
+from dashboard.queries.series import ChartLine
 from dashboard.read.model import RunData
 from dashboard.views import bias
 from dashboard.views.blocks import Chart, Table, View
@@ -28,7 +28,7 @@ def _over_time(run: RunData) -> list[Series]:
     ]
 
 
-def _mean(run: RunData) -> Line:
+def _mean(run: RunData) -> ChartLine:
     return queries.over_time(run)[0]
 
 
@@ -43,7 +43,7 @@ def _split(runs: Sequence[RunData]) -> go.Figure:
     return area_chart(series, x=VERSIONS, y="mean staleness, versions", empty=missing(runs))
 
 
-def _distribution(of: Callable[[RunData], tuple[Line, Line] | None], y: str) -> Build:
+def _distribution(of: Callable[[RunData], tuple[ChartLine, ChartLine] | None], y: str) -> Build:
     """Builds bars of the newest tenth and of the whole run; for several runs, of the newest tenth of each."""
 
     def build(runs: Sequence[RunData]) -> go.Figure:

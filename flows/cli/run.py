@@ -13,7 +13,7 @@ from configs.stored import changed_keys
 from flows.campaign.hub import with_local_copies
 from flows.campaign.prepare import Resume, check, run_store
 from flows.display.key_figures import already_finished
-from flows.display.live_view import View, panel
+from flows.display.live_view import LiveView, panel
 from flows.display.tables import echo
 from millrace.errors import StageDied
 from millrace.runs.record import changed_inputs, latest_attempt
@@ -85,7 +85,7 @@ def run_campaign(
     try:
         with console.status("waiting for the Prefect server"):
             wait_for_server()
-        with View(store, console):
+        with LiveView(store, console):
             status = run_attempt(config, run_id, resume, inputs)
     except StageDied as error:
         if store.exists(layout.RUN):

@@ -31,7 +31,7 @@ from prefect.settings import PREFECT_UI_URL
 
 from flows.display.key_figures import already_finished, decision_rows, evaluation_rows, figure_rows
 from flows.display.tables import Row
-from millrace.evaluation.promotion import Decision
+from millrace.evaluation.promotion import PromotionDecision
 
 DASHBOARD_URL = "MILLRACE_DASHBOARD_URL"
 """Environment variable with the address of a dashboard, which the Prefect UI then links to."""
@@ -73,7 +73,7 @@ def show(markdown: str, *, key: str, description: str) -> None:
         _LOGGER.debug("why %s was not shown", key, exc_info=True)
 
 
-def final_message(decision: Decision | None, status: dict[str, Any]) -> str:
+def final_message(decision: PromotionDecision | None, status: dict[str, Any]) -> str:
     """The message of the flow run's last state, such as `v90 promoted, 0.340 → 0.570; version 90 of 400`."""
     finished = already_finished(status)
     progress = finished or f"version {status['steps']:,} of {status['max_steps']:,}"

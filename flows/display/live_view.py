@@ -25,7 +25,7 @@ _BAR_WIDTH = 40
 _IN_A_LINE = ("reward", "errors", "staleness", "trained to taken", "queue", "tokens per second")
 
 
-class View(Background):
+class LiveView(Background):
     """Shows the run while its `with` block lasts."""
 
     def __init__(self, store: Store, console: Console) -> None:

@@ -21,7 +21,7 @@ Row = dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Section:
+class TitledTable:
     """A titled table, with lines below it; either may be absent."""
 
     title: str
@@ -67,7 +67,7 @@ def new_table(
     return table
 
 
-def for_terminal(section: Section) -> Iterator[RenderableType]:
+def for_terminal(section: TitledTable) -> Iterator[RenderableType]:
     """Yields the table, then the lines."""
     if section.header:
         text_columns = len(section.header) - section.numbers
@@ -81,7 +81,7 @@ def for_terminal(section: Section) -> Iterator[RenderableType]:
         yield ""
 
 
-def for_markdown(section: Section) -> str:
+def for_markdown(section: TitledTable) -> str:
     """The section below a heading, its lines as a list. All text is escaped."""
     blocks = [f"## {_escaped(section.title)}"] if section.title else []
     if section.header:

@@ -13,7 +13,7 @@ import yaml
 from configs.load import parse_scalar, with_overrides
 from configs.requests import PlanRequest
 from configs.schema import RunConfig
-from flows.display.tables import Section
+from flows.display.tables import TitledTable
 from millrace.errors import InputError
 from millrace.planning.candidate import Candidate, Machine, explicit_values
 from millrace.planning.gpus import GpuMachine
@@ -106,28 +106,28 @@ def headline(plan: Plan) -> str:
     )
 
 
-def sections(plan: Plan) -> Iterator[Section]:
+def sections(plan: Plan) -> Iterator[TitledTable]:
     """The plan as titled tables, for a terminal and for Markdown."""
     compared = plan.entries if plan.is_what_if else [plan.chosen]
     columns = [_figures(entry, plan) for entry in compared]
     header = ("figure", "as it is", "changed") if plan.is_what_if else ("figure", "value")
     # A config that does not fit has fewer figures.
     names = max(columns, key=len)
-    yield Section(
+    yield TitledTable(
         title="", header=header, rows=[(name, *(column.get(name, "–") for column in columns)) for name in names]
     )
     changes = plan.changes(plan.chosen).items()
-    yield Section(title="settings", lines=[f"{key}={_scalar(value)}" for key, value in changes])
+    yield TitledTable(title="settings", lines=[f"{key}={_scalar(value)}" for key, value in changes])
     if not plan.is_what_if:
         runners_up = list(enumerate(plan.entries[1:], 1))
-        yield Section(
+        yield TitledTable(
             title="runners-up",
             header=("", *COLUMNS),
             rows=[(str(number), *line(entry)) for number, entry in runners_up],
             numbers=4,
             lines=[f"{number}: {entry.reason}" for number, entry in runners_up],
         )
-    yield Section(title="assumptions", lines=[f"{subject}: {text}" for subject, text in plan.assumptions.items()])
+    yield TitledTable(title="assumptions", lines=[f"{subject}: {text}" for subject, text in plan.assumptions.items()])
 
 
 def line(entry: Candidate) -> tuple[str, ...]:

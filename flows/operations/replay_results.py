@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from flows.display.tables import Section, for_markdown
+from flows.display.tables import TitledTable, for_markdown
 from millrace.replay.rescore import compare_scores
 from millrace.replay.results import read_results, read_spec, write_result
 from millrace.replay.source_run import SourceRun
@@ -69,7 +69,7 @@ def as_markdown(results: Mapping[str, Any], store: Store) -> str:
     return "\n\n".join([*parts, f"All files are in `{store.url}/{layout.REPLAY_RESULTS}/`.\n"])
 
 
-def sections(results: Mapping[str, Any]) -> Iterator[Section]:
+def sections(results: Mapping[str, Any]) -> Iterator[TitledTable]:
     """The results as titled tables, for a terminal and for Markdown."""
     if "verdict" in results:
         yield _verdict(results["verdict"])
@@ -81,16 +81,16 @@ def sections(results: Mapping[str, Any]) -> Iterator[Section]:
         yield _compared(results["comparison"])
 
 
-def _verdict(verdict: Mapping[str, Any]) -> Section:
+def _verdict(verdict: Mapping[str, Any]) -> TitledTable:
     rows = []
     for checkpoint in verdict["checkpoints"]:
         stored, trained = checkpoint["stored_hash"], checkpoint["hash"]
         rows.append([str(checkpoint["step"]), stored, "same bits" if trained == stored else trained])
     header = ["checkpoint", "weights as stored", "trained again"] if rows else []
-    return Section(title="verdict", header=header, rows=rows, numbers=2, lines=[verdict["sentence"]])
+    return TitledTable(title="verdict", header=header, rows=rows, numbers=2, lines=[verdict["sentence"]])
 
 
-def _rescored(rescored: Mapping[str, Any]) -> Section:
+def _rescored(rescored: Mapping[str, Any]) -> TitledTable:
     rows = [
         [
             source,
@@ -104,7 +104,7 @@ def _rescored(rescored: Mapping[str, Any]) -> Section:
         for source, totals in {**rescored["by_source"], "all": rescored["total"]}.items()
     ]
     unread = rescored["unread"]
-    return Section(
+    return TitledTable(
         title=f"{rescored['new_reward']} compared with {rescored['old_reward']}, by which the run was scored",
         header=["source", "rows", "agreed", "rose", "fell", "failed → now", "reward shift"],
         rows=rows,
@@ -113,7 +113,7 @@ def _rescored(rescored: Mapping[str, Any]) -> Section:
     )
 
 
-def _trained(runs: Sequence[Mapping[str, Any]]) -> Section:
+def _trained(runs: Sequence[Mapping[str, Any]]) -> TitledTable:
     rows = [
         [
             run["run_id"],
@@ -125,10 +125,10 @@ def _trained(runs: Sequence[Mapping[str, Any]]) -> Section:
         for run in runs
     ]
     header = ["run", "version", "accuracy", "tokens/s", "trainer busy training"]
-    return Section(title="trained on stored trajectories", header=header, rows=rows, numbers=4)
+    return TitledTable(title="trained on stored trajectories", header=header, rows=rows, numbers=4)
 
 
-def _compared(comparison: Mapping[str, Any]) -> Section:
+def _compared(comparison: Mapping[str, Any]) -> TitledTable:
     means, losses, error = comparison["means"], comparison["losses"], comparison["logprob_error"]
     names = {**_FIGURES, **{f"cosine_{loss}": f"cosine of gradients to {loss}" for loss in losses}}
     rows = [
@@ -142,7 +142,7 @@ def _compared(comparison: Mapping[str, Any]) -> Section:
     elif error is not None:
         lines = [f"The run's own log-probabilities differ by up to {error:.2g} nats: it is not repeated exactly here."]
     header = ["mean over the steps", *losses]
-    return Section(title="losses on the same batches", header=header, rows=rows, numbers=len(losses), lines=lines)
+    return TitledTable(title="losses on the same batches", header=header, rows=rows, numbers=len(losses), lines=lines)
 
 
 def _share(value: float | None) -> str:

@@ -137,7 +137,7 @@ class Decision:
 
 
 @dataclass(kw_only=True)
-class Rule:
+class StalenessRule:
     """The rule above, with the bound that it has chosen."""
 
     limits: StalenessConfig
@@ -156,7 +156,7 @@ class Rule:
         return {"bound": self.bound, "rejected": {action: list(values) for action, values in self.rejected.items()}}
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any], limits: StalenessConfig) -> "Rule":
+    def from_json(cls, values: Mapping[str, Any], limits: StalenessConfig) -> "StalenessRule":
         """Inverts `to_json`, within `limits`, which may have changed since."""
         bound = min(max(values["bound"], limits.min_staleness), limits.max_staleness)
         rejected = {action: (int(until), float(gain)) for action, (until, gain) in values["rejected"].items()}

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from configs.operation import StalenessConfig
-from millrace.control.rule import Decision, Reading, Rule
+from millrace.control.rule import Decision, Reading, StalenessRule
 from millrace.runs.decisions import Decisions, StoredDecision
 from storage.progress import read_status
 from storage.stores.base import Store
@@ -75,14 +75,14 @@ class StalenessController:
         self._num_generators = num_generators
         self._started = time.monotonic()
         self._on_policy_ess: float | None = None
-        self._rule: Rule | None = None
+        self._rule: StalenessRule | None = None
         self._bounds = Bounds([(0, max_staleness)])
         if staleness.control == "adaptive" and state:
-            self._rule = Rule.from_json(state["rule"], staleness)
+            self._rule = StalenessRule.from_json(state["rule"], staleness)
             self._bounds = Bounds(state["bounds"])
             self._on_policy_ess = state["on_policy_ess"]
         elif staleness.control == "adaptive":
-            self._rule = Rule(limits=staleness, bound=staleness.min_staleness)
+            self._rule = StalenessRule(limits=staleness, bound=staleness.min_staleness)
             self._bounds = Bounds([(0, self._rule.bound)])
 
     def bound_at(self, trainer_version: int) -> int:

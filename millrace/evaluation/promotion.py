@@ -26,7 +26,7 @@ from storage.streams.files import get_file
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decision:
+class PromotionDecision:
     """The gate's decision on one checkpoint."""
 
     promoted: bool
@@ -51,7 +51,7 @@ class Decision:
 class Promotion:
     """The promotion of a checkpoint, the state in its record of the log. The record's files are the model's."""
 
-    decision: Decision
+    decision: PromotionDecision
     evaluation: Result
     """The result that it was promoted for."""
     incarnation: int
@@ -67,7 +67,7 @@ def decide(
     promoted: Result | None,
     start: Result | None,
     margin: float | None,
-) -> Decision:
+) -> PromotionDecision:
     """Whether the checkpoint of `policy_version`, with the result `candidate`, is promoted.
 
     Its accuracy must exceed that of the last `promoted` one, or of the `start` model if there is none, by more than
@@ -97,7 +97,7 @@ def decide(
                 f"its held-out accuracy {candidate['accuracy']:.4f} {'exceeds' if passes else 'does not exceed'} the "
                 f"{bar['accuracy']:.4f} of {name} by more than promotion.margin {margin:g}"
             )
-    return Decision(
+    return PromotionDecision(
         promoted=passes,
         policy_version=policy_version,
         accuracy=None if candidate is None else candidate["accuracy"],
@@ -112,16 +112,16 @@ def read_scored_result(store: Store, policy_version: int) -> Result | None:
     return None if result is None or result["accuracy"] is None else result
 
 
-def write_decision(store: Store, attempt: int, decision: Decision) -> None:
+def write_decision(store: Store, attempt: int, decision: PromotionDecision) -> None:
     """Stores the decision at the end of `attempt`. An earlier one is kept."""
     store.put_if_absent(layout.promotion(attempt), json.dumps(asdict(decision), indent=1).encode())
 
 
-def read_decision(store: Store, attempt: int) -> Decision | None:
+def read_decision(store: Store, attempt: int) -> PromotionDecision | None:
     """The decision at the end of `attempt`; None if the attempt did not get that far, or its file can't be read."""
     path = layout.promotion(attempt)
     try:
-        return parse_as(Decision, bytes(store.get(path)), path)
+        return parse_as(PromotionDecision, bytes(store.get(path)), path)
     except (NotInStore, StreamCorrupt):
         return None
 

@@ -48,7 +48,7 @@ class VersionHistory:
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class SimulatedGroup:
     """A group from its admission to the trainer."""
 
     number: int
@@ -62,7 +62,7 @@ class Group:
     num_ended: int = 0
 
 
-class Generator:
+class SimulatedGenerator:
     """Idle at time 0, and without weights."""
 
     def __init__(self, number: int, campaign: "Campaign", slots: int) -> None:
@@ -75,9 +75,9 @@ class Generator:
         self._next = next(self._numbers)
         self._history = VersionHistory()
         # Groups with requests that have no slot yet; of the first one some may have.
-        self._waiting: deque[Group] = deque()
+        self._waiting: deque[SimulatedGroup] = deque()
         # A heap of (clock at the end, order, group, clock at which its cache would have been empty).
-        self._running: list[tuple[float, int, Group, float]] = []
+        self._running: list[tuple[float, int, SimulatedGroup, float]] = []
         self._order = itertools.count()
         self._origins = 0.0
         """Sum of the last ones of `_running`."""
@@ -143,7 +143,9 @@ class Generator:
         """Admits groups while there is room, gives free slots to requests, and computes their prompts."""
         campaign = self._campaign
         while self._has_room():
-            group = Group(self._next, self._policy_version, self._history, *campaign.lengths.of_group(self._next))
+            group = SimulatedGroup(
+                self._next, self._policy_version, self._history, *campaign.lengths.of_group(self._next)
+            )
             self._next = next(self._numbers)
             self._waiting.append(group)
             self._num_open += len(group.lengths)
@@ -160,7 +162,7 @@ class Generator:
             self._t += campaign.costs.prefill(prompt_tokens)
         self._plan_end()
 
-    def _start(self, group: Group, slots: int) -> None:
+    def _start(self, group: SimulatedGroup, slots: int) -> None:
         origin = self._clock - group.prompt_tokens
         first = len(group.starts)
         for length in group.lengths[first : first + slots]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from configs.schema import RunConfig
 from millrace.planning.durations import Costs, Lengths
-from millrace.planning.generator import Generator, Group
+from millrace.planning.generator import SimulatedGenerator, SimulatedGroup
 from millrace.rollouts.staleness import (
     admission_limit,
     consumption_order,
@@ -68,7 +68,7 @@ class Campaign:
         """The newest version that generators may load."""
         self.num_busy = 0
         """Generators that are at work."""
-        self.unscored: set[Group] = set()
+        self.unscored: set[SimulatedGroup] = set()
         generation = config.generation
         self._by_step = config.pipeline.mode == "sync"
         self._bound = config.effective_max_staleness
@@ -79,7 +79,7 @@ class Campaign:
             groups_per_batch=generation.groups_per_batch,
             group_size=generation.group_size,
         )
-        self._generators = [Generator(number, self, slots) for number in range(generation.replicas)]
+        self._generators = [SimulatedGenerator(number, self, slots) for number in range(generation.replicas)]
         self._replicas = {"generate": generation.replicas, "score": config.scoring.replicas, "train": 1}
         scoring, training = config.scoring, config.training
         self._threads = {"generate": generation.threads, "score": scoring.threads, "train": training.threads}
@@ -89,9 +89,9 @@ class Campaign:
         self._waits = config.staleness.too_old == "wait" and not self._by_step
         collects = config.staleness.too_old != "wait" and not self._by_step
         self._commit_seconds = config.storage.commit_max_ms / 1000 if collects else 0.0
-        self._finished: deque[Group] = deque()
+        self._finished: deque[SimulatedGroup] = deque()
         self._num_scoring = 0
-        self._ready: list[tuple[tuple[int, int], Group]] = []
+        self._ready: list[tuple[tuple[int, int], SimulatedGroup]] = []
         self._version = 0
         self._pushing = False
         # Groups, rollouts and tokens of the next step.
@@ -141,7 +141,7 @@ class Campaign:
             groups_dropped=self._groups_dropped,
         )
 
-    def finish(self, group: Group, t: float) -> None:
+    def finish(self, group: SimulatedGroup, t: float) -> None:
         """Commits a group that is whole at `t`, and passes it on to the scorers."""
         self.schedule(t + self._commit_seconds, self._commit, group)
 
@@ -167,7 +167,7 @@ class Campaign:
         self._wall += seconds
         self.now = t
 
-    def _commit(self, group: Group) -> None:
+    def _commit(self, group: SimulatedGroup) -> None:
         self._finished.append(group)
         self._score()
 
@@ -177,7 +177,7 @@ class Campaign:
             group = self._finished.popleft()
             self.schedule(self.now + self.costs.score * len(group.lengths), self._scored, group)
 
-    def _scored(self, group: Group) -> None:
+    def _scored(self, group: SimulatedGroup) -> None:
         self._num_scoring -= 1
         self.unscored.discard(group)
         heapq.heappush(self._ready, (consumption_order(group.min_version, group.number), group))
@@ -209,7 +209,7 @@ class Campaign:
         if self._held == self._groups_per_step:
             self._begin_step()
 
-    def _hold(self, group: Group) -> bool:
+    def _hold(self, group: SimulatedGroup) -> bool:
         """Takes a group for the next step. Returns whether some of it is trained."""
         rollouts = tokens = masked_tokens = 0
         oldest = group.min_version

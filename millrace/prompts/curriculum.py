@@ -43,7 +43,7 @@ _RIGHT = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
+class PromptBlock:
     """The prompts of consecutive groups."""
 
     positions: list[int]
@@ -57,7 +57,7 @@ class Block:
     """How many because they were hard."""
 
 
-class _Group(NamedTuple):
+class _RewardedGroup(NamedTuple):
     """A consumed group whose rewards are known."""
 
     incarnation: int
@@ -69,7 +69,7 @@ class _Group(NamedTuple):
     highest: float
 
 
-def read_block(store: Store, number: int) -> Block | None:
+def read_block(store: Store, number: int) -> PromptBlock | None:
     """The block of that number; None if it is not decided. Raises StreamCorrupt."""
     path = layout.curriculum_block(number)
     try:
@@ -78,24 +78,24 @@ def read_block(store: Store, number: int) -> Block | None:
         return None
 
 
-def write_block(store: Store, number: int, block: Block) -> bool:
+def write_block(store: Store, number: int, block: PromptBlock) -> bool:
     """Decides a block. Returns False if it was decided before; then it stays as it was."""
     return store.put_if_absent(layout.curriculum_block(number), seal(dataclasses.asdict(block)))
 
 
-def parse_block(data: bytes, path: str) -> Block:
+def parse_block(data: bytes, path: str) -> PromptBlock:
     """The block in the file `path` with the content `data`. Raises StreamCorrupt."""
     try:
         values = unseal(data)
     except ValueError as error:
         raise StreamCorrupt(path, f"it is {error}; {RESTORE}") from error
-    block = parse_as(Block, values, path)
+    block = parse_as(PromptBlock, values, path)
     if not block.positions or any(later <= earlier for earlier, later in pairwise([-1, *block.positions])):
         raise StreamCorrupt(path, f"its positions do not ascend; {RESTORE}")
     return block
 
 
-def _groups_of(rows: pa.Table) -> list[_Group]:
+def _groups_of(rows: pa.Table) -> list[_RewardedGroup]:
     """The groups with a known reward among `rows` of one part."""
     # A group of rolled-back weights is made again. Of a group in a damaged part not even the number is known.
     is_known = pc.and_(pc.is_finite(rows["reward"]), pc.greater_equal(rows["group_id"], 0))
@@ -103,7 +103,7 @@ def _groups_of(rows: pa.Table) -> list[_Group]:
     keys = ["incarnation", "policy_version", "group_id"]
     groups = rows.group_by(keys).aggregate([("reward", "min"), ("reward", "max")])
     columns = [groups[name].to_pylist() for name in (*keys, "reward_min", "reward_max")]
-    return [_Group(*values) for values in zip(*columns, strict=True)]
+    return [_RewardedGroup(*values) for values in zip(*columns, strict=True)]
 
 
 class Curriculum:
@@ -129,14 +129,14 @@ class Curriculum:
         columns = ["incarnation", "policy_version", "group_id", "outcome", "reward"]
         self._consumed = StreamReader(store, layout.CONSUMED, CONSUMED, columns=columns)
         # What past groups earned, of rolled-back steps too. Parts that can't be read are skipped.
-        self._past: list[_Group] = []
+        self._past: list[_RewardedGroup] = []
         # Group number → index of its prompt, of all blocks that are known.
         self._asked: list[int] = []
         # Index of a prompt → the epoch in which it was asked last.
         self._last_epochs: dict[int, int] = {}
         self._next_position = 0
         self.lineage: Lineage | None = None
-        self.newest: Block | None = None
+        self.newest: PromptBlock | None = None
         """The newest block that is known."""
         self._read()
 
@@ -188,7 +188,7 @@ class Curriculum:
         if newest >= len(self._asked):
             raise _missing(self._number, newest)
 
-    def _add(self, block: Block) -> None:
+    def _add(self, block: PromptBlock) -> None:
         path = layout.curriculum_block(self._number)
         if block.num_prompts != len(self._prompts):
             raise PromptsError(
@@ -205,7 +205,7 @@ class Curriculum:
         self._next_position = block.positions[-1] + 1
         self.newest = block
 
-    def _draw_block(self, policy_version: int) -> Block:
+    def _draw_block(self, policy_version: int) -> PromptBlock:
         easy, hard = self._easy_and_hard(policy_version)
         rare = easy | hard
         positions: list[int] = []
@@ -217,7 +217,7 @@ class Curriculum:
                 last_epochs[prompt] = epoch
             if len(positions) == self._block_groups:
                 break
-        return Block(positions=positions, num_prompts=len(self._prompts), num_easy=len(easy), num_hard=len(hard))
+        return PromptBlock(positions=positions, num_prompts=len(self._prompts), num_easy=len(easy), num_hard=len(hard))
 
     def _easy_and_hard(self, policy_version: int) -> tuple[set[int], set[int]]:
         """The prompts whose last groups were all right, and those whose last groups were all wrong.
@@ -225,7 +225,7 @@ class Curriculum:
         The last groups are those that steps before the one of `policy_version` consumed, without rolled-back steps.
         """
         assert self.lineage is not None, "switch_lineage comes first"
-        recent: dict[int, deque[_Group]] = defaultdict(lambda: deque(maxlen=self._window))
+        recent: dict[int, deque[_RewardedGroup]] = defaultdict(lambda: deque(maxlen=self._window))
         for group in sorted(self._past, key=lambda group: group.group_id):
             if group.policy_version < policy_version and self.lineage.holds(group.incarnation, group.policy_version):
                 recent[self._asked[group.group_id]].append(group)

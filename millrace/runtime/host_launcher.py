@@ -32,7 +32,7 @@ from ipaddress import ip_address
 from millrace.errors import InputError
 from millrace.runtime.arguments import Hosts
 from millrace.runtime.heartbeat import SILENT_SECONDS, HeartbeatMonitor, HeartbeatPublisher, own_interface
-from millrace.runtime.launcher import Ranks, Rendezvous, end_as, prepare, rendezvous_store
+from millrace.runtime.launcher import RankProcesses, Rendezvous, end_as, prepare, rendezvous_store
 from millrace.runtime.messages import (
     DRAINED,
     ERROR_PREFIX,
@@ -99,7 +99,7 @@ class HostLauncher:
         launchers = [self._id, *map(str, ids.values())]
         rendezvous = Rendezvous(address=self._address, port=store.port, run_id=self._id, launchers=launchers)
         self.publisher.publish(rendezvous=asdict(rendezvous))
-        ranks = Ranks(self._hosts.ranks, self._arguments, rendezvous, self._id)
+        ranks = RankProcesses(self._hosts.ranks, self._arguments, rendezvous, self._id)
         change = ""
 
         def check() -> str:
@@ -146,7 +146,7 @@ class HostLauncher:
             leader.look()
             return "host 0 of the trainer is lost: all ranks here end" if _is_lost(leader, joined) else ""
 
-        code = self._run(Ranks(self._hosts.ranks, self._arguments, rendezvous, self._id, self._drain), check)
+        code = self._run(RankProcesses(self._hosts.ranks, self._arguments, rendezvous, self._id, self._drain), check)
         if code:
             return code
         while True:
@@ -202,7 +202,7 @@ class HostLauncher:
             addresses[host] = address
         return {host: address for host, address in addresses.items() if host}
 
-    def _run(self, ranks: Ranks, check: Callable[[], str]) -> int | None:
+    def _run(self, ranks: RankProcesses, check: Callable[[], str]) -> int | None:
         """Runs the ranks here to their end. Returns their exit code.
 
         If `check` returns a sentence about a lost host and the ranks do not end, kills them and returns None.

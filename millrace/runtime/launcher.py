@@ -82,7 +82,7 @@ def rendezvous_store(address: str) -> TCPStore:
     )
 
 
-class Ranks:
+class RankProcesses:
     """`num_ranks` ranks of this host, each `python ARGUMENTS`, under the agent of `torchrun --rdzv-backend static`.
 
     `launcher`: this host's id in the rendezvous. No rank is restarted. SIGTERM calls `drain`, by default `self.drain`.
@@ -181,7 +181,9 @@ def main(num_ranks: int, arguments: Sequence[str]) -> int:
     """Runs `python ARGUMENTS` as `num_ranks` ranks, to their end. Returns the stage's exit code."""
     prepare(_INTERFACE)
     store = rendezvous_store(_HOST)
-    return Ranks(num_ranks, arguments, Rendezvous(address=_HOST, port=store.port, run_id=uuid.uuid4().hex)).run()
+    return RankProcesses(
+        num_ranks, arguments, Rendezvous(address=_HOST, port=store.port, run_id=uuid.uuid4().hex)
+    ).run()
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def main(stage: Stage) -> None:
     if not at_end:
         take_idle_time()
     # Made when the first version is measured.
-    policy = cache(lambda: Policy(stage))
+    policy = cache(lambda: EvaluatedPolicy(stage))
     evaluation = Evaluation(stage, lambda checkpoint: policy().measures(checkpoint))
     try:
         # A replay is compared at its end alone.
@@ -168,7 +168,7 @@ class Evaluation:
         )
 
 
-class Policy:
+class EvaluatedPolicy:
     """The run's policy, in an engine that starts with the base model."""
 
     def __init__(self, stage: Stage) -> None:

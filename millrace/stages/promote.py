@@ -15,8 +15,8 @@ from pathlib import Path
 
 from millrace.errors import InputError
 from millrace.evaluation.promotion import (
-    Decision,
     Promotion,
+    PromotionDecision,
     decide,
     promotion_of,
     read_decision,
@@ -46,7 +46,7 @@ def main(stage: Stage) -> None:
     stage.log(decision.sentence)
 
 
-def _pass_gate(stage: Stage) -> Decision:
+def _pass_gate(stage: Stage) -> PromotionDecision:
     attempt = stage.arguments.attempt
     checkpoint = read_latest(stage.store)
     if checkpoint is None:

@@ -46,7 +46,7 @@ def main(stage: Stage) -> None:
 def _score_all(stage: Stage, scorer: Scorer, decode: Decoder) -> None:
     spec = read_spec(stage.store)
     source = stage.store if spec is None else open_store(spec.sources[0])
-    streams = [_GeneratorStream(stage, generator, source) for generator in range(stage.config.generation.replicas)]
+    streams = [_UnscoredStream(stage, generator, source) for generator in range(stage.config.generation.replicas)]
     responses_per_step = stage.config.training.groups_per_step * stage.config.generation.group_size
     failing = FailingReward(scorer.name, responses_per_step)
     scorer.on_first_failure = lambda sentence: _report_failure(stage, sentence)
@@ -69,7 +69,7 @@ def _score_all(stage: Stage, scorer: Scorer, decode: Decoder) -> None:
     stage.log(f"scorer {stage.replica} drained after {sum(stream.scores.rows for stream in streams)} scores")
 
 
-class _GeneratorStream:
+class _UnscoredStream:
     """One generator's trajectories and this scorer's stream of their scores."""
 
     def __init__(self, stage: Stage, generator: int, source: Store) -> None:
@@ -102,7 +102,7 @@ def _report_failure(stage: Stage, sentence: str) -> None:
     print(sentence, file=sys.stderr, flush=True)
 
 
-def _score(stage: Stage, stream: _GeneratorStream, scorer: Scorer, decode: Decoder, failing: FailingReward) -> None:
+def _score(stage: Stage, stream: _UnscoredStream, scorer: Scorer, decode: Decoder, failing: FailingReward) -> None:
     assert stream.part is not None
     trajectories = stream.part.table
     with stage.busy("score"):
@@ -113,7 +113,7 @@ def _score(stage: Stage, stream: _GeneratorStream, scorer: Scorer, decode: Decod
     failing.check(table["error"].to_pylist())
 
 
-def _write_off(stage: Stage, stream: _GeneratorStream, verifier_version: str) -> None:
+def _write_off(stage: Stage, stream: _UnscoredStream, verifier_version: str) -> None:
     assert stream.lost is not None
     record, error = stream.lost
     stage.log(f"no scores for {record.rows} trajectories: {error}")
@@ -121,7 +121,7 @@ def _write_off(stage: Stage, stream: _GeneratorStream, verifier_version: str) ->
     stream.lost = None
 
 
-def _commit(stage: Stage, stream: _GeneratorStream, table: pa.Table, record: Record) -> None:
+def _commit(stage: Stage, stream: _UnscoredStream, table: pa.Table, record: Record) -> None:
     with stage.busy("commit"):
         stream.scores.write(
             table,

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from benchmarks import gpu_check
-from benchmarks.gpu_check import PARTS, Part, check
+from benchmarks.gpu_check import PARTS, Check, check
 from configs.load import load_config
 from millrace.doctor.machine import Machine, TorchDevices
 
 ROOT = Path(__file__).parents[2]
 
 
-def part(program: str, **needs: Any) -> Part:
-    return Part(name="a part", shows="It works.", command=("-c", program), **needs)
+def part(program: str, **needs: Any) -> Check:
+    return Check(name="a part", shows="It works.", command=("-c", program), **needs)
 
 
 def test_a_part_that_ends_with_0_passed_and_its_figures_are_kept() -> None:
@@ -45,7 +45,7 @@ def test_a_part_is_left_out_where_something_is_missing(needs: dict[str, Any]) ->
     ("last_line", "outcome"), [("1 passed, 1 skipped in 2.00s", "passed"), ("2 skipped in 0.10s", "left out")]
 )
 def test_tests_that_were_all_skipped_did_not_pass(last_line: str, outcome: str) -> None:
-    tests = Part(name="tests", shows="It works.", command=("-c", f"print('{last_line}')", "pytest"))
+    tests = Check(name="tests", shows="It works.", command=("-c", f"print('{last_line}')", "pytest"))
     assert check(tests, 1).outcome == outcome
 
 

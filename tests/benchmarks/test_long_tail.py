@@ -2,11 +2,11 @@
 
 import pytest
 
-from benchmarks.long_tail import Case, Mode, expect, targets_met
+from benchmarks.long_tail import LongTailCase, Mode, expect, targets_met
 
 
-def case(mode: Mode = "drop", *, sigma: float = 1.0, batches: int = 1) -> Case:
-    return Case(sigma=sigma, max_staleness=4, groups_per_step=16, groups_per_batch=16 * batches, mode=mode)
+def case(mode: Mode = "drop", *, sigma: float = 1.0, batches: int = 1) -> LongTailCase:
+    return LongTailCase(sigma=sigma, max_staleness=4, groups_per_step=16, groups_per_batch=16 * batches, mode=mode)
 
 
 def test_without_a_tail_nothing_is_lost_in_any_mode() -> None:

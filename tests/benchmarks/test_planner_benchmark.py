@@ -7,17 +7,17 @@ import pytest
 from support.planning.timed_run import Times, write_timed_run
 
 from benchmarks.harness import PRESET, as_settings
-from benchmarks.planner import FAMILIES, FITTED, PREDICTED, Case, figures, write_prompts
+from benchmarks.planner import FAMILIES, FITTED, PREDICTED, PlannerCase, figures, write_prompts
 from configs.load import load_config
 from storage.stores.local import LocalStore
 
 
-def _settings(case: Case) -> list[str]:
+def _settings(case: PlannerCase) -> list[str]:
     return as_settings({**FAMILIES[case.family], **case.settings})
 
 
 @pytest.mark.parametrize("case", [*FITTED, *PREDICTED], ids=lambda case: case.name)
-def test_each_case_is_a_config_that_can_run(case: Case) -> None:
+def test_each_case_is_a_config_that_can_run(case: PlannerCase) -> None:
     assert load_config(PRESET, _settings(case)).training.max_steps >= 40
 
 

@@ -7,12 +7,12 @@ import pytest
 
 from benchmarks.engine_share import between
 from benchmarks.sleeping.engine import SleepingEngine
-from benchmarks.sleeping.metered_engine import MeteredEngine, Reading
-from benchmarks.sleeping.pace import Pace
+from benchmarks.sleeping.metered_engine import MeteredEngine, MeterReading
+from benchmarks.sleeping.pace import SleepingPace
 from millrace.types import Request, Sampling
 from millrace.weights.base import Manifest, Weights, WeightsId
 
-PACE = Pace(sigma=0.6, mean_tokens=100, seconds_per_token=0.01, slots=4)
+PACE = SleepingPace(sigma=0.6, mean_tokens=100, seconds_per_token=0.01, slots=4)
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=4096)
 
 
@@ -93,12 +93,12 @@ def test_an_interrupted_request_is_continued_with_only_the_rest_to_sample() -> N
 
 # ---- the meter ----
 
-METERED_PACE = Pace(sigma=1.0, mean_tokens=20.0, seconds_per_token=0.0, slots=4)
-ENDLESS = Pace(sigma=0.0, mean_tokens=1e6, seconds_per_token=0.001, slots=4)
+METERED_PACE = SleepingPace(sigma=1.0, mean_tokens=20.0, seconds_per_token=0.0, slots=4)
+ENDLESS = SleepingPace(sigma=0.0, mean_tokens=1e6, seconds_per_token=0.001, slots=4)
 
 
-def metered() -> tuple[MeteredEngine, list[Reading]]:
-    readings: list[Reading] = []
+def metered() -> tuple[MeteredEngine, list[MeterReading]]:
+    readings: list[MeterReading] = []
     inner = SleepingEngine(ENDLESS, vocab_size=9, eos_token_id=2, updated=lambda *_: None)
     return MeteredEngine(inner, METERED_PACE, readings.append), readings
 
@@ -127,9 +127,9 @@ def test_the_meter_counts_updates_and_the_time_of_responses() -> None:
 
 
 def test_readings_outside_the_window_do_not_count() -> None:
-    def reading(seconds: float, tokens: float) -> Reading:
+    def reading(seconds: float, tokens: float) -> MeterReading:
         """An engine with 8 requests in flight, 5 % of the time for updates, 10 % outside, and two busy cores."""
-        return Reading(
+        return MeterReading(
             t=1000.0 + seconds,
             tokens=tokens,
             updates=seconds // 2,

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.trainer.__main__ import measure_steps
 from benchmarks.trainer.steps import (
-    Case,
+    TrainerCase,
     contenders,
     make_model,
     make_samples,
@@ -20,7 +20,7 @@ from millrace.training.packing import microbatches
 from millrace.training.policy import PackedPolicy
 
 _CPU = torch.device("cpu")
-_TINY = Case(
+_TINY = TrainerCase(
     hidden_size=16,
     num_layers=2,
     num_heads=4,

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.trl.runs import Step, of_pair, of_pairs, targets_met
+from benchmarks.trl.runs import TimedStep, of_pair, of_pairs, targets_met
 from benchmarks.trl.shapes import SHAPES, write_prompts
 
 SHORT = SHAPES["short"]
 
 
-def steps(seconds: float, rewards: list[float], *, first: float = 100.0) -> list[Step]:
-    return [Step(t=first + seconds * i, reward=reward, response_tokens=3) for i, reward in enumerate(rewards)]
+def steps(seconds: float, rewards: list[float], *, first: float = 100.0) -> list[TimedStep]:
+    return [TimedStep(t=first + seconds * i, reward=reward, response_tokens=3) for i, reward in enumerate(rewards)]
 
 
 def test_speeds_and_rewards_are_compared_after_the_warm_up() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.weights.__main__ import targets_met
 from benchmarks.weights.policy import FlippedPolicy, TrainedPolicy, llama_shapes
-from benchmarks.weights.push import PARTS, Case, measure_pushes
+from benchmarks.weights.push import PARTS, PushCase, measure_pushes
 
 _ROOT = Path(__file__).parents[2]
 _TINY = 20_000
@@ -56,7 +56,7 @@ def test_a_whole_measurement_has_every_figure_and_leaves_nothing_behind(
     memory, disk = tmp_path / "memory", tmp_path / "disk"
     memory.mkdir()
     disk.mkdir()
-    case = Case(num_parameters=_TINY, dtype="bfloat16", way=way)
+    case = PushCase(num_parameters=_TINY, dtype="bfloat16", way=way)
     pushes = measure_pushes(case, memory=memory, disk=disk, num_pushes=2)
     assert pushes["parameters"] == _count(llama_shapes(_TINY))
     assert pushes["bytes"] == 2 * pushes["parameters"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.weights.policy import FlippedPolicy, llama_shapes
-from benchmarks.weights.push import Case, copy_rates, measure_pushes
+from benchmarks.weights.push import PushCase, copy_rates, measure_pushes
 from millrace.weights.base import Manifest, Weights, WeightsId
 from millrace.weights.shm import ShmReceiver, ShmRelay, ShmSender
 
@@ -35,7 +35,7 @@ def test_what_a_gpu_hands_over_arrives_bit_for_bit(tmp_path: Path, dtype: torch.
 
 
 def test_the_benchmark_measures_a_hand_over_from_gpu_to_gpu(tmp_path: Path) -> None:
-    case = Case(num_parameters=_FEW, dtype="bfloat16", way="shm", device="cuda")
+    case = PushCase(num_parameters=_FEW, dtype="bfloat16", way="shm", device="cuda")
     pushes = measure_pushes(case, memory=tmp_path, disk=tmp_path, num_pushes=2)
     assert pushes["device"] == "cuda"
     assert min(pushes["all_seconds"]["live"]) > 0

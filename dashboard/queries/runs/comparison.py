@@ -6,7 +6,7 @@ import numpy as np
 
 from dashboard.queries.learning import TRAINER
 from dashboard.queries.runs.table import ABSENT, differing
-from dashboard.queries.series import Line, metric, over_versions
+from dashboard.queries.series import ChartLine, metric, over_versions
 from dashboard.queries.smoothing import Smoothed, smooth, trailing_mean
 from dashboard.queries.verdict.rules import duration
 from dashboard.read.model import RunData
@@ -47,7 +47,7 @@ def figures(run: RunData) -> Mapping[str, str]:
     taken = run.consumed["outcome"] != rolled_back
     dropped = np.count_nonzero(taken & ~run.trained)
     times = metric(run, TRAINER, "reward_mean")["t"]
-    accuracies = Line(run.evaluations["policy_version"], run.evaluations["accuracy"])
+    accuracies = ChartLine(run.evaluations["policy_version"], run.evaluations["accuracy"])
     return {
         "state": str(status.get("state", ABSENT)),
         "policy version": f"{status['steps']}/{status['max_steps']}" if status else ABSENT,
@@ -67,17 +67,17 @@ def figures(run: RunData) -> Mapping[str, str]:
     }
 
 
-def _last(line: Line, digits: int = 3) -> str:
+def _last(line: ChartLine, digits: int = 3) -> str:
     values = line.y[-_NOW_STEPS:]
     values = values[np.isfinite(values)]
     return _number(float(values.mean()) if len(values) else None, digits)
 
 
-def _best(line: Line) -> str:
+def _best(line: ChartLine) -> str:
     return _at(line, int(np.nanargmax(line.y))) if np.isfinite(line.y).any() else ABSENT
 
 
-def _at(line: Line, index: int) -> str:
+def _at(line: ChartLine, index: int) -> str:
     return f"{line.y[index]:.3f} (v{line.x[index]:.0f})" if len(line.x) else ABSENT
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from dashboard.queries.series import NO_LINE, Line
+from dashboard.queries.series import NO_LINE, ChartLine
 from dashboard.queries.smoothing import trailing_mean
 from dashboard.read.model import Columns
 from dashboard.read.runs import OverviewRow
@@ -81,14 +81,14 @@ def value_of(row: OverviewRow, name: str) -> Value:
     return text if number is None else number
 
 
-def curve(points: Columns | None, accuracies: Sequence[tuple[int, float]]) -> tuple[str, Line]:
+def curve(points: Columns | None, accuracies: Sequence[tuple[int, float]]) -> tuple[str, ChartLine]:
     """Returns the name and the line of the sparkline: the smoothed reward if known, otherwise the accuracy."""
     if points is not None and len(points["reward"]) >= 2:
         window = -(-len(points["reward"]) // _CURVE_WINDOW)
-        return "reward", trailing_mean(Line(points["policy_version"], points["reward"]), window)
+        return "reward", trailing_mean(ChartLine(points["policy_version"], points["reward"]), window)
     if len(accuracies) >= 2:
         versions, values = np.array(accuracies, np.float64).T
-        return "accuracy", Line(versions, values)
+        return "accuracy", ChartLine(versions, values)
     return "reward", NO_LINE
 
 

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from dashboard.queries import learning, phases
 from dashboard.queries.runs import comparison as queries
-from dashboard.queries.series import Line
+from dashboard.queries.series import ChartLine
 from dashboard.read.model import RunData
 from dashboard.views.blocks import Chart
 from dashboard.views.colours import colour_number
@@ -17,7 +17,7 @@ from dashboard.views.per_run import MINUTES, NO_STEP, VERSIONS
 
 _BANDS_OPACITY = 0.4
 """Total opacity of all bands, so that lines stay visible."""
-Move = Callable[[RunData, Line], Line]
+Move = Callable[[RunData, ChartLine], ChartLine]
 
 _METRICS = (
     ("reward_mean", "Reward", "Mean reward of the groups trained at each step.", "mean reward"),
@@ -65,11 +65,11 @@ def progress(runs: Sequence[RunData]) -> go.Figure:
     series = []
     for number, run in enumerate(runs):
         versions = phases.clock(run)
-        series.append(_series(run, number, Line(versions.y, versions.x)))
+        series.append(_series(run, number, ChartLine(versions.y, versions.x)))
     return line_chart(series, x=MINUTES, y=VERSIONS, empty=NO_STEP, from_zero=True)
 
 
-def _series(run: RunData, number: int, line: Line) -> Series:
+def _series(run: RunData, number: int, line: ChartLine) -> Series:
     return Series(name=run.info.run_id, line=line, colour=colour_number(number))
 
 

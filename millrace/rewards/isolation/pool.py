@@ -59,7 +59,7 @@ class Pool:
         self._options = {reward.name: reward.options for reward in rewards}
         self._limits = limits
         self._tasks_per_worker = 1 if any(reward.fresh for reward in rewards) else _TASKS_PER_WORKER
-        self._workers: list[_Worker] = []
+        self._workers: list[_RewardWorker] = []
         self.versions: Mapping[str, str] = {}
         """Version of each reward by its name."""
 
@@ -144,7 +144,7 @@ class Pool:
             ]
             if len(self._workers) < self._limits.workers:
                 birth, self._spare = self._spare, self._server.order({})
-                worker = _Worker(birth.wait(), birth.socket)
+                worker = _RewardWorker(birth.wait(), birth.socket)
                 self._workers.append(worker)
             elif ready:
                 worker = min(ready, key=lambda worker: len(worker.tasks))
@@ -155,7 +155,7 @@ class Pool:
         for worker in self._workers:
             worker.flush()
 
-    def _receive(self, worker: "_Worker", waiting: deque[int]) -> Iterator[tuple[int, Score]]:
+    def _receive(self, worker: "_RewardWorker", waiting: deque[int]) -> Iterator[tuple[int, Score]]:
         lines, num_expected = worker.receive(), len(worker.tasks)
         for line in (lines or [])[:num_expected]:
             yield worker.tasks.popleft(), read_score(line)
@@ -168,7 +168,7 @@ class Pool:
         else:
             self._kill(worker)
 
-    def _abandon(self, worker: "_Worker", waiting: deque[int], score: Score | None) -> tuple[int, Score]:
+    def _abandon(self, worker: "_RewardWorker", waiting: deque[int], score: Score | None) -> tuple[int, Score]:
         """Kill a worker: its current task gets `score`, by default how the worker ended; the others wait again."""
         number = worker.tasks.popleft()
         waiting.extendleft(reversed(worker.tasks))
@@ -177,14 +177,14 @@ class Pool:
         score = score or failed(f"the process that scored it ended ({how})")
         return number, replace(score, seconds=worker.seconds())
 
-    def _kill(self, worker: "_Worker") -> int:
+    def _kill(self, worker: "_RewardWorker") -> int:
         """Kill a worker unless it has ended; return its exit code, or minus the signal that ended it."""
         self._workers.remove(worker)
         worker.kill()
         return self._server.exit_code(worker.pid)
 
 
-class _Worker:
+class _RewardWorker:
     """A forked worker with the tasks that it was sent and has not answered; it is scoring the first of them."""
 
     def __init__(self, pid: int, connection: socket.socket) -> None:

@@ -21,7 +21,7 @@ _LOOK_SECONDS = 0.0005
 """Between two looks at work on a GPU, which has no wait with a limit."""
 
 
-class Group:
+class PushGroup:
     """The members of one push, which connect through addresses in `store`, of this push alone.
 
     `device` is where each member's tensors are. With gloo a member listens at its own `host` and nowhere else. Raises
@@ -68,7 +68,7 @@ class Group:
 
 
 def send_parts(
-    group: Group, parts: Mapping[str, torch.Tensor], messages: Sequence[Message], *, target: int, until: float
+    group: PushGroup, parts: Mapping[str, torch.Tensor], messages: Sequence[Message], *, target: int, until: float
 ) -> int:
     """Sends those of `messages` that begin at this rank, out of its contiguous `parts`; returns the bytes.
 
@@ -87,7 +87,7 @@ def send_parts(
 
 
 def receive_whole(
-    group: Group, tensors: Mapping[str, torch.Tensor], messages: Sequence[Message], *, trainers: int, until: float
+    group: PushGroup, tensors: Mapping[str, torch.Tensor], messages: Sequence[Message], *, trainers: int, until: float
 ) -> int:
     """Fills whole tensors from `messages` and hands each message on to the next generator; returns the bytes sent on.
 

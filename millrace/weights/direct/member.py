@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from millrace.weights.direct.exchange import Group
+from millrace.weights.direct.exchange import PushGroup
 from millrace.weights.direct.rendezvous import Push, RendezvousClient
 from storage.failpoints import failpoint
 
@@ -45,7 +45,7 @@ class Member(ABC):
         self._device = device
         self._deadline_seconds = deadline_seconds
         self._patience = deadline_seconds * PATIENCE
-        self._group: Group | None = None
+        self._group: PushGroup | None = None
         self._error: Exception | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -77,7 +77,7 @@ class Member(ABC):
         """Takes part in a push for which this member is invited."""
 
     def exchange(
-        self, client: RendezvousClient, push: Push, is_able: bool, transfer: Callable[[Group, float], int]
+        self, client: RendezvousClient, push: Push, is_able: bool, transfer: Callable[[PushGroup, float], int]
     ) -> str | None:
         """Has `transfer` do this member's part in the group, by the time that it gets; it returns the bytes sent.
 
@@ -91,7 +91,7 @@ class Member(ABC):
         # Drop the last push's group first: its members may be waiting for this process there.
         self._group = None
         try:
-            self._group = Group(
+            self._group = PushGroup(
                 PrefixStore(f"{push.number}/group", client.store),
                 client.host,
                 self._device,

@@ -13,7 +13,7 @@ import torch
 
 from millrace.errors import WeightsCorrupt
 from millrace.weights.base import Weights, WeightsId, WeightsReceiver
-from millrace.weights.direct.exchange import Group, receive_whole
+from millrace.weights.direct.exchange import PushGroup, receive_whole
 from millrace.weights.direct.member import Member
 from millrace.weights.direct.rendezvous import Push, RendezvousClient, generator_name
 from millrace.weights.shared_tensors import ReceiveBuffer
@@ -71,7 +71,7 @@ class DirectReceiver(Member, WeightsReceiver):
         buffer: ReceiveBuffer
         tensors: Mapping[str, torch.Tensor]
 
-        def transfer(group: Group, until: float) -> int:
+        def transfer(group: PushGroup, until: float) -> int:
             nonlocal buffer, tensors
             layout = push.layout
             buffer = self._free_buffer()

@@ -21,7 +21,7 @@ from millrace.weights.base import HandoverReceiver, Weights, WeightsId, WeightsS
 from millrace.weights.direct.layout import ShardLayout
 from millrace.weights.direct.member import PATIENCE
 from millrace.weights.direct.receiver import DirectReceiver
-from millrace.weights.direct.rendezvous import Rendezvous, generator_name, trainer_name
+from millrace.weights.direct.rendezvous import PushRendezvous, generator_name, trainer_name
 from millrace.weights.fingerprint import Fingerprint, Region, combine_hashes, names_of
 from storage.failpoints import failpoint
 
@@ -37,7 +37,7 @@ class DirectRelay(HandoverReceiver, WeightsSender):
 
     def __init__(self, num_generators: int, *, host: str = "127.0.0.1", deadline_seconds: float) -> None:
         self._deadline_seconds = deadline_seconds
-        self._rendezvous = Rendezvous(host)
+        self._rendezvous = PushRendezvous(host)
         self.address: str = self._rendezvous.address
         self.num_generators = num_generators
         # The trainer's, at its last offer.

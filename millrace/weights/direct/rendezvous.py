@@ -65,7 +65,7 @@ class Offer:
 _PUSH, _OFFER = TypeAdapter(Push), TypeAdapter(Offer)
 
 
-class Rendezvous:
+class PushRendezvous:
     """sync_weights' end. Listens at `host`, at a free port, and nowhere else.
 
     Raises InputError if this machine has no such address.

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 
 from millrace.weights.base import HandoverSender, Manifest, Weights
-from millrace.weights.direct.exchange import Group, send_parts
+from millrace.weights.direct.exchange import PushGroup, send_parts
 from millrace.weights.direct.layout import ShardLayout
 from millrace.weights.direct.member import Member
 from millrace.weights.direct.rendezvous import Offer, Push, RendezvousClient, trainer_name
@@ -94,7 +94,7 @@ class ShardSender(Member, HandoverSender):
             failpoint("direct.offered")
 
     def take_part(self, client: RendezvousClient, push: Push) -> None:
-        def transfer(group: Group, until: float) -> int:
+        def transfer(group: PushGroup, until: float) -> int:
             return send_parts(group, self._snapshot, self._messages, target=self._layout.size, until=until)
 
         with self._lock:

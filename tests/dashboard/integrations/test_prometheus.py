@@ -10,7 +10,7 @@ from support.pages.run_data import STATUS, T, generating, measured, run_data
 
 from dashboard.integrations.prometheus import MOST_DETAILED, expose, exposition
 from dashboard.read.runs import OverviewRow, Runs
-from millrace.evaluation.promotion import Decision
+from millrace.evaluation.promotion import PromotionDecision
 from millrace.runs.record import create_run, end_attempt
 from storage.progress import write_progress
 from storage.stores.factory import open_store
@@ -155,7 +155,9 @@ def test_what_the_verdict_finds_is_exposed_under_its_cause(
 def test_restarts_are_counted_from_zero_and_the_version_promoted_last_is_exposed() -> None:
     status = {**STATUS, "incidents": {"restarts": {"generate-1": 2}, "latest": []}}
     info = run_data().info
-    promoted = Decision(policy_version=3, promoted=True, accuracy=0.5, bar=0.25, sentence="version 3 is promoted")
+    promoted = PromotionDecision(
+        policy_version=3, promoted=True, accuracy=0.5, bar=0.25, sentence="version 3 is promoted"
+    )
     attempts = (replace(info.attempts[0], promotion=promoted), replace(info.attempts[0], number=1, first_step=3))
     samples = _samples(expose([_ROW], {"mine": run_data(status=status, info=replace(info, attempts=attempts))}))
     assert samples[_key("millrace_restarts_total", stage="generate", replica="1")] == 2

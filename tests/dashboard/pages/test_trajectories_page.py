@@ -13,7 +13,7 @@ from support.stored_run.run import Shape
 from dashboard.pages.group import MAX_RESPONSES, MAX_TOKENS, colour, view
 from dashboard.pages.trajectories import answer
 from dashboard.read.group_readers import GroupReaders
-from dashboard.read.groups import Group, Response
+from dashboard.read.groups import Group, StoredResponse
 from dashboard.read.runs import Runs
 from dashboard.read.search import Query, address, from_address
 from dashboard.read.tokens import TokenTexts
@@ -127,7 +127,7 @@ def test_of_what_is_long_the_beginning_is_shown_and_how_much_is_not() -> None:
 
 
 def test_a_response_of_which_little_can_be_read_shows_that_little() -> None:
-    bare = Response(row_id=7, trajectory=None, score=None, consumed=None, trainer_logprobs=None)
+    bare = StoredResponse(row_id=7, trajectory=None, score=None, consumed=None, trainer_logprobs=None)
     shown = view(Group(generator=1, group_id=-1, responses=(bare,), problems=("gone",)), TokenTexts(None))
     assert "gone" in words(shown)
     assert of_class(shown, "token") == []

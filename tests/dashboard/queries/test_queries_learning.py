@@ -5,7 +5,7 @@ import pytest
 from support.pages.run_data import T, consumed_rows, measured, run_data
 
 from dashboard.queries import learning, rewards
-from dashboard.queries.series import Line, averaged, minutes, replicas, thin
+from dashboard.queries.series import ChartLine, averaged, minutes, replicas, thin
 from dashboard.read.model import RunData
 
 
@@ -72,8 +72,8 @@ def test_components_are_those_that_the_trainer_measured() -> None:
     assert len(learning.measured(run_data(metrics=metrics), "truncated_share").x) == 0
 
 
-def _line(x: list[float], y: list[float]) -> Line:
-    return Line(np.array(x, np.float64), np.array(y, np.float64))
+def _line(x: list[float], y: list[float]) -> ChartLine:
+    return ChartLine(np.array(x, np.float64), np.array(y, np.float64))
 
 
 def test_of_many_points_neighbours_become_their_mean_or_their_largest() -> None:

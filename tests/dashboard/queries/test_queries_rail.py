@@ -9,7 +9,7 @@ from support.pages.run_data import STATUS, T, consumed_rows, measured, run_data
 from dashboard.queries.events import config_changes, latest_events, promotions
 from dashboard.queries.notable_groups import notable_groups
 from dashboard.read.model import RunData
-from millrace.evaluation.promotion import Decision
+from millrace.evaluation.promotion import PromotionDecision
 from millrace.runs.record import AttemptEnd
 
 REWARDS = [
@@ -38,7 +38,7 @@ def test_the_newest_best_worst_and_spreadless_groups_are_notable() -> None:
     assert (best.generator, best.row_id, best.policy_version, best.reward) == (1, 6, 32, 0.75)
 
 
-PROMOTED = Decision(promoted=True, policy_version=2, accuracy=0.5, sentence="it is better", bar=0.25)
+PROMOTED = PromotionDecision(promoted=True, policy_version=2, accuracy=0.5, sentence="it is better", bar=0.25)
 RESTART = {"t": T - 0.5, "kind": "stage.restarted", "sentence": "score-0 was started again", "stage": "score-0"}
 ALARM = {"t": T - 100, "kind": "probe.alarm", "sentence": "generate-0 differs", "stage": None}
 RAISED = {"t": T - 1.5, "policy_version": 1, "change": "bound raised to 5", "reason": "the trainer waits"}

@@ -7,7 +7,7 @@ import pytest
 from support.pages.run_data import run_data
 
 from dashboard.queries.timeline import Timeline, timeline
-from dashboard.read.groups import Group, Response
+from dashboard.read.groups import Group, StoredResponse
 from dashboard.read.model import Columns, RunData
 
 BEGUN = 1000.0
@@ -19,7 +19,9 @@ def rows(*values: tuple[float, int, float]) -> Columns:
     return {"t": BEGUN + t, "incarnation": np.zeros(len(t), np.int32), "policy_version": versions, "value": measured}
 
 
-def response(row_id: int = 0, *, admitted: float = 0.0, outcome: str | None = "trained", **changes: Any) -> Response:
+def response(
+    row_id: int = 0, *, admitted: float = 0.0, outcome: str | None = "trained", **changes: Any
+) -> StoredResponse:
     trajectory = {
         "incarnation": 0,
         "t_admitted": BEGUN + admitted,
@@ -31,10 +33,10 @@ def response(row_id: int = 0, *, admitted: float = 0.0, outcome: str | None = "t
     }
     taken = None if outcome is None else {"t": BEGUN + 9.0, "policy_version": 7, "outcome": outcome}
     score = {"seconds": 0.25}
-    return Response(row_id=row_id, trajectory=trajectory, score=score, consumed=taken, trainer_logprobs=None)
+    return StoredResponse(row_id=row_id, trajectory=trajectory, score=score, consumed=taken, trainer_logprobs=None)
 
 
-def of(*responses: Response, run: RunData) -> Timeline:
+def of(*responses: StoredResponse, run: RunData) -> Timeline:
     return timeline(run, Group(generator=1, group_id=2, responses=responses, problems=()))
 
 
@@ -72,6 +74,6 @@ def test_a_dropped_response_is_not_trained_and_a_waiting_one_ends_early() -> Non
 
 
 def test_a_response_that_cannot_be_read_has_no_row() -> None:
-    lost = Response(row_id=5, trajectory=None, score=None, consumed=None, trainer_logprobs=None)
+    lost = StoredResponse(row_id=5, trajectory=None, score=None, consumed=None, trainer_logprobs=None)
     assert of(lost, run=RECORDED).rows == {}
     assert list(of(response(), lost, run=RECORDED).rows) == [0]

@@ -15,7 +15,7 @@ from support.streams.rows import part_files, read_rows
 from dashboard.read.model import RunData
 from dashboard.read.run_reader import RunReader
 from millrace.errors import RunMissing
-from millrace.evaluation.promotion import Decision, write_decision
+from millrace.evaluation.promotion import PromotionDecision, write_decision
 from millrace.evaluation.results import write_result
 from millrace.rollouts.ledger import Account
 from millrace.runs.provenance import Origin
@@ -255,7 +255,7 @@ def test_an_attempt_tells_its_origin_and_what_became_of_its_last_version(
     attempt = look().info.attempts[0]
     assert attempt.origin == Origin(preset="tiny-cpu", changes={"seed": [0, 1]}, flow_run="http://prefect/1")
     assert attempt.promotion is None
-    decision = Decision(promoted=True, policy_version=8, accuracy=0.5, sentence="better", bar=0.25)
+    decision = PromotionDecision(promoted=True, policy_version=8, accuracy=0.5, sentence="better", bar=0.25)
     write_decision(dict_store, 0, decision)
     stored_run.finish()
     assert look().info.attempts[0].promotion == decision

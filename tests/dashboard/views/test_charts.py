@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 import pytest
 from support.pages.run_data import measured, run_data
 
-from dashboard.queries.series import Heat, Line, Track
+from dashboard.queries.series import ChartLine, Heat, Track
 from dashboard.views.display import Display, displayed, mean_of_last
 from dashboard.views.figures import (
     Series,
@@ -25,7 +25,9 @@ _ESCAPED = '&lt;a href="javascript:alert(1)"&gt;x&lt;/a&gt; &amp; &lt;b&gt;y&lt;
 
 
 def _series(num_points: int, name: str = "one") -> Series:
-    return Series(name=name, line=Line(np.arange(num_points, dtype=np.float64), np.ones(num_points)), colour="#808080")
+    return Series(
+        name=name, line=ChartLine(np.arange(num_points, dtype=np.float64), np.ones(num_points)), colour="#808080"
+    )
 
 
 def _heat(name: str = "one") -> Heat:
@@ -69,7 +71,7 @@ def test_a_heat_map_shows_logarithms_and_holds_counts() -> None:
     assert trace.customdata.tolist() == [[100, 0]]
 
 
-ZIGZAG = Line(np.arange(1.0, 7.0), np.array([0.0, 2.0, 0.0, 2.0, 0.0, 2.0]))
+ZIGZAG = ChartLine(np.arange(1.0, 7.0), np.array([0.0, 2.0, 0.0, 2.0, 0.0, 2.0]))
 
 
 def chart(*series: Series, x: str = VERSIONS) -> go.Figure:
@@ -77,7 +79,7 @@ def chart(*series: Series, x: str = VERSIONS) -> go.Figure:
 
 
 def test_a_mean_is_over_the_versions_up_to_its_own_and_of_the_values_that_are_known() -> None:
-    line = Line(np.array([1.0, 2.0, 10.0, 11.0]), np.array([1.0, 3.0, np.nan, 5.0]))
+    line = ChartLine(np.array([1.0, 2.0, 10.0, 11.0]), np.array([1.0, 3.0, np.nan, 5.0]))
     assert mean_of_last(line, 2).y.tolist()[:2] == [1.0, 2.0]
     assert np.isnan(mean_of_last(line, 2).y[2])
     assert mean_of_last(line, 2).y[3] == 5.0

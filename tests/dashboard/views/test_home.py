@@ -10,7 +10,7 @@ from support.pages.run_data import STATUS, T, consumed_rows, measured, run_data
 from dashboard.queries.phases import checkpoints, restarts, step_phases
 from dashboard.read.model import RunData
 from dashboard.views.home import HOME, HOME_BY_TIME
-from millrace.evaluation.promotion import Decision
+from millrace.evaluation.promotion import PromotionDecision
 
 
 def _run(**changes: Any) -> RunData:
@@ -74,7 +74,7 @@ def test_a_changed_config_is_marked_at_the_version_that_the_run_resumed_from() -
 
 def test_a_promoted_version_has_a_star_on_its_accuracy() -> None:
     run = _run()
-    decision = Decision(promoted=True, policy_version=2, accuracy=0.5, sentence="better", bar=0.25)
+    decision = PromotionDecision(promoted=True, policy_version=2, accuracy=0.5, sentence="better", bar=0.25)
     attempt = replace(run.info.attempts[0], promotion=decision)
     run = replace(run, info=replace(run.info, attempts=(attempt,)))
     (star,) = [trace for trace in HOME.blocks[0].build([run]).data if trace.name == "promoted"]

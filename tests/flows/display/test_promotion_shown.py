@@ -5,12 +5,12 @@ import re
 import pytest
 
 from flows.display.artifacts import DASHBOARD_URL, artifact_key, dashboard_link, final_message
-from millrace.evaluation.promotion import Decision, decide
+from millrace.evaluation.promotion import PromotionDecision, decide
 
 STATUS = {"state": "stopped", "steps": 90, "max_steps": 4000, "first_step": 60, "early_stop": None}
 
 
-def decision_of(accuracy: float) -> Decision:
+def decision_of(accuracy: float) -> PromotionDecision:
     start = {"policy_version": 0, "accuracy": 0.34, "prompts": 512}
     candidate = {"policy_version": 90, "accuracy": accuracy, "prompts": 512}
     return decide(90, candidate, promoted=None, start=start, margin=0.0)

@@ -13,7 +13,7 @@ from flows.campaign.report import write_report
 from flows.display import artifacts
 from flows.display.artifacts import TABLE_SECONDS, Artifacts
 from flows.display.tables import Row
-from millrace.evaluation.promotion import Decision, write_decision
+from millrace.evaluation.promotion import PromotionDecision, write_decision
 from millrace.evaluation.results import write_result
 from millrace.runs.record import EndState, create_run, end_attempt, resume_run
 from millrace.runs.status import StatusReader
@@ -109,7 +109,7 @@ def test_the_report_has_outcome_gate_and_figures_and_is_stored_in_the_run(
 ) -> None:
     report_of(run)
     write_decision(
-        run, 0, Decision(promoted=True, policy_version=40, accuracy=0.75, sentence="it is promoted", bar=None)
+        run, 0, PromotionDecision(promoted=True, policy_version=40, accuracy=0.75, sentence="it is promoted", bar=None)
     )
     end_attempt(run, 0, state)
     markdown = report_of(run)

@@ -9,7 +9,7 @@ import pytest
 from support.campaigns.campaigns import FROM_SCRATCH, Millrace, assert_balanced, await_end, send, stages_of, wait_until
 from support.streams.rows import read_rows
 
-from benchmarks.sleeping.pace import Pace
+from benchmarks.sleeping.pace import SleepingPace
 from storage import layout
 from storage.checkpoints import read_latest
 from storage.schema import TRAJECTORY
@@ -52,7 +52,7 @@ def test_a_stopped_campaign_drains_says_so_and_is_resumed_with_an_exact_ledger(
 
 @pytest.mark.extended
 def test_a_campaign_that_is_stopped_within_a_long_step_loses_no_step(millrace: Millrace) -> None:
-    millrace.environment |= Pace(slots=8, train_seconds=25.0).to_environment()
+    millrace.environment |= SleepingPace(slots=8, train_seconds=25.0).to_environment()
     settings = {
         "generation.group_size": 4,
         "generation.groups_per_batch": 2,
@@ -79,7 +79,7 @@ def test_a_campaign_that_is_stopped_within_a_long_step_loses_no_step(millrace: M
 @pytest.mark.extended
 def test_attempts_shorter_than_a_response_make_progress_and_sample_no_token_twice(millrace: Millrace) -> None:
     # Eight responses of 512 tokens, which take 6 s.
-    pace = Pace(mean_tokens=512, seconds_per_token=6 / 512, slots=8, train_seconds=0.1)
+    pace = SleepingPace(mean_tokens=512, seconds_per_token=6 / 512, slots=8, train_seconds=0.1)
     millrace.environment |= pace.to_environment()
     settings = {
         # Its own start model, whose context has room for them.

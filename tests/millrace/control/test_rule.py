@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from configs.operation import StalenessConfig
-from millrace.control.rule import Decision, Reading, Rule
+from millrace.control.rule import Decision, Reading, StalenessRule
 
 LIMITS = StalenessConfig(control="adaptive", max_staleness=8)
 
@@ -74,9 +74,11 @@ class Plant:
         )
 
 
-def play(plant: Plant, steps: int, rule: Rule | None = None, first: int = 1) -> tuple[Rule, dict[int, Decision]]:
+def play(
+    plant: Plant, steps: int, rule: StalenessRule | None = None, first: int = 1
+) -> tuple[StalenessRule, dict[int, Decision]]:
     """Returns the rule after these steps of the plant, and its decisions by version."""
-    rule, decisions = rule or Rule(limits=LIMITS, bound=1), {}
+    rule, decisions = rule or StalenessRule(limits=LIMITS, bound=1), {}
     for version in range(first, first + steps):
         decision = rule.step(plant.step(rule.bound), version)
         assert LIMITS.min_staleness <= rule.bound <= LIMITS.max_staleness
@@ -107,7 +109,7 @@ def play(plant: Plant, steps: int, rule: Rule | None = None, first: int = 1) -> 
 def test_the_bound_goes_where_it_is_expected_to_gain_most(
     plant: Plant, start: int, steps: int, expected: list[tuple[str, int]]
 ) -> None:
-    _, decisions = play(replace(plant, noise=random.Random(0)), steps, Rule(limits=LIMITS, bound=start))
+    _, decisions = play(replace(plant, noise=random.Random(0)), steps, StalenessRule(limits=LIMITS, bound=start))
     assert [(decision.action, decision.max_staleness) for decision in decisions.values()] == expected
 
 
@@ -135,9 +137,9 @@ def test_its_bound_and_its_rejections_survive_a_checkpoint() -> None:
     rule, _ = play(Plant(generate=0.6, shared=True), 30)
     assert rule.rejected
     rule.bound = 4
-    again = Rule.from_json(json.loads(json.dumps(rule.to_json())), LIMITS)
+    again = StalenessRule.from_json(json.loads(json.dumps(rule.to_json())), LIMITS)
     assert again.to_json() == rule.to_json()
-    assert Rule.from_json(rule.to_json(), LIMITS.model_copy(update={"max_staleness": 2})).bound == 2
+    assert StalenessRule.from_json(rule.to_json(), LIMITS.model_copy(update={"max_staleness": 2})).bound == 2
 
 
 @pytest.mark.slow

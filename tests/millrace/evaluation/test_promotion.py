@@ -19,8 +19,8 @@ from configs.schema import ModelConfig, RunConfig
 from configs.training import TrainingConfig
 from millrace.errors import InputError
 from millrace.evaluation.promotion import (
-    Decision,
     Promotion,
+    PromotionDecision,
     decide,
     fetch_promoted,
     promotion_of,
@@ -100,15 +100,17 @@ def test_a_checkpoint_that_cannot_be_compared_is_held_back(
 def test_a_decision_is_kept_as_it_was_first_made() -> None:
     store = DictStore()
     assert read_decision(store, 3) is None
-    first = Decision(promoted=False, policy_version=7, accuracy=None, sentence="no", bar=None)
+    first = PromotionDecision(promoted=False, policy_version=7, accuracy=None, sentence="no", bar=None)
     write_decision(store, 3, first)
-    write_decision(store, 3, Decision(promoted=True, policy_version=7, accuracy=0.5, sentence="another", bar=0.25))
+    write_decision(
+        store, 3, PromotionDecision(promoted=True, policy_version=7, accuracy=0.5, sentence="another", bar=0.25)
+    )
     assert read_decision(store, 3) == first
 
 
 def promote_files(store: Store, version: int, files: dict[str, bytes], accuracy: float = 0.5) -> None:
     """Commits a promotion as the stage does."""
-    decision = Decision(promoted=True, policy_version=version, accuracy=accuracy, sentence="yes", bar=None)
+    decision = PromotionDecision(promoted=True, policy_version=version, accuracy=accuracy, sentence="yes", bar=None)
     promotion = Promotion(decision=decision, evaluation=measured(version, accuracy), incarnation=2, attempt=1)
     CheckpointWriter(store, layout.PROMOTED, writer="promote").commit(version, files, asdict(promotion))
 
@@ -122,7 +124,9 @@ def test_the_last_record_is_what_is_promoted(tmp_path: Path) -> None:
     promote_files(store, 4, {"config.json": b"new", "extra/template.jinja": b""}, accuracy=0.95)
     promotion = fetch_promoted(store, tmp_path / "made" / "model")
     assert (promotion.evaluation, promotion.incarnation, promotion.attempt) == (measured(4, 0.95), 2, 1)
-    assert promotion.decision == Decision(promoted=True, policy_version=4, accuracy=0.95, sentence="yes", bar=None)
+    assert promotion.decision == PromotionDecision(
+        promoted=True, policy_version=4, accuracy=0.95, sentence="yes", bar=None
+    )
     assert (tmp_path / "made" / "model" / "config.json").read_bytes() == b"new"
     assert (tmp_path / "made" / "model" / "extra" / "template.jinja").read_bytes() == b""
     assert [path.name for path in (tmp_path / "made").iterdir()] == ["model"], "nothing else is left there"
@@ -198,7 +202,7 @@ class Run:
             run_url=self.store.url, attempt=self.attempt, replica=0, handover=self.folder / "handover"
         )
 
-    def promote(self) -> Decision:
+    def promote(self) -> PromotionDecision:
         """Runs the promote stage in this process; returns its decision."""
         config = RunConfig.model_validate(self.config)
         promote.main(Stage(name="promote", arguments=self.arguments(), config=config, store=self.store))

@@ -14,7 +14,7 @@ from millrace.errors import InputError
 from millrace.evaluation.results import write_result
 from millrace.maintenance.contents import Contents
 from millrace.maintenance.fsck import Finding, Report, fsck
-from millrace.prompts.curriculum import Block, write_block
+from millrace.prompts.curriculum import PromptBlock, write_block
 from millrace.rollouts.scored_group import LostPart
 from millrace.rollouts.unfinished import UnfinishedWriter
 from millrace.types import Request, Response, Trajectory
@@ -258,7 +258,7 @@ def test_a_damaged_promoted_model_is_found_and_not_moved(small_run: Any, dict_st
 
 
 def test_damaged_evaluations_move_and_curriculum_blocks_do_not(small_run: Any, dict_store: DictStore) -> None:
-    block = Block(positions=[0, 1], num_prompts=2, num_easy=0, num_hard=0)
+    block = PromptBlock(positions=[0, 1], num_prompts=2, num_easy=0, num_hard=0)
     for number in range(3):
         write_result(dict_store, {"policy_version": number, "accuracy": 0.5, "prompts": 8, "t": 50.0})
         assert write_block(dict_store, number, block)

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from support.weights.direct_policies import POLICIES, shards
 
 from flows.deployment.server import free_port
-from millrace.weights.direct.exchange import Group, receive_whole, send_parts
+from millrace.weights.direct.exchange import PushGroup, receive_whole, send_parts
 from millrace.weights.fingerprint import fingerprint
 
 PATIENT = 120.0
@@ -59,7 +59,7 @@ def main(device: torch.device, rank: int, size: int, port: int) -> None:
     tensor = 2 if trainers % 2 == 0 else 1
     layout = policy.layout(trainers // tensor, tensor)
     messages = layout.messages()
-    group = Group(store, "127.0.0.1", device, rank=rank, size=size, seconds=PATIENT)
+    group = PushGroup(store, "127.0.0.1", device, rank=rank, size=size, seconds=PATIENT)
     for version in (1, 2):
         expected, until = policy.tensors(version), time.monotonic() + PATIENT
         if rank < trainers:

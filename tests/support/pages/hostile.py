@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from dashboard.read.groups import Response
+from dashboard.read.groups import StoredResponse
 from dashboard.read.tokens import TokenTexts
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>[x](javascript:alert(3))\u202e\x1b[2J\n"
@@ -22,7 +22,7 @@ class HostileTexts(TokenTexts):
         return [HOSTILE for _ in ids]
 
 
-def hostile_response(row_id: int, tokens: int) -> Response:
+def hostile_response(row_id: int, tokens: int) -> StoredResponse:
     """A trained response whose every text is hostile."""
     trajectory = {
         "prompt_id": HOSTILE,
@@ -65,4 +65,4 @@ def hostile_response(row_id: int, tokens: int) -> Response:
     }
     logprobs = np.full(tokens, -1.0, np.float32)
     logprobs[0] = np.log(0.5) - 1.0
-    return Response(row_id=row_id, trajectory=trajectory, score=score, consumed=taken, trainer_logprobs=logprobs)
+    return StoredResponse(row_id=row_id, trajectory=trajectory, score=score, consumed=taken, trainer_logprobs=logprobs)

@@ -13,7 +13,14 @@ from support.weights.direct_policies import POLICIES, id_of
 
 from millrace.weights.base import Manifest
 from millrace.weights.direct.relay import DirectRelay
-from millrace.weights.direct.rendezvous import Offer, Push, Rendezvous, RendezvousClient, generator_name, trainer_name
+from millrace.weights.direct.rendezvous import (
+    Offer,
+    Push,
+    PushRendezvous,
+    RendezvousClient,
+    generator_name,
+    trainer_name,
+)
 
 DEADLINE = 0.8
 LONG = 10.0
@@ -30,11 +37,11 @@ def relay() -> Iterator[DirectRelay]:
 
 
 @pytest.fixture
-def rendezvous() -> Rendezvous:
-    return Rendezvous("127.0.0.1")
+def rendezvous() -> PushRendezvous:
+    return PushRendezvous("127.0.0.1")
 
 
-def announced(rendezvous: Rendezvous, version: int, *generators: int) -> Push:
+def announced(rendezvous: PushRendezvous, version: int, *generators: int) -> Push:
     return rendezvous.announce(Manifest(id=id_of(version)), LAYOUT, map(generator_name, generators))
 
 
@@ -88,7 +95,7 @@ def test_a_push_of_a_version_that_the_trainer_no_longer_holds_is_called_off(rela
     assert relay.missing == {0, 1}
 
 
-def test_a_member_sees_each_push_once_and_a_late_one_the_newest_alone(rendezvous: Rendezvous) -> None:
+def test_a_member_sees_each_push_once_and_a_late_one_the_newest_alone(rendezvous: PushRendezvous) -> None:
     client = generator(rendezvous.address, 3)
     assert client.next_push() is None
     push = announced(rendezvous, 7, 3, 5)
@@ -100,7 +107,7 @@ def test_a_member_sees_each_push_once_and_a_late_one_the_newest_alone(rendezvous
     assert late.next_push() is None
 
 
-def test_a_member_that_answers_after_the_end_of_a_push_stays_out(rendezvous: Rendezvous) -> None:
+def test_a_member_that_answers_after_the_end_of_a_push_stays_out(rendezvous: PushRendezvous) -> None:
     client = generator(rendezvous.address, 0)
     push = announced(rendezvous, 1, 0)
     assert rendezvous.answers("ready", push, push.invited, 0.01) == {}
@@ -109,7 +116,7 @@ def test_a_member_that_answers_after_the_end_of_a_push_stays_out(rendezvous: Ren
     assert client.ready(push, True, LONG) == []
 
 
-def test_what_members_say_is_read_back(rendezvous: Rendezvous) -> None:
+def test_what_members_say_is_read_back(rendezvous: PushRendezvous) -> None:
     clients = {g: generator(rendezvous.address, g) for g in (0, 1)}
     push = announced(rendezvous, 1, 0, 1)
     clients[0].done(push)
@@ -131,7 +138,7 @@ def test_what_members_say_is_read_back(rendezvous: Rendezvous) -> None:
     assert not rank.is_offered()
 
 
-def test_only_the_keys_of_the_last_push_are_kept(rendezvous: Rendezvous) -> None:
+def test_only_the_keys_of_the_last_push_are_kept(rendezvous: PushRendezvous) -> None:
     counts = set()
     for version in range(1, 5):
         push = announced(rendezvous, version, 0, 1)
@@ -142,14 +149,14 @@ def test_only_the_keys_of_the_last_push_are_kept(rendezvous: Rendezvous) -> None
     assert len(counts) == 1
 
 
-def test_connecting_where_nothing_listens_is_refused(rendezvous: Rendezvous) -> None:
+def test_connecting_where_nothing_listens_is_refused(rendezvous: PushRendezvous) -> None:
     address = rendezvous.address
     rendezvous.close()
     with pytest.raises(ConnectionRefusedError):
         generator(address, 0)
 
 
-def test_strangers_do_not_keep_a_push_from_its_members(rendezvous: Rendezvous) -> None:
+def test_strangers_do_not_keep_a_push_from_its_members(rendezvous: PushRendezvous) -> None:
     host, port = rendezvous.address.split(":")
     # A TCPStore's client begins with a query of kind 0 with a magic number. Kind 1 sets a key.
     greeting = struct.pack("<BI", 0, 0x3C85F7CE)
