@@ -23,7 +23,7 @@ import torch
 from benchmarks.harness import finish, make_parser, print_line, print_table
 
 if TYPE_CHECKING:
-    pass
+    from benchmarks.weights.push import PushCase
 
 TARGETS = {"of_floor": 0.7, "stall_over_memcpy": 1.2, "saved": 50.0, "direct_speed": 2.0, "direct_stall": 0.6}
 """Through shared memory: minimum share of the floor's speed, and the most copies for which the trainer is blocked.

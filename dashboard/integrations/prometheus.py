@@ -97,9 +97,13 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "millrace_memory_bytes": MetricFamily(
         doc="resident memory of a stage's process and its children", labels=("stage", "replica")
     ),
-    "millrace_generating_requests": MetricFamily(doc="requests that a generator's engine works on", labels=("replica",)),
+    "millrace_generating_requests": MetricFamily(
+        doc="requests that a generator's engine works on", labels=("replica",)
+    ),
     "millrace_generating_groups": MetricFamily(doc="groups admitted and not committed yet", labels=("replica",)),
-    "millrace_generating_tokens": MetricFamily(doc="response tokens generated so far for these groups", labels=("replica",)),
+    "millrace_generating_tokens": MetricFamily(
+        doc="response tokens generated so far for these groups", labels=("replica",)
+    ),
     "millrace_oldest_group_seconds": MetricFamily(doc="age of the oldest admitted group, seconds", labels=("replica",)),
     "millrace_oldest_group_versions": MetricFamily(
         doc="policy versions between the trainer and the oldest weights that sampled the group", labels=("replica",)

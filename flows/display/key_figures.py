@@ -69,7 +69,10 @@ def figures(status: dict[str, Any]) -> list[Figure]:
     shares = "  ".join(f"{value}: {count} ({count / total:.0%})" for value, count in histogram.items())
     dropped = ", ".join(f"{reason} {amount['rollouts']}" for reason, amount in ledger["dropped"].items())
     rows = [
-        ("version", f"{status['steps']} of {status['max_steps']}; {status['policy_versions_used']} used by generators"),
+        (
+            "version",
+            f"{status['steps']} of {status['max_steps']}; generators used {status['policy_versions_used']}, from 0 on",
+        ),
         ("reward", number(status["reward_mean"])),
         ("staleness", f"mean {number(staleness['mean'])}, max {number(staleness['max'])} of {staleness['bound']}"),
         ("rollouts by staleness", shares or "–"),

@@ -4,8 +4,12 @@
                   │ yes
                   └─► groups of the next step
 
-Groups taken between two steps count only once the step is done. With `staleness.too_old: wait` the trainer first waits
-for stragglers: groups that would be too old after the next step.
+Groups of a step are recorded once the step is done; if the trainer dies first, its successor takes them again. What
+happens to a group beyond the bound is decided by `staleness.too_old`:
+
+    mask   its old tokens get no loss; it is dropped as `stale` only if no trainable token remains (default)
+    drop   it is dropped as `stale`
+    wait   the trainer delays a step that would leave groups too old; one that is too old all the same is dropped
 """
 
 import math
@@ -31,7 +35,7 @@ from storage.progress import read_status
 _STALE_SECONDS = 60.0
 """Minimum time between two events about rollouts dropped as stale."""
 _RECENT_GROUPS = 4096
-"""Groups of a generator that are remembered to count by how many of them a straggler was overtaken."""
+"""Number of recent groups to remember per generator, for counting how many of them overtook a straggler."""
 
 
 class BatchCollector:
@@ -115,7 +119,7 @@ class BatchCollector:
 
     def _keep_or_drop(self, group: ScoredGroup, version: int, max_staleness: int) -> None:
         if not self._lineage.holds(group.incarnation, group.part_max_policy_version):
-            # Its generator generates it again under weights that exist, so it makes no room for another.
+            # Its generator will generate it again, so this drop must not raise the admission limit (`groups_dropped`).
             self._drop(group, "rolled_back", version)
             return
         recent = self._recent[group.generator]
@@ -158,7 +162,7 @@ class BatchCollector:
 
 
 def stragglers_are_in(stage: Stage, loader: RolloutLoader, trainer_version: int, max_staleness: int) -> bool:
-    """Whether a step from `trainer_version` leaves no group too old under the bound in force after it.
+    """Returns True if a step from `trainer_version` makes no in-flight or unscored group too old for the next step.
 
     trainer at t, about to make t + 1; bound η       a group admitted under version v is trained at t + 1 or later,
                                                      so it would be too old if t + 1 − v > η

@@ -1,6 +1,6 @@
 """Detects a collapse of training, and reacts as configured by `training.on_collapse`.
 
-checkpoint ─► measures of earlier steps ──────► watch ─► collapse ─► reported ─► go_on: nothing more
+checkpoint ─► measures of earlier steps ──────► watch ─► collapse ─► reported ─► go_on: continue
                                                  ▲                           ├► stop: TrainingDiverged
 step, with the learning rate after rollbacks ────┘                           └► roll_back: a decision, RolledBack
 """
@@ -23,8 +23,8 @@ from millrace.training.step_report import StepReport
 class CollapseGuard:
     """Makes the steps of the trainer, and watches their measures.
 
-    `bound_of` returns the staleness bound of a policy version. `stored` is the `state` in the checkpoint that the
-    trainer starts from, None without one.
+    `bound_of` returns the staleness bound of a policy version. `stored`: what `state` returned for the checkpoint that
+    the trainer starts from; None without one. A step with non-finite values raises TrainingDiverged with `go_on`, too.
     """
 
     def __init__(self, state: TrainState, bound_of: Callable[[int], int], stored: Mapping[str, Any] | None) -> None:

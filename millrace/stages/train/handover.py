@@ -20,7 +20,8 @@ from storage.stores.base import Store
 class Handover:
     """Rank 0's end. `sender` takes whole versions, or rank 0's shards.
 
-    If the previous push is still reading the shards, the version is deferred, and dropped when a newer one arrives.
+    If the previous push is still reading the shards, the version is deferred. It is retried between steps, and dropped if
+    the push is still reading when the next step begins.
     """
 
     def __init__(self, trainer: Trainer, sender: HandoverSender) -> None:
@@ -34,7 +35,10 @@ class Handover:
         self.retry_pending()
 
     def retry_pending(self, *, last: bool = False) -> None:
-        """Hands over a deferred version if possible. `last`: otherwise drops it, because the live weights change."""
+        """Hands over a deferred version if the sender is free.
+
+        With `last`, drops it if the sender is busy: the next step overwrites the weights.
+        """
         if self._pending is None:
             return
         if isinstance(self._sender, ShardSender) and self._sender.busy:

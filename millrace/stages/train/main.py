@@ -4,7 +4,8 @@
                                   ║                            ─► version + 1, …, checkpointed
     rank 1, …   start model ─► trainer ─► follow               command by command; see `millrace.training.parallel`
 
-Only rank 0 reads streams, and writes everything except the other ranks' shards of a checkpoint.
+Rank 0 reads and writes all streams. The other ranks write only their shards of checkpoints and, with the transport
+`direct`, send their shards of the weights.
 """
 
 import json

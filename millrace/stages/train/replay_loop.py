@@ -31,7 +31,7 @@ StoredBatch = list[tuple[ScoredGroup, int]]
 
 
 class ReplayLoop:
-    """The loop above. A replay starts from `spec.start_step` of the first source, or continues from its checkpoint."""
+    """Trains on stored batches, as the picture of this module shows. A replay starts from `spec.start_step` of the first source, or continues from its checkpoint."""
 
     def __init__(self, state: TrainState, spec: ReplayRequest) -> None:
         self.state, self.stage, self.trainer = state, state.stage, state.trainer
@@ -90,7 +90,7 @@ class ReplayLoop:
         trained: StoredBatch = []
         reasons: Counter[str] = Counter()
         for group, taken_at in masked:
-            # A different reward than the source's may fail, or be equal within the group.
+            # With another reward than the source's, scoring may fail, or give all members of the group the same reward.
             reason = group.drop_reason or self.spread.drop_reason(group)
             if reason is None:
                 trained.append((group, taken_at))

@@ -1,6 +1,6 @@
 """The train loop of a campaign: scored groups in, policy versions out.
 
-    ║ trajectories ║ + ║ scores ║ ─► loader ─► readable? policy still exists? fresh? selected? ──no──► dropped, counted
+    ║ trajectories ║ + ║ scores ║ ─► loader ─► readable? policy still exists? within the bound? selected? ─no─► dropped, counted
                                                   │ yes
     ┌─► groups_per_step of them ─► advantages ─► trainer ─► version + 1 ─► handover ─► sync_weights
     │                                                │
@@ -8,10 +8,10 @@
     └──────── ledger balanced ◄──────────────────────┴─► every few steps: checkpoint (weights, optimizer, RNG,
                                                           stream cursors, account) in one commit, in the background
 
-Groups taken between two steps count only once the step is done: a trainer that dies before has consumed nothing. A
-trainer that starts from a checkpoint commits it again as its own, so that generators see
-in the log which of their groups it will refuse. If it shares its device with them, it sleeps from the hand-over of a
-version until a step's worth of groups is scored (`millrace/runtime/device_sharing.py`).
+Groups of a step are recorded once the step is done: if the trainer dies first, its successor takes them again. On
+resume, the trainer commits its checkpoint again under its own incarnation, so that generators can tell which of their
+groups it will reject. A trainer that shares its device with generators sleeps from the handover of a version until a
+step's worth of groups is scored (`millrace/runtime/device_sharing.py`).
 """
 
 import time
@@ -34,7 +34,7 @@ from storage.failpoints import failpoint
 
 
 class TrainLoop:
-    """The loop above.
+    """Trains on scored groups and publishes policy versions, as the picture of this module shows.
 
     Generators use the log-probabilities of `probed` tokens to check that they hold the same policy. `stop_at_step` is
     the policy version to end with.
@@ -85,7 +85,7 @@ class TrainLoop:
     def run(self) -> None:
         """Runs until the last step, until evaluations stop improving, or until asked to drain."""
         self._check_ledger()
-        # Before generators get the weights: with the larger count of a predecessor they would admit too much.
+        # Publish the count before the weights: generators with a predecessor's larger count would admit too many groups.
         self.stage.update_status(now=True, groups_dropped=self.account.groups_dropped)
         self._hand_over()
         self.turns.end()

@@ -48,7 +48,7 @@ class TrainState:
         self._t_saved = time.monotonic()
 
     def adopt(self, state: dict[str, Any]) -> None:
-        """Commits the checkpoint that this trainer was restored from again, as of this incarnation, with `state`."""
+        """Commits the restored checkpoint once more, under this incarnation and with `state`."""
         if self.restored_from is not None:
             self._saved = self.writer.adopt(self.restored_from, state).step
 
@@ -126,7 +126,7 @@ def open_train_state(stage: Stage, trainer: Trainer) -> Iterator[TrainState]:
 
 
 def _report_rollback(stage: Stage, trainer: Trainer) -> None:
-    """Reports how many steps of its predecessor, according to the status record, must be trained again."""
+    """Reports the steps since the last checkpoint, which the predecessor's status record counts and this trainer repeats."""
     lost = stage.value("policy_version") - trainer.policy_version
     if lost > 0:
         sentence = (
