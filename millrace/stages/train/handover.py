@@ -20,8 +20,8 @@ from storage.stores.base import Store
 class Handover:
     """Rank 0's end. `sender` takes whole versions, or rank 0's shards.
 
-    If the previous push is still reading the shards, the version is deferred. It is retried between steps, and dropped if
-    the push is still reading when the next step begins.
+    If the previous push is still reading the shards, the version is deferred. It is retried between steps, and dropped
+    if the push is still reading when the next step begins.
     """
 
     def __init__(self, trainer: Trainer, sender: HandoverSender) -> None:

@@ -31,7 +31,10 @@ StoredBatch = list[tuple[ScoredGroup, int]]
 
 
 class ReplayLoop:
-    """Trains on stored batches, as the picture of this module shows. A replay starts from `spec.start_step` of the first source, or continues from its checkpoint."""
+    """Trains on stored batches, as the picture of this module shows.
+
+    A replay starts from `spec.start_step` of the first source, or continues from its checkpoint.
+    """
 
     def __init__(self, state: TrainState, spec: ReplayRequest) -> None:
         self.state, self.stage, self.trainer = state, state.stage, state.trainer

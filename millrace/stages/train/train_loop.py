@@ -1,6 +1,6 @@
 """The train loop of a campaign: scored groups in, policy versions out.
 
-    ║ trajectories ║ + ║ scores ║ ─► loader ─► readable? policy still exists? within the bound? selected? ─no─► dropped, counted
+    ║ trajectories ║ + ║ scores ║ ─► loader ─► readable? policy exists? within bound? selected? ─no─► dropped, counted
                                                   │ yes
     ┌─► groups_per_step of them ─► advantages ─► trainer ─► version + 1 ─► handover ─► sync_weights
     │                                                │
@@ -85,7 +85,7 @@ class TrainLoop:
     def run(self) -> None:
         """Runs until the last step, until evaluations stop improving, or until asked to drain."""
         self._check_ledger()
-        # Publish the count before the weights: generators with a predecessor's larger count would admit too many groups.
+        # Before the weights: generators with a predecessor's larger count would admit too many groups.
         self.stage.update_status(now=True, groups_dropped=self.account.groups_dropped)
         self._hand_over()
         self.turns.end()

@@ -126,7 +126,7 @@ def open_train_state(stage: Stage, trainer: Trainer) -> Iterator[TrainState]:
 
 
 def _report_rollback(stage: Stage, trainer: Trainer) -> None:
-    """Reports the steps since the last checkpoint, which the predecessor's status record counts and this trainer repeats."""
+    """Reports the predecessor's steps since its last checkpoint, which this trainer repeats."""
     lost = stage.value("policy_version") - trainer.policy_version
     if lost > 0:
         sentence = (

@@ -56,7 +56,7 @@ def test_the_table_has_the_key_figures(screen: Screen) -> None:
     screen.update(7)
     [table] = screen.tables
     values = {row["figure"]: row["value"] for row in table}
-    assert values["version"] == "7 of 4000; 8 used by generators"
+    assert values["version"] == "7 of 4000; generators used 8, from 0 on"
     assert values["staleness"] == "mean 1.50, max 2 of 4"
     assert values["tokens per second"].startswith("generate 19 (busy 50%)")
 
