@@ -1,11 +1,11 @@
 """Collects the scored groups that the next step trains; drops and counts the others.
 
-    loader ─► readable? policy still exists? within the bound? selected? ──no──► dropped, with its reason, counted
+    loader ─► readable? policy still exists? a token within the bound? selected? ─no─► dropped, counted
                   │ yes
                   └─► groups of the next step
 
-Groups of a step are recorded once the step is done; if the trainer dies first, its successor takes them again. What
-happens to a group beyond the bound is decided by `staleness.too_old`:
+Groups of a step are recorded once the step is done. What happens to a group beyond the bound is decided by
+`staleness.too_old`:
 
     mask   its old tokens get no loss; it is dropped as `stale` only if no trainable token remains (default)
     drop   it is dropped as `stale`

@@ -24,7 +24,7 @@ class CollapseGuard:
     """Makes the steps of the trainer, and watches their measures.
 
     `bound_of` returns the staleness bound of a policy version. `stored`: what `state` returned for the checkpoint that
-    the trainer starts from; None without one. A step with non-finite values raises TrainingDiverged with `go_on`, too.
+    the trainer starts from; None without one. A step with non-finite values ends training even if `on_collapse` is `go_on`.
     """
 
     def __init__(self, state: TrainState, bound_of: Callable[[int], int], stored: Mapping[str, Any] | None) -> None:
@@ -66,7 +66,7 @@ class CollapseGuard:
         return None if sentence is None else self._watch.collapse(sentence, rate)
 
     def act(self, collapse: Collapse) -> None:
-        """Reports a collapse. Raises RolledBack or TrainingDiverged as configured by `training.on_collapse`."""
+        """Reports a collapse. With `on_collapse: stop` raises TrainingDiverged, with `roll_back` RolledBack."""
         self._stage.emit_event("training.collapsed", sentence=collapse.sentence, good_version=collapse.good_version)
         self._stage.log(f"training collapsed: {collapse.sentence}")
         match self._training.on_collapse:

@@ -37,7 +37,10 @@ from storage.stores.base import Store
 
 
 def main(stage: Stage) -> None:
-    """Trains to the attempt's last step, or until asked to drain; the last version is checkpointed either way."""
+    """Runs a campaign's or a replay's loop to its end, or until asked to drain; then checkpoints the last version.
+
+    Returns with nothing loaded if asked to drain while it waits for the device.
+    """
     config = stage.config
     device = Device(stage.arguments.handover / "device" if config.placement.colocated else None, alone=True)
     # Before any rank uses the device: the other ranks wait for rank 0 in `Ranks.join`.

@@ -4,8 +4,8 @@
                                                                      ├─► ║ consumed ║ + ║ trainer_logprobs ║
                                                                      └─► every few steps: checkpoint
 
-Writes the same records as a campaign's trainer. Batch i makes version `start_step + i + 1`, so a checkpoint's version
-says where to continue.
+Writes `consumed`, `trainer_logprobs`, metrics and checkpoints as a campaign's trainer does, but keeps no ledger and
+hands no version over. Batch i makes version `start_step + i + 1`, so a checkpoint's version says where to continue.
 """
 
 from collections import Counter

@@ -1,6 +1,6 @@
 """The train loop of a campaign: scored groups in, policy versions out.
 
-    ║ trajectories ║ + ║ scores ║ ─► loader ─► readable? policy exists? within bound? selected? ─no─► dropped, counted
+    ║ trajectories ║ + ║ scores ║ ─► loader ─► readable? policy exists? trainable? selected? ─no─► dropped, counted
                                                   │ yes
     ┌─► groups_per_step of them ─► advantages ─► trainer ─► version + 1 ─► handover ─► sync_weights
     │                                                │
@@ -8,10 +8,11 @@
     └──────── ledger balanced ◄──────────────────────┴─► every few steps: checkpoint (weights, optimizer, RNG,
                                                           stream cursors, account) in one commit, in the background
 
-Groups of a step are recorded once the step is done: if the trainer dies first, its successor takes them again. On
-resume, the trainer commits its checkpoint again under its own incarnation, so that generators can tell which of their
-groups it will reject. A trainer that shares its device with generators sleeps from the handover of a version until a
-step's worth of groups is scored (`millrace/runtime/device_sharing.py`).
+Groups of a step are recorded once the step is done. If the trainer dies, its successor continues from the newest
+checkpoint and takes every group since then again. On resume, the trainer commits its checkpoint again under its own
+incarnation, so that generators can tell which of their groups it will reject. A trainer that shares its device with
+generators sleeps from the handover of a version until a step's worth of groups is scored
+(`millrace/runtime/device_sharing.py`).
 """
 
 import time
