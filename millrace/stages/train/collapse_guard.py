@@ -24,7 +24,8 @@ class CollapseGuard:
     """Makes the steps of the trainer, and watches their measures.
 
     `bound_of` returns the staleness bound of a policy version. `stored`: what `state` returned for the checkpoint that
-    the trainer starts from; None without one. A step with non-finite values ends training even if `on_collapse` is `go_on`.
+    the trainer starts from; None without one. A step with non-finite values ends training even if `on_collapse` is
+    `go_on`.
     """
 
     def __init__(self, state: TrainState, bound_of: Callable[[int], int], stored: Mapping[str, Any] | None) -> None:
