@@ -62,8 +62,8 @@ def _finds_no_gpu(checkout: Checkout, demo: str) -> None:
     assert "Traceback" not in ended.output
 
 
-def _imports_a_real_model(checkout: Checkout, demo: str) -> None:
-    checkout.run("make smollm", installs=True).succeeded()
+def _installs(command: str) -> Callable[[Checkout, str], object]:
+    return lambda checkout, demo: checkout.run(command, installs=True).succeeded()
 
 
 RUN_AS = {
@@ -77,7 +77,8 @@ RUN_AS = {
     "millrace dashboard": _serves_a_dashboard,
     "millrace show runs/mine --step 40": _works("millrace show runs/mine --step 2"),
     # Last, because they add packages to the environment.
-    "make smollm": _imports_a_real_model,
+    "make docs": _installs("make docs"),
+    "make smollm": _installs("make smollm"),
     "millrace run configs/presets/smollm2-cpu.yaml": _works(
         "millrace run configs/presets/smollm2-cpu.yaml --set training.max_steps=1 prompts.num_eval=8 "
         "training.groups_per_step=2 generation.groups_per_batch=2"
