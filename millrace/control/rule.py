@@ -96,7 +96,7 @@ class Means:
         return self.effective_sample_size * min(1.0, self.length_ratio) / self.seconds_per_step
 
     def expected_ess(self, other: int, bound: int) -> float:
-        """ESS under another bound than the one that these are of."""
+        """Predicts the effective sample size under another bound."""
         chi_square = 1 / max(self.effective_sample_size, 1e-9) - 1
         return 1 / (1 + chi_square * (other / max(1, bound)) ** 2)
 
