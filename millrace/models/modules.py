@@ -82,9 +82,16 @@ def move(module: nn.Module, device: torch.device, optimizer: torch.optim.Optimiz
 
 @contextmanager
 def visiting(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """`module` is on `device` for the `with` block, and on the CPU before and after."""
+    """`module`, which never changes, is on `device` for the `with` block, and on the CPU before and after.
+
+    Its values on the CPU are kept meanwhile, so nothing but buffers is copied back.
+    """
+    home = {id(parameter): parameter.data for parameter in module.parameters()}
     module.to(device)
     try:
         yield
     finally:
-        module.to("cpu")
+        # As `to` does it, which FSDP2 follows.
+        module._apply(  # type: ignore[no-untyped-call]
+            lambda tensor: home[id(tensor)] if id(tensor) in home else tensor.cpu()
+        )

@@ -6,22 +6,23 @@
 
 torch's FakeTensorMode knows devices as well, but a build of torch without CUDA refuses the backward pass of its `cuda`
 tensors: autograd's engine asks for the accelerator's stream. It also has no values. Here numbers are real: a step on
-this GPU is that of a CPU, bit for bit. Kernels that only CUDA has are replaced (`cuda_kernels.py`), and streams and
-events do nothing: this device does all work at once and in order.
+this GPU is that of a CPU, bit for bit. Kernels that only CUDA has are replaced (`cuda_kernels.py`), and so are streams
+(`cuda_streams.py`).
 """
 
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
-from unittest.mock import MagicMock, patch
+from unittest.mock import patch
 from weakref import finalize
 
 import torch
 from support.gpu.cuda_kernels import KERNELS
+from support.gpu.cuda_streams import cuda_streams
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -40,21 +41,6 @@ _UNKNOWN_SIZE = {_ATEN.nonzero.default, _ATEN.masked_select.default, _ATEN._uniq
 """Their result's shape depends on values: CUDA waits for the device to learn it."""
 _READ = {_ATEN._local_scalar_dense.default, _ATEN.equal.default, _ATEN.is_nonzero.default}
 """Their result is a number in Python."""
-_CUDA: dict[str, Any] = {
-    "Event": MagicMock,
-    "Stream": MagicMock,
-    "current_stream": MagicMock(),
-    "stream": lambda _: nullcontext(),
-    "device_count": lambda: 1,
-    "current_device": lambda: 0,
-    "is_available": lambda: True,
-    "is_initialized": lambda: True,
-    "get_device_capability": lambda *_: (9, 0),
-    "set_device": lambda *_: None,
-    "synchronize": lambda *_: None,
-    "empty_cache": lambda: None,
-}
-"""Functions of torch.cuda as one device answers that never has work queued."""
 
 
 class MixedDevices(Exception):
@@ -138,7 +124,7 @@ def pretend_gpu() -> Iterator[PretendGpu]:
         # torch's own grouping by device, which gradient clipping and AdamW use, is written in C++.
         patch.object(torch._C, "_group_tensors_by_device_and_dtype", gpu.grouped(_GROUPED)),
         patch.object(torch.UntypedStorage, "resize_", gpu.resizing(torch.UntypedStorage.resize_), create=True),
-        patch.multiple(torch.cuda, **_CUDA),
+        cuda_streams(),
         _Operations(gpu),
         _Python(gpu),
     ):
