@@ -57,13 +57,17 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON."""
-        values: dict[str, Any] = TypeAdapter(Manifest).dump_python(self, mode="json")
+        values: dict[str, Any] = _MANIFEST.dump_python(self, mode="json")
         return values
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Manifest":
         """The inverse of `to_json`. Raises ValueError if the values are not a manifest's."""
-        return TypeAdapter(Manifest).validate_python(values)
+        return _MANIFEST.validate_python(values)
+
+
+_MANIFEST = TypeAdapter(Manifest)
+"""Made once: making it takes milliseconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
