@@ -38,7 +38,7 @@ _LONGEST_TASK = 16 * 2**20
 """Bytes of a response with its prompt. No verifier gets through more in time."""
 _LONGEST_LINE = 2**20
 """Bytes of a score. A worker that writes more has been taken over by a response."""
-_CHECK_SECONDS = 0.002
+_CHECK_SECONDS = 0.001
 """Time between two checks of the workers' limits."""
 _AHEAD = 16
 """Maximum number of unanswered tasks per worker."""

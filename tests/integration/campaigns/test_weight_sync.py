@@ -146,7 +146,7 @@ def test_stages_killed_in_a_push_come_back_and_everybody_gets_the_last_version(
         campaign.wait_until(lambda: campaign.failpoints.has_fired(trainer), "the trainer to be handing version 11 over")
         # Its checkpoint is written meanwhile. Without it, the next trainer would go back to version 9, and the weights
         # of version 10, which generators have, would be nowhere to compare with.
-        campaign.wait_until(lambda: campaign.checkpointed() >= 10, "version 10 to be checkpointed")
+        campaign.wait_until(lambda: campaign.checkpointed() == 10, "version 10 to be checkpointed")
         campaign.process("train").kill()
         ended = campaign.finish()
     assert ended.code == 0, ended.output

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support.rewards.hostile import RESPONSES, orders, responses
+from support.rewards.hostile import ORDERS, RESPONSES, orders, responses
 
 from configs.scoring import ScoringConfig
 from millrace.rewards.base import Reward, Score
@@ -12,7 +12,7 @@ from millrace.rewards.isolation.sandbox import Limits
 from millrace.rewards.scorer import Scorer
 from millrace.types import Prompt
 
-LIMITS = Limits(workers=2, timeout_seconds=2.0, memory_mb=256)
+LIMITS = Limits(workers=2, timeout_seconds=1.0, memory_mb=256)
 GENEROUS = 2 * LIMITS.timeout_seconds + 10.0
 """Seconds that no response may take on a busy machine."""
 BAD_PATTERN = r"^(([a-z])+)+$"
@@ -76,17 +76,17 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Score]:
         ("sends a packet", "error", "Operation not permitted"),
         ("is a fork bomb", "error", "Operation not permitted"),
         ("is a thread bomb", "error", "can't start new thread"),
-        ("is a bomb of small threads", "error", "thread"),
+        ("is a bomb of small threads", "error", "more than 64 threads"),
         ("takes all memory", "error", "more than 256 MiB of memory"),
         ("takes all memory at once", "error", "MemoryError"),
-        ("never ends", "timeout", "no verdict after 2 s"),
-        ("sleeps", "timeout", "no verdict after 2 s"),
-        ("prints for ever", "timeout", "no verdict after 2 s"),
+        ("never ends", "timeout", "no verdict after 1 s"),
+        ("sleeps", "timeout", "no verdict after 1 s"),
+        ("prints for ever", "timeout", "no verdict after 1 s"),
         ("exits", "error", "SystemExit"),
         ("exits at once", "error", "ended (exit code 0)"),
         ("crashes", "error", "ended (signal 11)"),
         ("interrupts", "error", "KeyboardInterrupt"),
-        ("catches signals and exceptions", "timeout", "no verdict after 2 s"),
+        ("catches signals and exceptions", "timeout", "no verdict after 1 s"),
         ("kills its parent", "error", "Operation not permitted"),
         ("kills its group", "error", "Operation not permitted"),
         ("leaves its group", "error", "Operation not permitted"),
@@ -103,3 +103,7 @@ def test_a_response_that_is_executed_is_contained(
     assert (score.status, not score.reward) == (status, True), score.error
     assert reason in (score.error or "")
     assert score.seconds < GENEROUS
+
+
+def test_every_order_is_in_the_list_above(executed: dict[str, Score]) -> None:
+    assert list(executed) == list(ORDERS)
