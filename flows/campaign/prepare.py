@@ -17,6 +17,7 @@ from millrace.errors import InputError, RunExists
 from millrace.evaluation.examiner import evaluation_sets, with_evaluation_sets
 from millrace.generation.environments.base import environment_class
 from millrace.preflight import model_folder
+from millrace.preflight.memory import check_memory
 from millrace.preflight.model import check_training, read_model
 from millrace.preflight.model_folder import check_folder_files, check_weight_files
 from millrace.preflight.prompts import check_answers, check_prompts
@@ -58,7 +59,15 @@ def check(
     if folder is not None:
         here = stages_here(config)
         check_folder_files(folder, model)
-        check_weight_files(folder, model, loaded_here="train" in here or "generate" in here)
+        shapes = check_weight_files(folder, model)
+        if "train" in here or "generate" in here:
+            check_memory(
+                folder,
+                shapes,
+                config.training if "train" in here else None,
+                hosts=config.placement.train.hosts,
+                handover_dtype=None if config.weights.transport == "direct" else config.generation_dtype,
+            )
         warm_up(here)
         folder_check = ask_in_background(model_folder.MODULE, {"folder": str(folder)}, "the model folder")
     check_training(model, config.training, on_this_host=config.placement.train.work_pool is None)

@@ -14,8 +14,6 @@ import, and may do anything with a damaged folder. This process does not import 
 """
 
 import json
-import math
-import os
 import re
 import resource
 from collections.abc import Iterator, Mapping
@@ -93,29 +91,26 @@ def read_object(path: Path) -> dict[str, Any]:
     return values
 
 
-def check_weight_files(folder: Path, model: Mapping[str, Any], *, loaded_here: bool = True) -> None:
-    """Raises ModelFolderError, naming file or tensor, if the weight files are damaged or incomplete.
+def read_shapes(folder: Path) -> dict[str, list[int]]:
+    """Return the shape of each tensor, by its file's header. Raises ModelFolderError, naming a file that is damaged."""
+    return {name: shape for path in weight_files(folder) for name, shape in _read_header(path).items()}
 
-    `model` is the content of config.json. `loaded_here`: a stage on this machine will load them, so in two bytes per
-    number, the least that any process holds, they have to fit into its memory.
+
+def check_weight_files(folder: Path, model: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Return the shape of each tensor. Raises ModelFolderError, naming file or tensor, if one is damaged or missing.
+
+    `model` is the content of config.json.
     """
-    shapes: dict[str, list[int]] = {}
-    index = _read_index(folder)
-    for path in weight_files(folder):
-        shapes |= _read_header(path)
+    index, shapes = _read_index(folder), read_shapes(folder)
     for name in sorted(index.keys() - shapes.keys()):
         raise ModelFolderError(file=folder / _INDEX, read=f"{index[name]} does not hold {name}", expected="it there")
-    if loaded_here:
-        needed = 2 * sum(math.prod(shape) for shape in shapes.values())
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        read = f"its weights take at least {needed / 2**30:,.1f} GiB and this machine has {memory / 2**30:,.1f} GiB"
-        require(needed <= memory, read, "a smaller model, or a larger machine", file=folder)
     layers = {int(match[1]) for name in shapes if (match := _LAYER.fullmatch(name))}
     count = model.get("num_hidden_layers")
     if model["model_type"] in FAMILIES and isinstance(count, int) and len(layers) < count:
         missing = next(number for number in range(count) if number not in layers)
         expected = f"{count} layers, the num_hidden_layers of config.json"
         raise ModelFolderError(file=folder, read=f"its weight files lack layer {missing}", expected=expected)
+    return shapes
 
 
 def weight_files(folder: Path) -> list[Path]:

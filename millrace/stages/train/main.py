@@ -17,7 +17,9 @@ from configs.schema import RunConfig
 from millrace.forking import process_settings
 from millrace.models.loading import load_tokenizer
 from millrace.models.start_folder import start_folder
+from millrace.preflight.memory import check_memory
 from millrace.preflight.model import check_layout
+from millrace.preflight.model_folder import read_shapes
 from millrace.prompts.dataset import load_prompts
 from millrace.replay.results import read_spec
 from millrace.runs.provenance import record_start_hashes
@@ -88,6 +90,7 @@ def _start_trainer(config: RunConfig, folder: Path) -> Trainer:
     torch.set_num_threads(training.threads)
     gpus = torch.cuda.device_count() if training.device == "cuda" else None
     check_layout(json.loads((folder / "config.json").read_text()), training.parallel, hosts=hosts, gpus=gpus)
+    check_memory(folder, read_shapes(folder), training, hosts=hosts)
     ranks = Ranks.join(
         data=training.parallel.data,
         tensor=training.parallel.tensor,
