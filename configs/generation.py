@@ -69,7 +69,7 @@ class GenerationConfig(Section):
     """How responses are sampled."""
 
     engine: Literal["transformers", "vllm"] = "transformers"
-    """Library that samples the tokens; run `make vllm` once before using `vllm`."""
+    """Library that samples the tokens; run `make vllm` or `make gpu` once before using `vllm`."""
     engine_args: EngineArgs = Field(default_factory=dict)
     """vLLM engine arguments by vLLM's names, such as `tensor_parallel_size`, `quantization`, `max_model_len`; only with
     the engine `vllm`."""
