@@ -36,11 +36,11 @@ def check_memory(
 ) -> None:
     """Raises ModelFolderError if this host can't hold the model in `folder`, whose tensors have these shapes.
 
-    `training`: the trainer's settings, None if it runs elsewhere; it is divided among `hosts`. `handover_dtype`: number
-    format of whole versions in shared memory; None if there are none.
+    `training`: the settings of the trainer, whose model `hosts` divide; None if it runs elsewhere. `handover_dtype`:
+    number format of whole versions in shared memory; None if there are none.
     """
     numbers = sum(map(math.prod, shapes.values()))
-    needs = {"weights": 2 * numbers}
+    needs = {"weights": 2 * numbers // (hosts if training is not None else 1)}
     if training is not None and training.device == "cuda":
         needs = {"pinned copies of checkpoints": _CHECKPOINT_BYTES * _trained_numbers(shapes, training) // hosts}
     if training is not None and handover_dtype is not None:

@@ -68,6 +68,12 @@ def test_weights_on_a_cpu_take_two_bytes_a_number(trainer: TrainingConfig | None
     assert "5.0 GiB" in refusal(trainer)
 
 
+def test_only_a_trainer_divides_the_weights_among_hosts(host: Path) -> None:
+    host.write_text(str(4 * GIB))
+    check_memory(FOLDER, SHAPES, training("cpu"), hosts=2)
+    assert "5.0 GiB" in refusal(None, hosts=2)
+
+
 def test_versions_in_shared_memory_have_to_fit_there_and_count(host: Path) -> None:
     assert "30.0 GiB" in refusal(training("cpu"), handover_dtype="float32")
     assert "5.0 GiB" in refusal(training("cpu"), handover_dtype="bfloat16")
