@@ -126,6 +126,8 @@ $(VENV)/gpu: pyproject.toml constraints-gpu.txt
 	  || { echo "make gpu: $(VENV) has the CPU builds; expected none: make clean, or make VENV=.venv-gpu gpu" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --editable '.[gpu]'
+	@$(BIN)/python -c 'import sys, torch; \
+	  sys.exit(None if torch.version.cuda else f"make gpu: torch is {torch.__version__}; expected a build for CUDA: which index has pip?")'
 	@touch $@
 
 ifneq ($(wildcard $(VENV)/gpu),)
