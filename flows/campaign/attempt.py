@@ -22,13 +22,14 @@ from prefect.futures import PrefectFuture
 from millrace.errors import MillraceError
 from millrace.runs.record import CONTROLLER, EndState, end_attempt
 from millrace.runtime.arguments import StageArguments
+from millrace.runtime.devices import Assignment
 from millrace.runtime.heartbeat import HeartbeatPublisher
 from storage.errors import StorageError
 from storage.stores.base import Store
 from storage.stores.memory import memory_folder
 from tasks.fork_server import STAGES
 from tasks.jobs import Job
-from tasks.stages import LONG_RUNNING
+from tasks.stages import STAGE_TASKS
 from tasks.stop import STOP, STOP_NOW
 
 _POLL_SECONDS = 0.5
@@ -93,10 +94,12 @@ def attempt_under_way(store: Store, attempt: int, doing: str) -> Iterator[tuple[
         end_attempt(store, attempt, state, cause)
 
 
-def submit_stages(job: Job, arguments: StageArguments) -> StageTasks:
-    """Submits the tasks of a job's stages on this host."""
+def submit_stages(job: Job, arguments: StageArguments, assignment: Assignment) -> StageTasks:
+    """Submits the tasks of a job's stages on this host, with their GPUs."""
     for process in job.processes:
-        future = LONG_RUNNING[process.stage].submit(replace(arguments, replica=process.replica), process.threads)
+        devices = assignment.get((process.stage, process.replica), ())
+        own_arguments = replace(arguments, replica=process.replica, devices=devices)
+        future = STAGE_TASKS[process.stage].submit(own_arguments, process.threads)
         yield f"{process.stage}-{process.replica}", future
 
 
