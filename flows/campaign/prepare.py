@@ -1,6 +1,7 @@
 """Checks a campaign before it starts, and claims its run.
 
-config, run id ─► names, model, reward, prompts, inputs, GPUs, vLLM, pools, store: `check` ─► run.json or attempts/: `claim`
+config, run id ─► names, model, reward, prompts, inputs, GPUs, vLLM, pools, store: `check` ─┐
+                                                         run.json or attempts/: `claim` ◄───┘
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -139,7 +139,7 @@ class _RemoteStage:
             if status.get("ended"):
                 if status.get("sentence") is not None:
                     errors = {kind.__name__: kind for kind in FINAL_ERRORS}
-                    raise errors.get(status.get("final") or "", StageDied)(status["sentence"])
+                    raise errors.get(status.get("final") or "", StageDied)(f"{where}: {status['sentence']}")
                 return
             if status:
                 self._accepted = self._accepted or now
@@ -217,7 +217,7 @@ def stages(run_url: str, attempt: int, job: Job) -> None:
         try:
             check_on_host(config, {stage for stage, _ in job.members}, inputs)
             with (
-                _devices_when_free(config, job, store.url) as assignment,
+                devices_when_free(config, job, store.url) as assignment,
                 handover_folder(f"{run_url} {job.name}", attempt) as handover,
             ):
                 arguments = StageArguments(run_url=run_url, attempt=attempt, replica=0, handover=handover)
@@ -235,7 +235,7 @@ def stages(run_url: str, attempt: int, job: Job) -> None:
 
 
 @contextlib.contextmanager
-def _devices_when_free(config: RunConfig, job: Job, holder: str) -> Iterator[Assignment]:
+def devices_when_free(config: RunConfig, job: Job, holder: str) -> Iterator[Assignment]:
     """Leases this host's GPUs for a job, after waiting a while for others, such as a job that drains, to release some.
 
     Raises PlaceYielded if they do not: another host of the pool may have free ones.

@@ -103,6 +103,11 @@ def assign(
     raise InputError(f"{_sum(config, needs)}; {places}", expected=expected)
 
 
+def gpus(devices: Sequence[str]) -> str:
+    """Names GPUs for people, such as `GPUs 0, 1`."""
+    return f"GPU{'s' * (len(devices) > 1)} {', '.join(devices)}"
+
+
 def _needs(config: RunConfig, processes: Iterable[Process], devices: Sequence[str] | None) -> list[_Need]:
     """The processes that use GPUs, in the order in which they get them."""
     needs = []
@@ -117,9 +122,11 @@ def _needs(config: RunConfig, processes: Iterable[Process], devices: Sequence[st
             count = group = 1
         if count:
             needs.append(_Need((stage, replica), count, group))
-    return sorted(
-        needs, key=lambda need: (-(need.num_devices & -need.num_devices), _STAGES.index(need.process[0]), need.process)
-    )
+
+    def order(need: _Need) -> tuple[int, int, Process]:
+        return -(need.num_devices & -need.num_devices), _STAGES.index(need.process[0]), need.process
+
+    return sorted(needs, key=order)
 
 
 def _named_devices(config: RunConfig, stage: str, host: Sequence[str]) -> Sequence[str] | None:
