@@ -2,12 +2,14 @@
 
     campaign, or the job of a work pool ─► free GPUs ─► `assign` ─► locked until its stages have ended
 
-The kernel releases the locks of a process that dies. The files are in this user's folder in memory, so campaigns, jobs
-and replays of a user on one machine never share a GPU, unless they name it differently: by index and by UUID.
+The kernel releases the locks of a process that dies. The files are in this user's folder in memory and have the GPUs'
+UUIDs as names, so campaigns, jobs and replays of a user on one machine never share a GPU. Containers, which count their
+GPUs from 0 each, may share the folder.
 """
 
 import contextlib
 import fcntl
+import subprocess
 from collections.abc import Iterable, Iterator
 from typing import TextIO
 
@@ -16,6 +18,7 @@ from millrace.runtime.devices import Assignment, Process, assign, host_devices, 
 from storage.stores.memory import memory_folder
 
 _LONGEST_HOLDER = 200
+_COMMAND_SECONDS = 60.0
 
 
 @contextlib.contextmanager
@@ -32,6 +35,7 @@ def leased_devices(config: RunConfig, processes: Iterable[Process], holder: str)
         return
     folder = memory_folder() / "gpus"
     folder.mkdir(exist_ok=True)
+    uuids = _uuids()
     with contextlib.ExitStack() as leases:
         with (folder / "choosing").open("a") as choosing:
             # One process at a time, for milliseconds: it locks all free GPUs before it knows which it needs.
@@ -39,7 +43,8 @@ def leased_devices(config: RunConfig, processes: Iterable[Process], holder: str)
             files: dict[str, TextIO] = {}
             used: dict[str, str] = {}
             for device in devices:
-                file: TextIO = leases.enter_context((folder / device.replace("/", "_")).open("a+"))
+                name = uuids.get(device, device).replace("/", "_")
+                file: TextIO = leases.enter_context((folder / name).open("a+"))
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     files[device] = file
@@ -56,3 +61,12 @@ def leased_devices(config: RunConfig, processes: Iterable[Process], holder: str)
                 else:
                     file.close()
         yield assignment
+
+
+def _uuids() -> dict[str, str]:
+    """The UUID of each GPU of this host, or container, by its index; empty without the command nvidia-smi."""
+    command = ["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=True)
+        return dict(line.split(", ", 1) for line in ran.stdout.splitlines() if ", " in line)
+    return {}

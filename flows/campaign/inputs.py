@@ -38,7 +38,7 @@ def run_inputs(
     """The inputs that these stages read, as this host has them, by key and value of the config.
 
     `prompts`, `sets` and `rewards`, the versions that `Scorer.check` returns, are loaded unless given. `has_model`:
-    whether the model folder is here; without it, it is no input. Raises InputError for an input that can't be read.
+    whether the model folder is here and counts as an input. Raises InputError for an input that can't be read.
     """
     inputs: dict[str, str] = {}
     functions: dict[str, str | None] = {}

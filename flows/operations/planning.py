@@ -11,13 +11,14 @@ from pathlib import Path
 import yaml
 
 from configs.load import parse_scalar, with_overrides
+from configs.operation import PlacementConfig
 from configs.requests import PlanRequest
 from configs.schema import RunConfig
 from flows.display.tables import TitledTable
 from millrace.errors import InputError
 from millrace.planning.candidate import Candidate, Machine, explicit_values
 from millrace.planning.gpus import GpuMachine
-from millrace.planning.hardware import GIB, Hardware, hardware_named
+from millrace.planning.hardware import GIB, GPUS_PER_HOST, hardware_named
 from millrace.planning.models import model_named, shape_of_folder, shape_of_model
 from millrace.planning.plan import Plan, what_if
 from millrace.planning.search import make_plan, simulator
@@ -176,13 +177,16 @@ def _figures(entry: Candidate, plan: Plan) -> dict[str, str]:
 
 def _layout_on_a_host(entry: Candidate) -> str | None:
     """The GPUs of each process if one host has enough for all; None if not, or if GPUs are not divided."""
-    if entry.gpus is None or entry.gpus > Hardware.gpus_per_host or entry.config.placement.train.hosts > 1:
+    if entry.gpus is None or entry.gpus > GPUS_PER_HOST or entry.config.placement.train.hosts > 1:
         return None
-    config = entry.config
+    config, generation = entry.config, entry.config.generation
     # A plan for GPUs is for the trainer on GPUs, and for vLLM, whatever the config names.
-    training = config.training.model_copy(update={"device": "cuda"})
-    generation = config.generation.model_copy(update={"engine": "vllm"})
-    on_gpus = config.model_copy(update={"training": training, "generation": generation})
+    changes = {
+        "training": config.training.model_copy(update={"device": "cuda"}),
+        "generation": generation.model_copy(update={"engine": "vllm"}),
+        "placement": PlacementConfig(colocated=config.placement.colocated),
+    }
+    on_gpus = config.model_copy(update=changes)
     processes = [("train", 0), *(("generate", replica) for replica in range(generation.replicas))]
     assignment = assign(on_gpus, processes, [str(index) for index in range(entry.gpus)])
     return "; ".join(f"{stage}-{replica} on {gpus(assignment[stage, replica])}" for stage, replica in processes)

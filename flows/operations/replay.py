@@ -120,12 +120,15 @@ def check(request: ReplayRequest) -> RunConfig:
     model = read_model(config.model, choose_recipe(config))
     if request.job == "train":
         check_training(model, config.training)
-        with leased_devices(config, [("train", 0)], request.run_id):
-            pass
     if request.job is not None:
         check_user_functions(config.training, request.losses or [config.training.loss.name])
     if request.rescore is not None:
         make_scorer(config.scoring, config.prompts).check()
+    # They run one after the other.
+    scorers, trainers = config.scoring.replicas if request.rescore else 0, int(request.job == "train")
+    for stage, count in (("score", scorers), ("train", trainers)):
+        with leased_devices(config, [(stage, replica) for replica in range(count)], request.run_id):
+            pass
     store = _own_store(request)
     if store.exists(layout.RUN):
         raise RunExists(f"run {request.run_id!r} exists already", file=store.url, expected="another --run-id")

@@ -39,7 +39,7 @@ class _Need(NamedTuple):
     process: Process
     num_devices: int
     group: int
-    """So many of them must be neighbours: its tensor ranks."""
+    """Number of GPUs that must be neighbours: its tensor ranks."""
 
 
 def host_devices() -> tuple[str, ...] | None:
@@ -64,7 +64,7 @@ def host_devices() -> tuple[str, ...] | None:
 
 
 def generator_devices(config: RunConfig) -> int:
-    """Number of GPUs of one generator that generates on GPUs. Raises InputError for a size that is no whole number."""
+    """Number of GPUs of one generator that generates on GPUs. Raises InputError for a size that is not a number."""
     sizes = {name: config.generation.engine_args.get(name, 1) for name in _SIZES}
     for name, size in sizes.items():
         if type(size) is not int or size < 1:
@@ -84,11 +84,11 @@ def assign(
     devices: Sequence[str] | None,
     used: Mapping[str, str] | None = None,
 ) -> Assignment:
-    """The GPUs of each of these processes on a host with `devices`, of which others hold the `used` ones; no two alike.
+    """Divides the `devices` of a host among these of its processes, so that no two have the same.
 
     Only co-located trainer and generators share their GPUs, and so do the first scorer and the evaluation. The result
-    depends on the arguments alone. `used` has a GPU's name and its holder. Raises InputError if the GPUs are too few or
-    not those of `placement.<stage>.devices`, and DevicesInUse if they would be enough without others.
+    depends on the arguments alone. `used`: GPUs that others hold, with the holder of each. Raises InputError if the GPUs
+    are too few or not those of `placement.<stage>.devices`, and DevicesInUse if they would be enough without others.
     """
     needs, host = _needs(config, processes, devices), tuple(devices or ())
     named = {need.process[0]: _named_devices(config, need.process[0], host) for need in needs}
@@ -152,7 +152,7 @@ def _assign(
     named: Mapping[str, Sequence[str] | None],
     used: Mapping[str, str],
 ) -> Assignment | None:
-    """As `assign`; None if the GPUs are not enough."""
+    """Divides the GPUs as `assign` does. None if there are too few."""
     claimed = {device for names in named.values() for device in names or ()}
     assignment: dict[Process, tuple[str, ...]] = {}
     for need in needs:
@@ -161,7 +161,7 @@ def _assign(
             assignment[need.process] = assignment["score", 0]
             continue
         shares = _TURNS.get(stage) if config.placement.colocated else None
-        taken = {device for (other, _), theirs in assignment.items() if other != shares for device in theirs}
+        taken = {device for (other, _), devices in assignment.items() if other != shares for device in devices}
         taken |= {*used} if names is not None else {*used, *claimed}
         choice = host if names is None else names
         positions = _neighbours(need, [device not in taken for device in choice])
@@ -174,7 +174,7 @@ def _assign(
 def _neighbours(need: _Need, free: list[bool]) -> list[int] | None:
     """Positions of the first groups of free neighbours; None if there are too few."""
     positions: list[int] = []
-    # A group that is no power of two begins at a multiple of the largest one that divides it.
+    # A group of 6, say, begins at a multiple of 2, the largest power of two that divides it.
     starts = range(0, len(free) - need.group + 1, need.group & -need.group)
     for _ in range(need.num_devices // need.group):
         start = next((start for start in starts if all(free[start : start + need.group])), None)

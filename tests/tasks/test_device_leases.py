@@ -51,6 +51,17 @@ def test_devices_in_use_are_named_with_their_holder_and_none_is_kept() -> None:
             assert refused.value.read.endswith("has 4, in use: 0 by runs/a, 1 by runs/a")
 
 
+def test_a_gpu_is_the_same_by_index_and_by_uuid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    command = tmp_path / "nvidia-smi"
+    command.write_text("#!/bin/sh\necho '0, GPU-a'\necho '1, GPU-b'\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with leased_devices(generators(1), [("generate", 0)], "runs/a") as by_index:
+        monkeypatch.setattr(device_leases, "host_devices", lambda: ("GPU-a", "GPU-b"))
+        with leased_devices(generators(1), [("generate", 0)], "runs/b") as by_uuid:
+            assert (by_index["generate", 0], by_uuid["generate", 0]) == (("0",), ("GPU-b",))
+
+
 def test_more_devices_than_a_host_has_are_not_waited_for() -> None:
     with (
         pytest.raises(InputError) as refused,
