@@ -87,7 +87,7 @@ def assign(
     """Divides the `devices` of a host among these of its processes, so that no two have the same.
 
     Only co-located trainer and generators share their GPUs, and so do the first scorer and the evaluation. The result
-    depends on the arguments alone. `used`: GPUs that others hold, with the holder of each. Raises InputError if the GPUs
+    depends on the arguments only. `used`: GPUs that others hold, with their holders. Raises InputError if the GPUs
     are too few or not those of `placement.<stage>.devices`, and DevicesInUse if they would be enough without others.
     """
     needs, host = _needs(config, processes, devices), tuple(devices or ())
@@ -196,17 +196,21 @@ def _sum(config: RunConfig, needs: Sequence[_Need]) -> str:
     # A host may have one of a work pool's generators.
     counted = "generation.replicas" if generators == config.generation.replicas else "generators here:"
     terms = {
-        "train": f"{totals['train']} trainer ranks",
+        "train": _count(totals["train"], "trainer rank"),
         "generate": f"{counted} {generators}{factors}",
-        "score": f"{totals['score']} reward models",
-        "evaluate": f"{totals['evaluate']} reward models of the evaluation",
+        "score": _count(totals["score"], "reward model"),
+        "evaluate": _count(totals["evaluate"], "reward model") + " of the evaluation",
     }
     shown = [terms[stage] for stage in ("generate", "train", "score", "evaluate") if totals[stage]]
     total = sum(totals.values())
     if config.placement.colocated and totals["generate"] and totals["train"]:
         total -= min(totals["generate"], totals["train"])
         shown[:2] = [f"the larger of {shown[0]} and {shown[1]}"]
-    return f"{' + '.join(shown)} = {total} GPU{'s' * (total > 1)}"
+    return f"{' + '.join(shown)} = {_count(total, 'GPU')}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _list(devices: Sequence[str]) -> str:

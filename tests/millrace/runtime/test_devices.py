@@ -137,7 +137,7 @@ def test_the_sum_names_every_factor() -> None:
         assign(config, processes_of(config), host(8))
     total, _, has = caught.value.read.partition("; ")
     assert total == (
-        "generation.replicas 2 × tensor_parallel_size 2 × data_parallel_size 2 + 4 trainer ranks + 1 reward models = "
+        "generation.replicas 2 × tensor_parallel_size 2 × data_parallel_size 2 + 4 trainer ranks + 1 reward model = "
         "13 GPUs"
     )
     assert has.endswith(" has 8")
