@@ -22,7 +22,7 @@ from prefect.futures import PrefectFuture
 from millrace.errors import MillraceError
 from millrace.runs.record import CONTROLLER, EndState, end_attempt
 from millrace.runtime.arguments import StageArguments
-from millrace.runtime.devices import Assignment
+from millrace.runtime.devices import Assignment, Process
 from millrace.runtime.heartbeat import HeartbeatPublisher
 from storage.errors import StorageError
 from storage.stores.base import Store
@@ -97,10 +97,14 @@ def attempt_under_way(store: Store, attempt: int, doing: str) -> Iterator[tuple[
 def submit_stages(job: Job, arguments: StageArguments, assignment: Assignment) -> StageTasks:
     """Submits the tasks of a job's stages on this host, with their GPUs."""
     for process in job.processes:
-        devices = assignment.get((process.stage, process.replica), ())
-        own_arguments = replace(arguments, replica=process.replica, devices=devices)
+        own_arguments = arguments_of((process.stage, process.replica), arguments, assignment)
         future = STAGE_TASKS[process.stage].submit(own_arguments, process.threads)
         yield f"{process.stage}-{process.replica}", future
+
+
+def arguments_of(process: Process, arguments: StageArguments, assignment: Assignment) -> StageArguments:
+    """The arguments of one process, out of those of all in the attempt."""
+    return replace(arguments, replica=process[1], devices=assignment.get(process, ()))
 
 
 def run_together(

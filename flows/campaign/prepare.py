@@ -119,13 +119,14 @@ def _check_model(config: RunConfig, stages: Collection[str]) -> tuple[Mapping[st
     Returns the content of its config.json, and a function that waits for the check of the folder by another process.
     """
     model = read_model(config.model, choose_recipe(config))
+    wait: Callable[[], object] = lambda: None  # noqa: E731
+    if config.model.path is not None:
+        folder = Path(config.model.path).expanduser()
+        check_folder_files(folder, model)
+        check_weight_files(folder, model, loaded_here="train" in stages or "generate" in stages)
+        wait = ask_in_background(model_folder.MODULE, {"folder": str(folder)}, "the model folder").result
     check_training(model, config.training)
-    if config.model.path is None:
-        return model, lambda: None
-    folder = Path(config.model.path).expanduser()
-    check_folder_files(folder, model)
-    check_weight_files(folder, model, loaded_here="train" in stages or "generate" in stages)
-    return model, ask_in_background(model_folder.MODULE, {"folder": str(folder)}, "the model folder").result
+    return model, wait
 
 
 def _check_lengths(config: RunConfig, model: Mapping[str, Any], prompts: PromptSet) -> int | None:

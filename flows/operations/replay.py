@@ -8,7 +8,6 @@ SIGTERM drain them, as in a campaign: the trainer finishes its step and its chec
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 from prefect import Task, flow
@@ -19,7 +18,7 @@ from configs.losses import LOSS_NAMES
 from configs.recipe import choose_recipe
 from configs.requests import ReplayRequest
 from configs.schema import RunConfig
-from flows.campaign.attempt import attempt_under_way, run_together
+from flows.campaign.attempt import arguments_of, attempt_under_way, run_together
 from flows.campaign.prepare import check_user_functions
 from flows.display.artifacts import artifact_key, show
 from flows.operations.replay_results import as_markdown, collect
@@ -89,10 +88,8 @@ def _finish(
     processes = [(stage.name, replica) for replica in replicas]
     with leased_devices(config, processes, arguments.run_url) as assignment:
         futures = {
-            f"{name}-{replica}": stage.submit(
-                replace(arguments, replica=replica, devices=assignment.get((name, replica), ())), threads
-            )
-            for name, replica in processes
+            f"{stage.name}-{process[1]}": stage.submit(arguments_of(process, arguments, assignment), threads)
+            for process in processes
         }
         run_together(futures.items(), may_end_first=futures.keys())
     STOP.clear()
