@@ -19,7 +19,7 @@ from millrace.training.checkpoints.reading import StoredFiles, StoredTensors
 from millrace.training.lora import merged
 from millrace.training.parallel.ranks import local
 from storage.checkpoints import Checkpoint
-from storage.stores.base import Store
+from storage.stores.base import BytesLike, Store
 
 _STEP, _MOMENTS = "step", ("exp_avg", "exp_avg_sq")
 """AdamW's state of a parameter: a number, and two tensors like the parameter."""
@@ -54,7 +54,7 @@ def policy_state(
 
 @torch.no_grad()
 def restore_policy_state(
-    parameters: Parameters, optimizer: torch.optim.Optimizer, files: Mapping[str, bytes], frozen_layers: int = 0
+    parameters: Parameters, optimizer: torch.optim.Optimizer, files: Mapping[str, BytesLike], frozen_layers: int = 0
 ) -> None:
     """Restores parameters, optimizer state and random state from `files`, written by any number of ranks.
 

@@ -32,9 +32,9 @@ step."""
 def shard(policy: PackedPolicy, ranks: Ranks, *, compute_dtype: torch.dtype | None = None) -> None:
     """Shards `policy` over the ranks, in place; it computes in `compute_dtype`, or in the weights' dtype if None.
 
-    Every rank calls this with the same weights, still on the CPU, before making an optimizer. A single rank, with all
-    weights in the dtype to compute in, only moves the policy to its device. Raises InputError for a module that can't
-    be divided.
+    Every rank calls this before making an optimizer, with the same weights on the CPU, or with none, on the meta device:
+    `StartModel` then fills the shards. A single rank, with all weights in the dtype to compute in, only moves the policy
+    to its device. Raises InputError for a module that can't be divided.
     """
     parameters = list(policy.parameters())
     weights_dtype = next((parameter.dtype for parameter in parameters if parameter.requires_grad), torch.float32)
