@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,12 +78,21 @@ CASES = {
 
 
 def launch(ranks: int, *arguments: str) -> None:
-    """Runs this file on as many gloo ranks."""
+    """Runs this file on as many gloo ranks; the folders of its cases are next to the report."""
     tests = Path(__file__).parents[2]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{tests}:{tests.parent}"}
     started = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", __file__, *arguments]
     ran = subprocess.run([sys.executable, *started], env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr[-9000:]
+
+
+def write_folders(parent: Path) -> None:
+    """Writes the model folders of all cases."""
+    for name, case in CASES.items():
+        case.model().to(case.stored).save_pretrained(parent / name, max_shard_size=case.file_size)
+    for name, spoil in SPOILT.items():
+        tiny_llama().save_pretrained(parent / name)
+        spoil(parent / name)
 
 
 def compare(case: Case, folder: Path, ranks: Ranks) -> dict[str, Any]:
@@ -153,20 +161,6 @@ def refused(folder: Path, ranks: Ranks) -> list[str]:
     return exchange("", ranks.size)
 
 
-def _spoilt(ranks: Ranks) -> dict[str, Any]:
-    """What all ranks raise for damage that only the last of them reads, or that no slice shows."""
-    reports = {}
-    with tempfile.TemporaryDirectory() as temporary:
-        # Each rank its own: they are equal.
-        for name, spoil in {"not finite": _infinite, "not tied": _untied, "missing": _missing}.items():
-            folder = Path(temporary) / name
-            model = tiny_llama()
-            model.save_pretrained(folder)
-            spoil(folder)
-            reports[name] = refused(folder, ranks)
-    return reports
-
-
 def _rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
     from safetensors.torch import load_file, save_file
 
@@ -196,6 +190,10 @@ def _missing(folder: Path) -> None:
         del tensors["model.layers.1.mlp.up_proj.weight"]
 
     _rewrite(folder, change)
+
+
+SPOILT = {"not finite": _infinite, "not tied": _untied, "missing": _missing}
+"""Damage that only one rank reads, or that no rank's slices show."""
 
 
 def measure(folder: Path, ranks: Ranks) -> dict[str, int]:
@@ -237,17 +235,13 @@ def main(report: Path, folder: Path | None) -> None:
         ranks = Ranks.join(data=size, tensor=1, device="cpu")
         result["measured"] = [json.loads(text) for text in exchange(json.dumps(measure(folder, ranks)), size)]
     else:
-        with tempfile.TemporaryDirectory() as temporary:
-            for data, tensor in LAYOUTS[size]:
-                ranks = Ranks.join(data=data, tensor=tensor, device="cpu")
-                for name, case in CASES.items():
-                    if case.divisible or tensor == 1:
-                        # Each rank its own: they are equal.
-                        path = Path(temporary) / name
-                        if not path.exists():
-                            case.model().to(case.stored).save_pretrained(path, max_shard_size=case.file_size)
-                        result[f"{name} {data}x{tensor}"] = compare(case, path, ranks)
-            result["spoilt"] = _spoilt(ranks)
+        for data, tensor in LAYOUTS[size]:
+            ranks = Ranks.join(data=data, tensor=tensor, device="cpu")
+            for name, case in CASES.items():
+                if case.divisible or tensor == 1:
+                    result[f"{name} {data}x{tensor}"] = compare(case, report.parent / name, ranks)
+        for name in SPOILT:
+            result[name] = refused(report.parent / name, ranks)
     if ranks.rank == 0:
         report.write_text(json.dumps(result))
     if dist.is_initialized():
