@@ -60,7 +60,8 @@ class StartModel:
             self._in_files = {
                 name: extent for file, header in self._headers.items() for name, extent in extents(header, file).items()
             }
-        self._stored: Stored = {}
+        self.stored: Stored = {}
+        """Known once `empty` was called."""
         self._dtypes: Mapping[str, torch.dtype] = {}
 
     def empty(self) -> PreTrainedModel:
@@ -81,7 +82,7 @@ class StartModel:
                     setattr(module, name, torch.empty_like(buffer, device="cpu"))
                 # Computed on the CPU, as for a single rank. It leaves parameters alone, which count as loaded.
                 model._init_weights(module)
-        self._stored = _stored_as(model, self._in_files, self._folder)
+        self.stored = _stored_as(model, self._in_files, self._folder)
         named = model.named_parameters(remove_duplicate=False)
         self._dtypes = {name: parameter.dtype for name, parameter in named}
         return model
@@ -117,12 +118,12 @@ class StartModel:
         parameters = {base_name(name): parameter for name, parameter in named if not is_adapter(name)}
         # A parameter has several names where layers share it, and its values may be stored under each of them.
         first_name: dict[torch.Tensor, str] = {}
-        for name in self._stored:
+        for name in self.stored:
             first_name.setdefault(parameters[name], name)
         names = set(first_name.values())
         for further, like in (
-            (False, {name: parameters[name] for name in self._stored if name in names}),
-            (True, {name: parameters[name] for name in self._stored if name not in names}),
+            (False, {name: parameters[name] for name in self.stored if name in names}),
+            (True, {name: parameters[name] for name in self.stored if name not in names}),
         ):
             unread = {name: local(parameter).numel() for name, parameter in like.items()}
             for name, index, part in self._parts(like):
@@ -135,7 +136,7 @@ class StartModel:
 
     def _parts(self, like: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, tuple[slice, ...], torch.Tensor]]:
         """(name, index within this rank's part, values) of what the files hold of this rank's parts of `like`."""
-        for path, reads in itertools.groupby(plan_reads(like, self._stored), lambda read: self._folder / read[0].file):
+        for path, reads in itertools.groupby(plan_reads(like, self.stored), lambda read: self._folder / read[0].file):
             with path.open("rb") as file:
                 read_into = _reader(file, len(self._headers[path.name]))
                 for extent, item in reads:

@@ -85,9 +85,12 @@ class Case:
     divisible: bool = True
     """Whether tensor ranks can divide its layers."""
 
-    def runs_on(self, tensor: int) -> bool:
-        """Whether it can run on a layout with `tensor` tensor ranks."""
-        return self.divisible or tensor == 1
+    with_replicas: bool = False
+    """Whether it runs on layouts with replicas too."""
+
+    def runs_on(self, layout: "Layout") -> bool:
+        """Whether it runs on this layout."""
+        return (self.divisible or layout.tensor == 1) and (self.with_replicas or layout.shard is None)
 
 
 def tiny_llama() -> PreTrainedModel:
@@ -155,14 +158,16 @@ _QWEN3 = Case(model=tiny_qwen3, training=GSPO)
 _LORA = Case(model=tiny_qwen3, training=AIPO, lora=True)
 CASES = {
     "llama aipo": _LLAMA,
-    "llama aipo float64": replace(_LLAMA, dtype=torch.float64),
-    "llama aipo bfloat16": replace(_LLAMA, compute_dtype="bfloat16"),
+    "llama aipo float64": replace(_LLAMA, dtype=torch.float64, with_replicas=True),
+    "llama aipo bfloat16": replace(_LLAMA, compute_dtype="bfloat16", with_replicas=True),
     "qwen3 gspo": _QWEN3,
     "qwen3 gspo float64": replace(_QWEN3, dtype=torch.float64),
     "qwen3 lora": _LORA,
     "qwen3 updates": Case(model=tiny_qwen3, training=UPDATES),
     "qwen3 updates float64": Case(model=tiny_qwen3, training=UPDATES, dtype=torch.float64),
-    "qwen3 updates lora": Case(model=tiny_qwen3, training=UPDATES.model_copy(update={"frozen_layers": 0}), lora=True),
+    "qwen3 updates lora": Case(
+        model=tiny_qwen3, training=UPDATES.model_copy(update={"frozen_layers": 0}), lora=True, with_replicas=True
+    ),
     "gemma2 aipo": Case(model=tiny_gemma2, training=AIPO),
     "gemma3 aipo": Case(model=tiny_gemma3, training=AIPO),
     "qwen3_moe aipo": Case(model=tiny_qwen3_moe, training=AIPO, divisible=False),
@@ -345,7 +350,7 @@ def main() -> None:
     report: Report = {}
     for spread in LAYOUTS[int(os.environ["WORLD_SIZE"])]:
         ranks = spread.join("cuda" if sys.argv[2] == "cuda" else "cpu")
-        for name, case in ((name, case) for name, case in CASES.items() if case.runs_on(spread.tensor)):
+        for name, case in ((name, case) for name, case in CASES.items() if case.runs_on(spread)):
             report[f"{name} {spread}"] = disagreement(case, ranks)
     if ranks.rank == 0:
         Path(sys.argv[1]).write_text(json.dumps(report))

@@ -39,7 +39,7 @@ def spread(included: Callable[[Case], bool] = lambda case: True) -> list[Any]:
         for layouts in LAYOUTS.values()
         for layout in layouts
         for name, case in CASES.items()
-        if included(case) and case.runs_on(layout.tensor)
+        if included(case) and case.runs_on(layout)
     ]
 
 
