@@ -99,11 +99,14 @@ class StoredTensors:
         """Shape of each whole tensor, by name."""
         return {name: _size(extents) for name, extents in self._stored.items()}
 
-    def read(self, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def read(
+        self, like: Mapping[str, torch.Tensor], into: Mapping[str, torch.Tensor] | None = None
+    ) -> Mapping[str, torch.Tensor]:
         """Copies on the CPU, by name, of this rank's parts of `like`: blocks of DTensors, whole tensors otherwise.
 
-        They have the stored dtypes. Raises WeightsMismatch if a tensor of `like` is missing in the checkpoint or has
-        another shape there, and StreamCorrupt.
+        They have the stored dtypes; or they are the tensors of `into`, of these shapes, which an error leaves partly
+        changed. Raises WeightsMismatch if a tensor of `like` is missing in the checkpoint or has another shape there,
+        and StreamCorrupt.
         """
         for name, tensor in like.items():
             if (shape := self.shapes.get(name)) != tensor.shape:
@@ -113,7 +116,7 @@ class StoredTensors:
                     f"the model has {name} of {list(tensor.shape)} and the checkpoint {stored_shape}; "
                     "expected a checkpoint of the same model"
                 )
-        made = {
+        made = into or {
             name: torch.empty(local(tensor).shape, dtype=self._stored[name][0].dtype) for name, tensor in like.items()
         }
         missing = {name: tensor.numel() for name, tensor in made.items()}
@@ -131,7 +134,7 @@ class StoredTensors:
 
     def read_whole(self) -> dict[str, torch.Tensor]:
         """Every tensor whole, on the CPU, by name. Raises StreamCorrupt."""
-        return self.read({name: torch.empty(size, device="meta") for name, size in self.shapes.items()})
+        return dict(self.read({name: torch.empty(size, device="meta") for name, size in self.shapes.items()}))
 
     def _extents(self, file: str) -> dict[str, Extent]:
         if isinstance(self._files, StoredFiles):

@@ -81,7 +81,7 @@ class StartModel:
                 for name, buffer in module.named_buffers(recurse=False):
                     setattr(module, name, torch.empty_like(buffer, device="cpu"))
                 # Computed on the CPU, as for a single rank. It leaves parameters alone, which count as loaded.
-                model._init_weights(module)
+                model._init_weights(module)  # type: ignore[no-untyped-call]
         self.stored = _stored_as(model, self._in_files, self._folder)
         named = model.named_parameters(remove_duplicate=False)
         self._dtypes = {name: parameter.dtype for name, parameter in named}
