@@ -5,8 +5,8 @@
     fill   memory for this rank's parts ─► plan: which bytes of which file they are ─► read, part by part
            adapters: drawn whole, layer by layer, as a single rank draws them ─► this rank's part
 
-torch.distributed.checkpoint makes the plan, and transformers knows which tensors of the files make up one of the model:
-many families store each expert by itself. No rank waits for another, except for whether all could read.
+torch.distributed.checkpoint makes the plan. transformers knows which stored tensors make up one of the model: many
+families store each expert separately. Ranks wait for each other once, to learn whether all could read.
 """
 
 import itertools
@@ -55,8 +55,9 @@ class StartModel:
         self._folder = folder
         self._dtype = dtype
         self._seed = seed
+        files = weight_files(folder)
         with refused_in_a_sentence(folder):
-            self._headers = {path.name: _header(path) for path in weight_files(folder)}
+            self._headers = {path.name: _header(path) for path in files}
             self._in_files = {
                 name: extent for file, header in self._headers.items() for name, extent in extents(header, file).items()
             }
@@ -135,7 +136,7 @@ class StartModel:
             assert not any(unread.values()), unread
 
     def _parts(self, like: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, tuple[slice, ...], torch.Tensor]]:
-        """(name, index within this rank's part, values) of what the files hold of this rank's parts of `like`."""
+        """Reads this rank's parts of `like`. Yields (name, index within this rank's part, values)."""
         for path, reads in itertools.groupby(plan_reads(like, self.stored), lambda read: self._folder / read[0].file):
             with path.open("rb") as file:
                 read_into = _reader(file, len(self._headers[path.name]))

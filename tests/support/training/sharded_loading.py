@@ -3,7 +3,7 @@
 test ─► torchrun ─► every rank: both trainers, a step with each, for each layout and case ─► rank 0: report.json ─► test
 
 Started as `python -m torch.distributed.run … sharded_loading.py REPORT`, or with a model folder as a further argument:
-then each rank loads that one, and measures what it reads and holds.
+then each rank loads that folder, and measures the bytes that it reads and holds.
 """
 
 import gc
@@ -61,7 +61,7 @@ class Case:
 
 
 def tiny_mixtral() -> PreTrainedModel:
-    """Three experts, fewer than there are ranks, with names of their own in the files."""
+    """Three experts, fewer than there are ranks, under other names in the files."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 37, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2}
     config = MixtralConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, num_local_experts=3)
@@ -158,7 +158,7 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def refused(folder: Path, ranks: Ranks) -> list[str]:
-    """What each rank raises when it loads `folder`."""
+    """Loads `folder`. Returns the error of each rank."""
     try:
         load_trainer(
             Trainer,

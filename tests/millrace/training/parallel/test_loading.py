@@ -72,7 +72,7 @@ def test_a_rank_reads_and_holds_no_more_than_its_shard(folders: Path) -> None:
         launch(ranks, str(folders / "measured.json"), str(folders / "large"))
         for rank in json.loads((folders / "measured.json").read_text())["measured"]:
             assert rank["shard"] > 350 * MIB / ranks
-            # Headers, and what an import reads.
+            # Headers too, and files of imports.
             assert rank["shard"] <= rank["read"] < rank["shard"] + MIB
-            # A part of the largest tensor, 25 MB, and what the module tree takes.
+            # A part of the largest tensor, which has 25 MB, and the module tree.
             assert rank["held"] < rank["shard"] + 32 * MIB

@@ -62,7 +62,7 @@ def write_header(folder: Path, config: PretrainedConfig, *, with_experts: bool) 
         model = AutoModelForCausalLM.from_config(config)
     shapes: dict[str, list[int]] = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
     if with_experts:
-        # As in the files on the hub: each expert by itself.
+        # As in the files on the hub: each expert separately.
         shapes = {
             f"{name.removesuffix(merged)}{expert}.{part}.weight" if merged else name: part_shape
             for name, shape in shapes.items()
@@ -90,7 +90,7 @@ def _experts(name: str, shape: list[int]) -> Iterator[tuple[str, int, str, list[
 
 
 def move_to(coordinate: dict[str, int], parameters: dict[str, torch.Tensor]) -> None:
-    """From now on this process is the rank at `coordinate`, for the meshes of `parameters`."""
+    """Makes this process the rank at `coordinate` of the meshes of `parameters`."""
     for parameter in parameters.values():
         assert isinstance(parameter, DTensor)
         names = parameter.device_mesh.mesh_dim_names or ()
@@ -103,7 +103,7 @@ def volume(box: Box) -> int:
 
 def disjoint(boxes: set[Box]) -> bool:
     pairs = itertools.combinations(boxes, 2)
-    return not any(all(a < d and c < b for (a, b), (c, d) in zip(one, other, strict=True)) for one, other in pairs)
+    return not any(all(a < d and c < b for (a, b), (c, d) in zip(*pair, strict=True)) for pair in pairs)
 
 
 @pytest.mark.parametrize(
