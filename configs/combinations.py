@@ -240,6 +240,11 @@ _RULES = (
         "a multiple of the hosts, because each host has the same number of data ranks",
     ),
     Rule(
+        "training.parallel.shard training.parallel.data",
+        lambda c: c.training.parallel.data % (c.training.parallel.shard or 1) != 0,
+        "a divisor of the data ranks, because each group of them holds the whole model",
+    ),
+    Rule(
         "placement.train.min_hosts placement.train.hosts",
         lambda c: c.placement.train.hosts > 1 and (c.placement.train.min_hosts or 0) > c.placement.train.hosts,
         "at most the number of hosts",

@@ -19,7 +19,11 @@ class ParallelConfig(Section):
     """Number of processes that train together, each on its own device: `data` times `tensor`."""
 
     data: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Number of ranks that split the batch, the weights and the optimizer state (FSDP2)."""
+    """Number of ranks that split the batch, and by default the weights and the optimizer state (FSDP2)."""
+    shard: Count | None = None
+    """Number of neighbouring data ranks that split the weights and the optimizer state, such as those of one host; each
+    such group holds the whole model, and gradients are summed over the groups (HSDP). Must divide `data`; null: all
+    data ranks. Where hosts are missing and it divides no longer, all that are left."""
     tensor: Annotated[int, Field(ge=1, le=64)] = 1
     """Number of ranks that split each layer's heads and features; must divide the model's number of attention heads."""
 

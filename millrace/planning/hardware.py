@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millrace.errors import InputError
-from millrace.preflight.model_folder import read_object
+from millrace.models.weight_files import read_object
 
 GIB = 2**30
 GPUS_PER_HOST = 8

@@ -11,7 +11,7 @@ from configs.schema import ModelConfig
 from configs.training import ParallelConfig, TrainingConfig
 from millrace.errors import InputError
 from millrace.models.supported import FAMILIES, check_trainable
-from millrace.preflight.model_folder import read_object, require
+from millrace.models.weight_files import read_object, require
 from millrace.prompts.packages import check_installed
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")

@@ -31,11 +31,13 @@ from millrace.training.losses.factory import Loss
 from millrace.training.objective import Objective
 from millrace.training.optimizer import clip_gradients, freeze_prefix, plan_updates, planned_rate, zero_gradients
 from millrace.training.packing import microbatches, pack
+from millrace.training.parallel.loading import StartModel
 from millrace.training.parallel.ranks import ALONE, Ranks
 from millrace.training.parallel.sharding import base_tensors, changed_share, sample_weights, shard
 from millrace.training.policy import PackedPolicy
 from millrace.training.step_report import StepReport, TokenTable, ratio_effective_sample_size, report
 from storage.failpoints import failpoint
+from storage.stores.base import BytesLike
 
 
 class Trainer:
@@ -46,7 +48,8 @@ class Trainer:
 
     `max_new_tokens` is the maximum length of a response. `seed` is the run's. `reference` is the start model, required
     exactly if `training.kl.coefficient` is above 0; it stays in the CPU's memory between steps. `published_dtype` is
-    the number format in which generators get the weights; None: that of `model`.
+    the number format in which generators get the weights; None: that of `model`. `start` is where `model` and
+    `reference` are from if they have no values yet.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Trainer:
         reference: PreTrainedModel | None = None,
         ranks: Ranks = ALONE,
         published_dtype: torch.dtype | None = None,
+        start: StartModel | None = None,
     ) -> None:
         if (reference is None) != (training.kl.coefficient == 0):
             raise ValueError("pass `reference` if and only if training.kl.coefficient > 0")
@@ -80,6 +84,8 @@ class Trainer:
             balances_experts=training.router_aux_loss_coefficient > 0,
         )
         shard(self.policy, ranks, compute_dtype=self._compute_dtype)
+        if start is not None:
+            start.fill(self.policy, ranks)
         self.policy_version = 0
         self.ranks = ranks
         self.on_progress: Callable[[], None] = lambda: None
@@ -95,6 +101,8 @@ class Trainer:
             self._reference = PackedPolicy(reference.eval()).requires_grad_(False)
             self._reference.on_progress = self.policy.on_progress
             shard(self._reference, ranks, compute_dtype=self._compute_dtype)
+            if start is not None:
+                start.fill(self._reference, ranks)
             self._reference.to("cpu")
         adamw = training.adamw
         self._optimizer = torch.optim.AdamW(
@@ -286,7 +294,7 @@ class Trainer:
             self._optimizer.state[parameter] = {key: value.clone() for key, value in slots.items()}
         self.policy_version = other.policy_version
 
-    def restore(self, policy_version: int, files: Mapping[str, bytes]) -> None:
+    def restore(self, policy_version: int, files: Mapping[str, BytesLike]) -> None:
         """Restores a checkpoint from its files, written by any number of ranks; every rank gets the same files.
 
         Raises WeightsMismatch if they belong to another model, InputError if another number of layers was frozen, and
@@ -310,13 +318,18 @@ def load_trainer(
     """A trainer of class `kind` with the start model in `folder`, loaded in `dtype`; `seed` is the run's."""
     # The same on every rank, so that all draw the same adapters.
     torch.manual_seed(seed)
-    model = load_model(folder, dtype)
+    start = StartModel(folder, dtype, seed) if ranks.size > 1 else None
+
+    def make() -> PreTrainedModel:
+        return load_model(folder, dtype) if start is None else start.empty()
+
     return kind(
-        model,
+        make(),
         training,
         max_new_tokens=max_new_tokens,
         seed=seed,
-        reference=load_model(folder, dtype) if training.kl.coefficient else None,
+        reference=make() if training.kl.coefficient else None,
         ranks=ranks,
         published_dtype=getattr(torch, generation_dtype),
+        start=start,
     )

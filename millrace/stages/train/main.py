@@ -94,6 +94,7 @@ def _start_trainer(config: RunConfig, folder: Path) -> Trainer:
     ranks = Ranks.join(
         data=training.parallel.data,
         tensor=training.parallel.tensor,
+        shard=training.parallel.shard,
         device=training.device,
         shrunk=hosts > 1,
     )
