@@ -40,6 +40,10 @@ class TrainingDiverged(InputError):
     """A step's gradient is not finite. The policy is unchanged, and a retry would fail in the same way."""
 
 
+class DeviceOutOfMemory(InputError):
+    """A step needs more memory than the trainer's device has. A retry would fail in the same way."""
+
+
 class RunExists(InputError):
     """The run id is taken and the run was not asked to resume."""
 

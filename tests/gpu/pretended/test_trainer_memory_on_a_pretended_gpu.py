@@ -105,12 +105,11 @@ def test_what_a_step_takes_is_that_of_one_microbatch_however_many_there_are() ->
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_adamws_intermediates_take_one_weight_per_parameter(dtype: Dtype) -> None:
+def test_the_update_takes_no_memory_beside_what_is_held(dtype: Dtype) -> None:
     # With two tokens there are hardly any activations.
     num_parameters, _, taken = measure(dtype, num_layers=2, length=2)
-    weights = num_parameters * 4
     copies = 0 if dtype == "float32" else num_parameters * 2
-    assert weights <= taken <= 1.05 * (weights + copies)
+    assert taken <= copies + 0.1 * num_parameters * 4
 
 
 @pytest.mark.parametrize("with_entropy", [False, True])
