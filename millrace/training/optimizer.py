@@ -108,7 +108,7 @@ def empty_moment(optimizer: torch.optim.Optimizer, like: torch.Tensor) -> torch.
     """A moment like `like`, a parameter or another moment, where `optimizer` keeps moments between updates."""
     if not isinstance(optimizer, OffloadedAdamW):
         return torch.empty_like(like)
-    return torch.empty_like(like, device="cpu", pin_memory=like.is_cuda)
+    return torch.empty_like(like, device=torch.device("cpu"), pin_memory=like.is_cuda)
 
 
 def zero_gradients(parameters: Collection[nn.Parameter]) -> None:
