@@ -35,9 +35,7 @@ _KEPT = frozenset(
 """Operations whose results are kept: each takes longer than all the rest of a layer does between two of them."""
 
 
-def prepare_layers(
-    model: PreTrainedModel, *, checkpointing: Literal[False, True, "selective"], compiled: bool
-) -> None:
+def prepare_layers(model: PreTrainedModel, *, checkpointing: Literal[False, True, "selective"], compiled: bool) -> None:
     """Has the decoder layers of `model` computed so from the next forward pass on. Call it before `shard`."""
     if compiled:
         _compile(model, keeps_little=checkpointing == "selective")
