@@ -7,10 +7,10 @@
 
 Products: forward 2 FLOPs per parameter and token, backward twice that; attention in addition. So 6 N per token. With
 activation checkpointing a layer is computed forward once more, up to the input of a dense layer's last product: 7.5 N
-instead of 8 N. The selective one repeats no product. The output layer takes 8 per parameter, because its logits are computed once more
-(`millrace.training.logprobs`). `MFU` of the peak is reached. FSDP2 gathers a layer while the one before computes, so
-the slower of the two counts. Tensor ranks wait for each all-reduce. Weights that are trained are in float32, and so are
-their gradients and moments.
+instead of 8 N. The selective one repeats no product. The output layer takes 8 per parameter, because its logits are
+computed once more (`millrace.training.logprobs`). `MFU` of the peak is reached. FSDP2 gathers a layer while the one
+before computes, so the slower of the two counts. Tensor ranks wait for each all-reduce. Weights that are trained are in
+float32, and so are their gradients and moments.
 
               trainer stands still            generators continue                    a generator stands still
     direct    its shards ─► CPU's memory      sums, the model over gloo, sums        its share ─► GPU

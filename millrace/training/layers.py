@@ -1,9 +1,9 @@
-"""How the trainer computes a model's decoder layers: compiled or not, and which activations the backward pass recomputes.
+"""How the trainer computes decoder layers: compiled or not, and which activations stay for the backward pass.
 
-                  not compiled                               compiled: attention and experts run as they are
-    false         all activations are kept                   torch's partitioner chooses
-    selective     products and attention are kept            the same by the partitioner
-    true          the layer's input is kept                  the layer's input is kept
+    activation_checkpointing    not compiled                       compiled, all but attention and experts
+    false                       all                                what torch's partitioner chooses: about 3/4
+    selective                   results of products, attention     the same, and what the graphs exchange
+    true                        the layer's input                  the layer's input
 
 A layer is compiled without the hooks of its module, so FSDP2 gathers its weights outside of the compiled graphs.
 """

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 import torch.nn.attention.varlen  # registers its operations
-
 from torch.optim.adamw import adamw
 
 _ATEN = torch.ops.aten
