@@ -5,8 +5,8 @@
     MILLRACE_FAILPOINTS_FIRED   a folder with one file per failpoint that fired, holding the time (unix seconds). It is
                                 the test's witness, and keeps the failpoint from firing again after a restart.
 
-Actions: `kill` (SIGKILL to itself), `stop` (SIGSTOP; another process continues it), `hang` (this thread only),
-`error` (OSError EIO).
+Actions: `kill` (SIGKILL to itself), `stop` (SIGSTOP; another process continues it), `hang` (this thread only, until
+another process appends a newline to the witness file), `error` (OSError EIO).
 """
 
 import errno
@@ -87,9 +87,10 @@ def _fire(armed: Failpoint) -> None:
         os.fsync(file.fileno())
     if armed.action == "error":
         raise OSError(errno.EIO, f"failpoint {armed}")
-    while armed.action == "hang":
-        time.sleep(3600)
+    while armed.action == "hang" and not armed.witness.read_text().endswith("\n"):
+        time.sleep(0.05)
     if armed.action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    # To this thread: had another one to stop the process, this one could pass the place before it stands still.
-    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+    if armed.action == "stop":
+        # To this thread: had another one to stop the process, this one could pass the place before it stands still.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)

@@ -71,8 +71,9 @@ def fingerprint(
 
 
 def combine_hashes(hashes: Iterable[str]) -> str:
-    """The hash of a tensor out of those of its parts."""
-    return xxhash.xxh3_128_hexdigest(" ".join(hashes).encode())
+    """The hash of a tensor out of those of its parts: of a single part, which is the whole tensor, its own."""
+    parts = list(hashes)
+    return parts[0] if len(parts) == 1 else xxhash.xxh3_128_hexdigest(" ".join(parts).encode())
 
 
 def hash_tensor(tensor: torch.Tensor) -> str:

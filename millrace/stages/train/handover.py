@@ -21,7 +21,7 @@ class Handover:
     """Rank 0's end. `sender` takes whole versions, or rank 0's shards.
 
     If the previous push is still reading the shards, the version is deferred. It is retried between steps, and dropped
-    if the push is still reading when the next step begins.
+    if the push is still reading when the next step begins. After the last step, it waits for the push.
     """
 
     def __init__(self, trainer: Trainer, sender: HandoverSender) -> None:
@@ -44,7 +44,13 @@ class Handover:
         if isinstance(self._sender, ShardSender) and self._sender.busy:
             self._pending = None if last else self._pending
             return
+        self.finish()
+
+    def finish(self) -> None:
+        """Hands over a deferred version; waits until the sender is free, at most for the deadline of a push."""
         manifest, self._pending = self._pending, None
+        if manifest is None:
+            return
         if isinstance(self._sender, ShardSender):
             hand_over_all_shards(self._trainer, self._sender, manifest)
         else:

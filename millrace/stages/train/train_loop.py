@@ -103,6 +103,9 @@ class TrainLoop:
                 break
             self._step()
             self.state.save_if_due(self.settled, evaluate_every=self.config.evaluation.every)
+        if not self.stage.draining:
+            self.handover.finish()
+        failpoint("train.after_last_handover")
         self.state.finish(self.settled)
 
     def _stops_early(self) -> bool:

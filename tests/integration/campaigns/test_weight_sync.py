@@ -67,15 +67,15 @@ def test_a_frozen_generator_delays_nobody_and_gets_the_newest_version_when_back(
 ) -> None:
     # At `pause` the trainer waits for the frozen one, however long that takes, so that more versions follow.
     pause, steps = 28, 36
+    waits = f"train-0 train.after_handover {pause} hang"
     with WeightCampaign(
         millrace,
         f"frozen-{transport}",
         transport,
         start_model,
         tmp_path / "fired",
-        f"train-0 train.after_handover {pause} stop",
+        waits,
         steps=steps,
-        last_hand_over=steps,
         **{"weights.deadline_seconds": 2.0, **SETTINGS[transport]},
     ) as campaign:
         # Frozen before it has made its share, it would starve the trainer: the other one makes every second group only.
@@ -93,12 +93,15 @@ def test_a_frozen_generator_delays_nobody_and_gets_the_newest_version_when_back(
         )
         assert frozen.status() == psutil.STATUS_STOPPED
         frozen.resume()
-        campaign.wait_until(campaign.trainer_stopped, f"the trainer to stop behind version {pause}")
+        campaign.wait_until(lambda: campaign.failpoints.has_fired(waits), f"version {pause} to be handed over")
         campaign.wait_until(
-            lambda: campaign.version_of_generator(1) == pause and 1 not in campaign.status("sync_weights")["late"],
+            lambda: (
+                campaign.version_of_generator(1) == campaign.version_of_generator(0)
+                and 1 not in campaign.status("sync_weights")["late"]
+            ),
             "the thawed generator to be back",
         )
-        campaign.process("train").resume()
+        campaign.failpoints.release(waits)
         ended = campaign.finish()
     assert ended.code == 0, ended.output
     check_the_run(campaign, millrace, transport)
@@ -141,12 +144,14 @@ def test_stages_killed_in_a_push_come_back_and_everybody_gets_the_last_version(
         trainer = "train-0 direct.before_snapshot 12 hang"
     armed, settings = [tmp_path / "fired", trainer, *kills(transport, num_tensors)], SETTINGS[transport]
     with WeightCampaign(
-        millrace, f"killed-{transport}", transport, start_model, *armed, steps=24, last_hand_over=14, **settings
+        millrace, f"killed-{transport}", transport, start_model, *armed, steps=24, **settings
     ) as campaign:
         campaign.wait_until(lambda: campaign.failpoints.has_fired(trainer), "the trainer to be handing version 11 over")
-        # Its checkpoint is written meanwhile. Without it, the next trainer would go back to version 9, and the weights
-        # of version 10, which generators have, would be nowhere to compare with.
-        campaign.wait_until(lambda: campaign.checkpointed() == 10, "version 10 to be checkpointed")
+        # The checkpoint of version 10 is written meanwhile. Without it, the next trainer would go back to version 9,
+        # and generators would hold a version 10 that is in no checkpoint.
+        campaign.wait_until(
+            lambda: campaign.checkpointed() >= max(10, campaign.trainer_version), "version 10 to be checkpointed"
+        )
         campaign.process("train").kill()
         ended = campaign.finish()
     assert ended.code == 0, ended.output

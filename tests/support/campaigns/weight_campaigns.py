@@ -1,8 +1,8 @@
 """Campaigns that test weight sync: two generators, a tiny policy, and an end that waits for every generator.
 
-campaign ─► … ─► last hand-over: the trainer stops ─► every generator holds that version ─► it continues ─► ended
+campaign ─► … ─► last hand-over: the trainer waits ─► every generator holds that version ─► it continues ─► ended
 
-Without that stop, a campaign may end before the generators have received its last version.
+Without that wait, a campaign may end before the generators have received its last version.
 """
 
 import json
@@ -36,6 +36,7 @@ _PROMPTS: dict[str, object] = {
     "prompts.num_eval": 8,
 }
 _PATIENCE_SECONDS = 300.0
+_LAST_WAIT = "train-0 train.after_last_handover 1 hang"
 _LOOK_SECONDS = 0.02
 
 Version = tuple[int, int]
@@ -65,7 +66,6 @@ class WeightCampaign:
     """A campaign of `steps` steps over `transport`, running while its `with` block lasts.
 
     `run_id` must be unique in the session. `fired`: folder in which failpoints record that they fired.
-    `last_hand_over`: number of hand-overs after a step that the last trainer process makes.
     """
 
     def __init__(
@@ -77,14 +77,13 @@ class WeightCampaign:
         fired: Path,
         *failpoints: str,
         steps: int,
-        last_hand_over: int,
         **settings: object,
     ) -> None:
         self.run_id = run_id
         self.run = millrace.root / run_id
         self.steps = steps
         self.store: Store = millrace.store(run_id)
-        self.failpoints = millrace.arm(fired, *failpoints, f"train-0 train.after_handover {last_hand_over} stop")
+        self.failpoints = millrace.arm(fired, *failpoints, _LAST_WAIT)
         self.acknowledged: dict[Acknowledged, None] = {}
         """The reports that were seen, in order. Some may have been missed."""
         self._start_model = start_model
@@ -101,7 +100,7 @@ class WeightCampaign:
             "training.checkpoint_every": 1,
             "staleness.max_staleness": 8,
             "weights.transport": transport,
-            # The trainer stays stopped until the generators have caught up.
+            # The trainer waits until the generators have caught up.
             "supervision.hang_seconds": 2 * _PATIENCE_SECONDS,
             **settings,
         }
@@ -146,14 +145,6 @@ class WeightCampaign:
         newest = read_latest(self.store)
         return -1 if newest is None else newest.step
 
-    def trainer_stopped(self) -> bool:
-        """Whether a failpoint has stopped the trainer."""
-        try:
-            return self.trainer_version >= 0 and self.process("train").status() == psutil.STATUS_STOPPED
-        except psutil.NoSuchProcess:
-            # Killed, and the next process has no status record yet.
-            return False
-
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
         """Fails with the campaign's output if it ends before that."""
 
@@ -164,13 +155,13 @@ class WeightCampaign:
         wait_until(look, what, _PATIENCE_SECONDS)
 
     def finish(self) -> Ended:
-        """Resumes the trainer once every generator holds the last version, and waits for the end."""
-        self.wait_until(self.trainer_stopped, f"the trainer to stop behind version {self.steps}")
+        """Releases the trainer once every generator holds the last version, and waits for the end."""
+        self.wait_until(lambda: self.failpoints.has_fired(_LAST_WAIT), f"version {self.steps} to be handed over")
         self.wait_until(
             lambda: all(self.version_of_generator(generator) == self.steps for generator in GENERATORS),
             f"every generator to hold version {self.steps}",
         )
-        self.process("train").resume()
+        self.failpoints.release(_LAST_WAIT)
         output, _ = self._process.communicate(timeout=_PATIENCE_SECONDS)
         return Ended(self._process.returncode, output)
 

@@ -37,6 +37,11 @@ class Failpoints:
         """Whether the failpoint of this spec has fired; for a test that waits for it."""
         return (self.folder / spec.replace("/", "|")).exists()
 
+    def release(self, spec: str) -> None:
+        """Ends the `hang` of this spec."""
+        with (self.folder / spec.replace("/", "|")).open("a") as witness:
+            witness.write("\n")
+
     def missed(self) -> list[str]:
         """The specs of those that did not fire: an empty list is the test's witness."""
         fired = self.fired()
