@@ -43,7 +43,8 @@ _NESTED = _MAPPINGS | {
 # Each step stores which tokens were too old, and which groups had no spread.
 _FREE_KEYS = {
     "scoring.workers", "staleness.too_old", "training.max_steps", "training.checkpoint_every",
-    "training.checkpoint_keep", "training.device", "training.activation_checkpointing",
+    "training.checkpoint_keep", "training.device", "training.activation_checkpointing", "training.compile",
+    "training.optimizer_offload",
     "training.max_tokens_per_microbatch", "training.selection.drop_zero_advantage", "training.on_collapse",
 }  # fmt: skip
 _FREE_SECTIONS = (

@@ -44,6 +44,10 @@ class DevicesInUse(InputError):
     """A host has enough GPUs, but others hold some of them."""
 
 
+class DeviceOutOfMemory(InputError):
+    """A step needs more memory than the trainer's device has. A retry would fail in the same way."""
+
+
 class RunExists(InputError):
     """The run id is taken and the run was not asked to resume."""
 

@@ -8,7 +8,8 @@
 
 Activations are those of transformers' Llama in 16 bits: per token and layer 8 numbers of the hidden size (norms compute
 in float32), 3 of the queries', a key, a value, and 4 of the feed-forward block's, which tensor ranks divide. With
-checkpointing, a layer keeps its input alone, and only one has more.
+checkpointing, a layer keeps its input alone, or with the selective one also the results of products and attention, and
+only one has more. A compiled layer needs less. Offloaded moments need none of it.
 """
 
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ def trainer_memory(shape: ModelShape, config: RunConfig) -> float:
     # Tensor ranks divide layers, and each has the rest.
     sharded = (shape.layers * shape.layer_parameters / tensor + shape.other_parameters) / training.parallel.data
     trained = sharded * trained_parameters(shape, config) / shape.parameters
-    states = (sharded - trained) * frozen + 4 * trained * TRAINED_BYTES
+    states = (sharded - trained) * frozen + (2 if training.optimizer_offload else 4) * trained * TRAINED_BYTES
     layer = shape.layer_parameters / tensor
     gathered = 0.0
     # Alone and in one format, weights are used where they are.
@@ -74,7 +75,8 @@ def trainer_memory(shape: ModelShape, config: RunConfig) -> float:
     one_layer, trained_layers = layer_activations(shape, tensor), shape.layers - training.frozen_layers
     activations = max(1, trained_layers) * one_layer
     if training.activation_checkpointing:
-        activations = trained_layers * shape.hidden + one_layer
+        kept = shape.hidden if training.activation_checkpointing is True else _products(shape, tensor)
+        activations = trained_layers * kept + one_layer
     elements = min(CHUNK_ELEMENTS["cuda"], microbatch * shape.vocabulary)
     # The gradient of the output layer's weight is summed over chunks in float32.
     logits = 4.0 * (elements * _LOGITS_AT_ONCE + shape.output_parameters)
@@ -87,6 +89,13 @@ def layer_activations(shape: ModelShape, tensor: int) -> float:
     attention = (3 * shape.heads + 2 * shape.kv_heads) * shape.head_dim
     feed_forward = 4 * shape.intermediate * (shape.experts_per_token or 1)
     return 8 * shape.hidden + (attention + feed_forward) / tensor
+
+
+def _products(shape: ModelShape, tensor: int) -> float:
+    """Counts the numbers of a layer's input, of its products and its attention per token; two more if compiled."""
+    attention = (2 * shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    feed_forward = 2 * shape.intermediate * (shape.experts_per_token or 1)
+    return 5 * shape.hidden + (attention + feed_forward) / tensor
 
 
 def generator_memory(

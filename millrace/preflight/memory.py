@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from configs.training import TrainingConfig
-from millrace.preflight.model_folder import require
+from millrace.models.weight_files import require
 from storage.stores.memory import memory_folder
 
 HANDOVER_COPIES = 3

@@ -9,6 +9,7 @@ Rank 0 reads and writes all streams. The other ranks write only their shards of 
 """
 
 import json
+import os
 from pathlib import Path
 
 import torch
@@ -88,6 +89,8 @@ def _start_trainer(config: RunConfig, folder: Path) -> Trainer:
     """
     training, hosts = config.effective_training, config.placement.train.hosts
     torch.set_num_threads(training.threads)
+    if training.device == "cuda":
+        use_expandable_segments()
     gpus = torch.cuda.device_count() if training.device == "cuda" else None
     check_layout(json.loads((folder / "config.json").read_text()), training.parallel, hosts=hosts, gpus=gpus)
     check_memory(folder, read_shapes(folder), training, hosts=hosts)
@@ -108,6 +111,15 @@ def _start_trainer(config: RunConfig, folder: Path) -> Trainer:
         seed=config.seed,
         ranks=ranks,
     )
+
+
+def use_expandable_segments() -> None:
+    """Has this process's CUDA memory grow in place, so that microbatches of other lengths leave no gaps in it.
+
+    Not in the environment, which vLLM's processes have too: its sleep mode refuses it. A user's own settings stay.
+    """
+    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from millrace.errors import InputError
 from millrace.training.checkpoints.names import MODEL, OPTIMIZER, RNG
 from millrace.training.checkpoints.reading import StoredFiles, StoredTensors
 from millrace.training.lora import merged
+from millrace.training.optimizer import empty_moment
 from millrace.training.parallel.ranks import local
 from storage.checkpoints import Checkpoint
 from storage.stores.base import BytesLike, Store
@@ -81,10 +82,15 @@ def restore_policy_state(
         local(parameter.detach()).copy_(weights[name])
     optimizer.state.clear()
     for name, parameter in stepped.items():
-        slots = {slot: torch.empty_like(parameter.detach()) for slot in _MOMENTS}
+        slots = {slot: empty_moment(optimizer, parameter.detach()) for slot in _MOMENTS}
         for slot, tensor in slots.items():
             local(tensor).copy_(moments[f"{slot}.{name}"])
-        optimizer.state[parameter] = {_STEP: steps[f"{_STEP}.{name}"], **slots}
+        step = steps[f"{_STEP}.{name}"]
+        # A fused optimizer keeps it next to the parameter.
+        optimizer.state[parameter] = {
+            _STEP: step.to(parameter.device) if optimizer.defaults["fused"] else step,
+            **slots,
+        }
     torch.set_rng_state(rng)
 
 
