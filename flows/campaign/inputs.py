@@ -81,11 +81,17 @@ def run_inputs(
 
 def check_same_inputs(attempt: Attempt, config: RunConfig, stages: Collection[str]) -> None:
     """Raises InputError unless this host has the inputs of these stages as the controller had them."""
-    if differing := changed_inputs(attempt, run_inputs(config, stages)):
+    inputs = run_inputs(config, stages, has_model=has_model_input(attempt.inputs, config))
+    if differing := changed_inputs(attempt, inputs):
         raise InputError(
             f"host {socket.gethostname()} has other inputs than the controller: {'; '.join(differing)}",
             expected="the same on every host",
         )
+
+
+def has_model_input(inputs: Mapping[str, str], config: RunConfig) -> bool:
+    """Whether the model folder is one of these inputs; it is not if the controller does not have the folder."""
+    return f"model.path {config.model.path}" in inputs
 
 
 def _hash_prompts(prompts: Sequence[Prompt]) -> str:

@@ -13,7 +13,7 @@ from configs.load import changed_immutably, nearest_preset
 from configs.recipe import choose_recipe
 from configs.schema import RunConfig
 from configs.training import TrainingConfig
-from flows.campaign.inputs import run_inputs
+from flows.campaign.inputs import has_model_input, run_inputs
 from millrace.errors import InputError, RunExists
 from millrace.evaluation.examiner import evaluation_sets, with_evaluation_sets
 from millrace.generation.environments.base import environment_class
@@ -98,7 +98,7 @@ def check_on_host(config: RunConfig, stages: Collection[str], inputs: Mapping[st
     `inputs` are those that the controller recorded. Raises InputError as `check` does.
     """
     uses_vllm = "generate" in stages and config.generation.engine == "vllm"
-    is_checked = config.model.path is None or f"model.path {config.model.path}" in inputs
+    is_checked = config.model.path is None or has_model_input(inputs, config)
     if is_checked and not uses_vllm:
         return
     model, wait_for_folder = _check_model(config, stages)

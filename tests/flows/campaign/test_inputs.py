@@ -138,3 +138,11 @@ def test_a_host_with_other_prompts_than_the_controller_is_refused(source: Path) 
     check_same_inputs(attempt, config, ["score", "train"])
     with pytest.raises(InputError):
         check_same_inputs(attempt, config, ["generate"])
+
+
+def test_a_host_compares_no_model_that_the_controller_does_not_have(source: Path) -> None:
+    config = configured(source)
+    start(config)
+    attempt = latest_attempt(open_store(f"{config.storage.root}/mine"))
+    elsewhere = config.model_copy(update={"model": config.model.model_copy(update={"path": "/of/another/host"})})
+    check_same_inputs(attempt, elsewhere, ["generate", "score", "train", "evaluate"])
