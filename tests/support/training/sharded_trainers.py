@@ -297,7 +297,7 @@ def _apart(expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tenso
 
 def _shards_apart(trainer: Trainer, whole: Mapping[str, torch.Tensor]) -> float:
     """The largest difference, on any rank, of its shards from its boxes of the whole; inf without a box."""
-    boxes = layout(trainer.model, trainer.ranks, torch.float32).held(trainer.ranks.rank)
+    boxes = layout(trainer.model, trainer.ranks, torch.float32).boxes(trainer.ranks.rank)
     shards = {name: shard for name, shard in base_tensors(trainer.model, whole=False) if shard.numel()}
     apart = 0.0 if shards.keys() == boxes.keys() else float("inf")
     for name in shards.keys() & boxes.keys():
