@@ -18,6 +18,7 @@ PRESET = Path(__file__).parents[3] / "configs" / "presets" / "qwen3-8b-8gpu.yaml
 SMALL = [
     "training.groups_per_step=16",
     "training.parallel.data=1",
+    "training.activation_checkpointing=false",
     "generation.replicas=1",
     "generation.group_size=4",
     "generation.max_new_tokens=128",
