@@ -19,10 +19,14 @@ Preset = Literal[
     "calculator-cpu",
     "chain-cpu",
     "gsm8k-cpu",
-    "gsm8k-qwen-gpu",
     "reasoning-gym-cpu",
     "smollm2-cpu",
     "tiny-vllm-cpu",
+    "qwen3-1.7b-1gpu",
+    "qwen3-8b-8gpu",
+    "qwen3-30b-a3b-16gpu",
+    "llama-70b-64gpu",
+    "llama-405b-1024gpu",
 ]
 """The files of configs/presets, the default first."""
 

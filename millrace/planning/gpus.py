@@ -123,7 +123,7 @@ class GpuMachine:
             memory_share=generation.engine_args.get("gpu_memory_utilization"),
         )
         return MemoryReport(
-            trainer=trainer_memory(self.shape, config),
+            trainer=trainer_memory(self.shape, config).total,
             generator=generator,
             hardware_name=self.hardware.name,
             capacity=self.hardware.memory_bytes,

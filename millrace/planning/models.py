@@ -35,6 +35,8 @@ class ModelShape:
     experts: int = 0
     """Experts of each layer; 0: it is dense."""
     experts_per_token: int = 0
+    head_norms: bool = False
+    """Whether the heads' queries and keys are normalised."""
 
     @property
     def parameters(self) -> int:
@@ -98,6 +100,7 @@ def shape_of_config(values: Mapping[str, Any], name: str) -> ModelShape:
         tied=bool(values.get("tie_word_embeddings", values.get("model_type", "").startswith("gemma"))),
         experts=experts,
         experts_per_token=values.get("num_experts_per_tok") or 0,
+        head_norms=values.get("model_type", "").startswith(("qwen3", "gemma3")),
     )
 
 
@@ -118,9 +121,15 @@ def shape_of_model(config: RunConfig) -> ModelShape:
 
 
 def model_named(name: str) -> ModelShape:
-    """Returns the sizes of a published model of `models.json`. Raises InputError for another name."""
+    """Returns the sizes of a published model. Raises InputError for a name that is not in `models.json`."""
+    return shape_of_config(published_config(name), name)
+
+
+def published_config(name: str) -> dict[str, Any]:
+    """Returns the sizes of a published model as its config.json has them. Raises InputError for another name."""
     models = read_object(Path(__file__).parent / "models.json")
     if name not in models:
         expected = f"a model's folder or one of {', '.join(models)}"
         raise InputError(f'the sizes of "{name}" are not known', expected=expected)
-    return shape_of_config(models[name], name)
+    values: dict[str, Any] = models[name]
+    return values

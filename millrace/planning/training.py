@@ -19,6 +19,7 @@ float32, and so are their gradients and moments.
 """
 
 import math
+from typing import NamedTuple
 
 from configs.schema import RunConfig
 from millrace.planning.hardware import (
@@ -70,28 +71,55 @@ def trained_parameters(shape: ModelShape, config: RunConfig) -> int:
     return trained_layers * shape.layer_parameters + (0 if shape.tied else shape.output_parameters)
 
 
+class Traffic(NamedTuple):
+    """Traffic of a rank for a forward and a backward pass of one microbatch."""
+
+    gathered: float
+    """Whole weights that data ranks gather, bytes."""
+    scattered: float
+    """Whole gradients that data ranks sum, bytes; each keeps its part."""
+    reductions: int
+    """Hidden states that are summed over tensor ranks."""
+
+
+def microbatch_traffic(shape: ModelShape, config: RunConfig) -> Traffic:
+    """Returns the traffic of a microbatch of any size, as if there were several data and tensor ranks."""
+    training = config.training
+    # Tensor ranks gather their part of each layer.
+    weights = shape.layers * shape.layer_parameters / training.parallel.tensor + shape.other_parameters
+    trained = weights * trained_parameters(shape, config) / shape.parameters
+    # A layer sums twice forward and twice backward; computed again, it ends before its last sum.
+    backward = 3 if training.activation_checkpointing else 2
+    return Traffic(
+        gathered=2 * weights * BYTES[compute_dtype(config)],
+        scattered=trained * TRAINED_BYTES,
+        reductions=2 * shape.layers + backward * (shape.layers - training.frozen_layers),
+    )
+
+
+def message_bytes(shape: ModelShape, config: RunConfig, tokens: float) -> float:
+    """Returns the bytes of the hidden states of these tokens, which tensor ranks sum."""
+    return tokens * shape.hidden * BYTES[compute_dtype(config)]
+
+
 def step_seconds(shape: ModelShape, config: RunConfig, hardware: Hardware, *, tokens: float, rollouts: int) -> float:
     """Returns the seconds of an optimizer step on `tokens` tokens, prompts included, of about equally long rollouts."""
     if tokens <= 0:
         return 0.0
-    training, tensor = config.training, config.training.parallel.tensor
-    context, width = tokens / rollouts / 2, BYTES[compute_dtype(config)]
-    trained = trained_parameters(shape, config)
-    # Tensor ranks gather their part of each layer. Gradients are summed in float32.
-    weights = shape.layers * shape.layer_parameters / tensor + shape.other_parameters
-    moved = weights * (2 * width + TRAINED_BYTES * trained / shape.parameters)
-    backward_layers = (shape.layers - training.frozen_layers) * (2 if training.activation_checkpointing else 1)
-    flops, reductions = training_flops(shape, config, context), 2 * (shape.layers + backward_layers)
-    update = _pass_seconds(shape, config, hardware, tokens / training.minibatches, flops, moved, reductions)
-    traffic = trained / trainer_gpus(config) * TRAINED_BYTES * _ADAMW_PASSES
+    training, context = config.training, tokens / rollouts / 2
+    flops, traffic = training_flops(shape, config, context), microbatch_traffic(shape, config)
+    update = _pass_seconds(shape, config, hardware, tokens / training.minibatches, flops, traffic)
+    adamw_bytes = trained_parameters(shape, config) / trainer_gpus(config) * TRAINED_BYTES * _ADAMW_PASSES
     updates = training.minibatches * training.epochs
-    seconds = updates * (update + traffic / (hardware.memory_rate * MEMORY_SHARE))
+    seconds = updates * (update + adamw_bytes / (hardware.memory_rate * MEMORY_SHARE))
     if training.optimizer_offload:
-        # Two moments, there and back.
-        seconds += updates * 4 * trained / trainer_gpus(config) * TRAINED_BYTES / (hardware.host_copy * HOST_COPY_SHARE)
+        moments = trained_parameters(shape, config) / trainer_gpus(config) * 2 * TRAINED_BYTES
+        # There and back.
+        seconds += updates * 2 * moments / (hardware.host_copy * HOST_COPY_SHARE)
     if forward_passes := int(updates > 1) + int(training.kl.coefficient > 0):
         flops = shape.layers * _layer_flops(shape, context) + 2 * shape.output_parameters
-        forward = _pass_seconds(shape, config, hardware, tokens, flops, weights * width, 2 * shape.layers)
+        traffic = Traffic(gathered=traffic.gathered / 2, scattered=0.0, reductions=2 * shape.layers)
+        forward = _pass_seconds(shape, config, hardware, tokens, flops, traffic)
         seconds += forward_passes * forward
     return seconds
 
@@ -102,20 +130,20 @@ def _pass_seconds(
     hardware: Hardware,
     tokens: float,
     flops: float,
-    gathered: float,
-    reductions: int,
+    traffic: Traffic,
 ) -> float:
-    """`flops` per token; `gathered` bytes and `reductions` all-reduces of tensor ranks per microbatch."""
+    """`flops` per token; `traffic` of a microbatch."""
     data, tensor, dtype = config.training.parallel.data, config.training.parallel.tensor, compute_dtype(config)
     # Every rank has as many microbatches, and at least one.
     count = max(1, math.ceil(tokens / (data * config.training.max_tokens_per_microbatch)))
     rank_tokens = tokens / data / count
     mfu = MFU * (_MIXTURE_FACTOR if shape.experts else 1.0)
     products = rank_tokens * flops / tensor / (hardware.flops[dtype] * mfu)
-    gathers = all_gather_seconds(gathered, hardware, data, max(1, hardware.gpus_per_host // tensor))
-    message = rank_tokens * shape.hidden * BYTES[dtype]
+    moved = traffic.gathered + traffic.scattered
+    gathers = all_gather_seconds(moved, hardware, data, max(1, hardware.gpus_per_host // tensor))
+    message = message_bytes(shape, config, rank_tokens)
     reduced = all_reduce_seconds(message, hardware, tensor, hardware.gpus_per_host)
-    return count * (max(products, gathers) + reductions * reduced)
+    return count * (max(products, gathers) + traffic.reductions * reduced)
 
 
 def training_flops(shape: ModelShape, config: RunConfig, context: float) -> float:

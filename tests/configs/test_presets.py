@@ -6,8 +6,13 @@ import pytest
 
 import configs.load
 from configs.load import load_config
+from millrace.planning.gpus import GpuMachine, num_gpus
+from millrace.planning.hardware import hardware_named
+from millrace.planning.models import model_named, published_config
+from millrace.preflight.model import check_layout, check_training
 
 PRESETS = sorted((Path(configs.load.__file__).parent / "presets").iterdir())
+GPU_PRESETS = [path for path in PRESETS if path.stem.endswith("gpu")]
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.name)
@@ -21,3 +26,25 @@ def test_make_smollm_puts_the_model_where_its_preset_looks() -> None:
     makefile = (Path(configs.load.__file__).parents[1] / "Makefile").read_text(encoding="utf-8")
     (preset,) = [path for path in PRESETS if path.stem == "smollm2-cpu"]
     assert f"SMOLLM := {load_config(preset).model.path}\n" in makefile
+
+
+@pytest.mark.parametrize("path", GPU_PRESETS, ids=lambda path: path.name)
+def test_a_gpu_preset_fits_its_gpus_and_its_model_can_be_divided(path: Path) -> None:
+    config, hardware = load_config(path), hardware_named("h100")
+    # Commands in the preset get its model into a folder of this name.
+    name, hosts = Path(config.model.path or "").name, config.placement.train.hosts
+    check_training(published_config(name), config.training, on_this_host=False)
+    check_layout(published_config(name), config.training.parallel, gpus=hardware.gpus_per_host, hosts=hosts)
+    memory = GpuMachine(shape=model_named(name), hardware=hardware).memory(config)
+    assert memory.fits, memory.sentence
+    assert path.stem.endswith(f"-{num_gpus(config)}gpu")
+
+
+@pytest.mark.parametrize("path", GPU_PRESETS, ids=lambda path: path.name)
+def test_a_gpu_preset_says_how_to_get_its_model_and_its_data(path: Path) -> None:
+    text, config = path.read_text(encoding="utf-8"), load_config(path)
+    folders = [line.split("--local-dir ")[1] for line in text.splitlines() if line.startswith("#        hf download ")]
+    assert folders == [config.model.path, "/".join(config.prompts.source.split("/")[:2])]
+    assert config.prompts.eval_source is not None
+    assert config.prompts.eval_source.startswith(folders[1])
+    assert f"millrace plan configs/presets/{path.name} " in text

@@ -67,7 +67,7 @@ def test_an_own_reward_trains_an_own_chat_model(checkout: Checkout) -> None:
         ("import model.gguf --to imported", "import"),
         ("mirror {demo} --tensorboard boards", "tensorboard"),
         ("mirror {demo} --wandb project", "wandb"),
-        ("plan configs/presets/gsm8k-qwen-gpu.yaml --model llama-8b --hardware h100 --gpus 32", "plan"),
+        ("plan configs/presets/qwen3-8b-8gpu.yaml --model llama-8b --hardware h100 --gpus 32", "plan"),
     ],
 )
 def test_a_missing_extra_is_named_in_one_line(checkout: Checkout, demo: str, arguments: str, extra: str) -> None:

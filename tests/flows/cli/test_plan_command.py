@@ -8,7 +8,7 @@ import pytest
 from configs.load import load_config
 from flows.cli.main import USER_ERROR, main
 
-PRESET = str(Path(__file__).parents[3] / "configs" / "presets" / "gsm8k-qwen-gpu.yaml")
+PRESET = str(Path(__file__).parents[3] / "configs" / "presets" / "qwen3-8b-8gpu.yaml")
 H100 = ["--hardware", "h100", "--gpus", "4", "--model", "qwen2.5-1.5b", "--steps", "10", "--lengths", "200,0.5,150"]
 
 
@@ -43,7 +43,7 @@ def test_json_alone_can_be_piped(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_what_if_shows_both_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     machine = ["--hardware", "h100", "--model", "qwen2.5-1.5b", "--steps", "10"]
-    assert main(["plan", PRESET, *machine, "--what-if", "generation.replicas=2", "staleness.max_staleness=2"]) == 0
+    assert main(["plan", PRESET, *machine, "--what-if", "generation.replicas=2", "staleness.max_staleness=4"]) == 0
     output = capsys.readouterr().out
     assert "as it is" in output
     assert "generation.replicas=2" in output
@@ -57,7 +57,7 @@ def test_a_what_if_shows_both_side_by_side(capsys: pytest.CaptureFixture[str]) -
         (["--hardware", "h100", "--model", "llama-8b"], "--gpus is missing; expected how many GPUs"),
         (["--hardware", "tpu", "--gpus", "8", "--model", "llama-8b"], "tpu"),
         (["--hardware", "h100", "--gpus", "8", "--model", "gpt-9"], "gpt-9"),
-        (["--hardware", "h100", "--gpus", "8"], "/path/to/Qwen2.5-1.5B-Instruct"),
+        (["--hardware", "h100", "--gpus", "8"], "models/qwen3-8b"),
         (["--hardware", "h100", "--gpus", "8", "--model", "llama-405b"], "llama-405b on h100"),
         (["--from", "runs/x", "--gpus", "8"], "expected no --hardware, --gpus and --lengths with it"),
         (["--from", "runs/none"], "runs/none"),

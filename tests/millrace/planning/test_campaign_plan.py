@@ -14,8 +14,15 @@ from millrace.errors import InputError
 from millrace.planning.plan import Plan, what_if
 from millrace.planning.search import make_plan, simulator
 
-PRESET = Path(__file__).parents[3] / "configs" / "presets" / "gsm8k-qwen-gpu.yaml"
-SMALL = ["training.groups_per_step=16", "generation.group_size=4", "generation.max_new_tokens=128"]
+PRESET = Path(__file__).parents[3] / "configs" / "presets" / "qwen3-8b-8gpu.yaml"
+SMALL = [
+    "training.groups_per_step=16",
+    "training.parallel.data=1",
+    "training.activation_checkpointing=false",
+    "generation.replicas=1",
+    "generation.group_size=4",
+    "generation.max_new_tokens=128",
+]
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +47,9 @@ def test_the_written_config_loads_with_its_prediction(plan: Plan, tmp_path: Path
 def test_the_written_config_has_explicit_settings_and_no_defaults(plan: Plan, tmp_path: Path) -> None:
     write_config(plan, tmp_path / "plan.yaml")
     text = (tmp_path / "plan.yaml").read_text()
-    assert text.startswith("# Made by `millrace plan`: gsm8k-qwen-gpu: ")
+    assert text.startswith("# Made by `millrace plan`: qwen3-8b-8gpu: ")
     assert "entropy_coefficient" not in text
-    assert "answer_format: gsm8k" in text
+    assert "answer_format: boxed" in text
 
 
 def test_a_stage_may_be_silent_for_longer_than_a_planned_step(config: RunConfig) -> None:
