@@ -2,7 +2,7 @@
 
     activation_checkpointing    not compiled                       compiled, all but attention and experts
     false                       all                                what torch's partitioner chooses: about 3/4
-    selective                   results of products, attention     the same, and what the graphs exchange
+    selective                   products and attention             the same, and what the graphs exchange
     true                        the layer's input                  the layer's input
 
 A layer is compiled without the hooks of its module, so FSDP2 gathers its weights outside of the compiled graphs.
@@ -57,11 +57,11 @@ def _compile(model: PreTrainedModel, *, keeps_little: bool) -> None:
     # Then it recomputes all but products.
     partitioner.aggressive_recomputation = keeps_little
     # It reads the lengths of segments: the compiler would make new graphs for each microbatch.
-    AttentionInterface.register(PACKED, torch.compiler.disable(packed_attention))
+    AttentionInterface.register(PACKED, torch.compiler.disable(packed_attention))  # type: ignore[no-untyped-call]
     chosen = set(routers(model))
     for block in list(model.modules()):
         if chosen & set(block.children()):
             # How many tokens an expert gets is data, and hooks of routers record and replace choices.
-            block.forward = torch.compiler.disable(block.forward)
+            block.forward = torch.compiler.disable(block.forward)  # type: ignore[no-untyped-call]
     for layer in decoder_layers(model).values():
         layer.forward = torch.compile(layer.forward, dynamic=True)
