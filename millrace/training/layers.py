@@ -2,7 +2,7 @@
 
     activation_checkpointing    not compiled                       compiled, all but attention and experts
     false                       all                                what torch's partitioner chooses: about 3/4
-    selective                   results of products, attention     the same, and what the graphs exchange
+    selective                   products and attention             the same, and what the graphs exchange
     true                        the layer's input                  the layer's input
 
 A layer is compiled without the hooks of its module, so FSDP2 gathers its weights outside of the compiled graphs.

@@ -67,7 +67,7 @@ def planned_rate(training: TrainingConfig, step: int) -> float:
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter], training: TrainingConfig, device: torch.device) -> AdamW:
-    """AdamW of `parameters`, which compute on `device`; its moments are there or, offloaded, in the host's memory."""
+    """AdamW of `parameters`, which compute on `device`. It keeps its moments there or, offloaded, on the host."""
     adamw = training.adamw
     return (OffloadedAdamW if training.optimizer_offload else AdamW)(
         parameters,

@@ -46,10 +46,10 @@ def steps(case: Case, count: int = 3) -> tuple[list[dict[str, float]], dict[str,
 @pytest.mark.parametrize("name", ["llama aipo", "llama aipo bfloat16", "qwen3_moe aipo"])
 def test_activation_checkpointing_changes_no_bit(name: str, checkpointing: object) -> None:
     expected, weights = steps(with_settings(name, activation_checkpointing=False))
-    measured, others = steps(with_settings(name, activation_checkpointing=checkpointing))
+    measured, weights_again = steps(with_settings(name, activation_checkpointing=checkpointing))
     assert measured == expected
     for key, weight in weights.items():
-        assert torch.equal(others[key], weight), key
+        assert torch.equal(weights_again[key], weight), key
 
 
 @pytest.mark.slow
