@@ -80,6 +80,7 @@ def test_a_new_setting_is_immutable_until_listed_as_free() -> None:
         "training.checkpoint_every",
         "training.checkpoint_keep",
         "training.parallel.data",
+        "training.parallel.shard",
         "training.parallel.tensor",
         "training.device",
         "training.activation_checkpointing",
