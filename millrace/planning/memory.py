@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from configs.schema import RunConfig
 from millrace.planning.hardware import GIB, Hardware
 from millrace.planning.models import BYTES, ModelShape
-from millrace.planning.training import TRAINED_BYTES, compute_dtype, trained_parameters, trainer_gpus
+from millrace.planning.training import TRAINED_BYTES, trained_parameters, trainer_gpus
 from millrace.training.logprobs import CHUNK_ELEMENTS
 
 _RESERVED_BYTES = 4 * GIB
@@ -60,7 +60,7 @@ class MemoryReport:
 def trainer_memory(shape: ModelShape, config: RunConfig) -> float:
     """Returns the bytes per GPU at the worst moment, for microbatches of `max_tokens_per_microbatch`."""
     training, tensor = config.training, config.training.parallel.tensor
-    frozen, compute = BYTES[config.model.dtype], BYTES[compute_dtype(config)]
+    frozen, compute = BYTES[config.model.dtype], BYTES[config.compute_dtype]
     # Tensor ranks divide layers, and each has the rest.
     sharded = (shape.layers * shape.layer_parameters / tensor + shape.other_parameters) / training.parallel.data
     trained = sharded * trained_parameters(shape, config) / shape.parameters

@@ -52,11 +52,6 @@ def trainer_gpus(config: RunConfig) -> int:
     return config.training.parallel.data * config.training.parallel.tensor
 
 
-def compute_dtype(config: RunConfig) -> str:
-    """Returns the number format of forward and backward passes."""
-    return config.training.compute_dtype or config.model.dtype
-
-
 def trained_parameters(shape: ModelShape, config: RunConfig) -> int:
     """Counts the parameters with a gradient."""
     training = config.training
@@ -75,7 +70,7 @@ def step_seconds(shape: ModelShape, config: RunConfig, hardware: Hardware, *, to
     if tokens <= 0:
         return 0.0
     training, tensor = config.training, config.training.parallel.tensor
-    context, width = tokens / rollouts / 2, BYTES[compute_dtype(config)]
+    context, width = tokens / rollouts / 2, BYTES[config.compute_dtype]
     trained = trained_parameters(shape, config)
     # Tensor ranks gather their part of each layer. Gradients are summed in float32.
     weights = shape.layers * shape.layer_parameters / tensor + shape.other_parameters
@@ -106,7 +101,7 @@ def _pass_seconds(
     reductions: int,
 ) -> float:
     """`flops` per token; `gathered` bytes and `reductions` all-reduces of tensor ranks per microbatch."""
-    data, tensor, dtype = config.training.parallel.data, config.training.parallel.tensor, compute_dtype(config)
+    data, tensor, dtype = config.training.parallel.data, config.training.parallel.tensor, config.compute_dtype
     # Every rank has as many microbatches, and at least one.
     count = max(1, math.ceil(tokens / (data * config.training.max_tokens_per_microbatch)))
     rank_tokens = tokens / data / count
