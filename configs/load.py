@@ -111,9 +111,13 @@ def with_overrides(
 
 def changed_immutably(old: RunConfig, new: RunConfig) -> list[str]:
     """One sentence per key that differs between `old` and `new` but must not change when a run is resumed."""
+    differences = _differences(old, new, IMMUTABLE_ON_RESUME)
+    if old.compute_dtype == new.compute_dtype:
+        # null, and the format that it stands for.
+        differences.pop("training.compute_dtype", None)
     return [
         f"{key} was {json.dumps(old_value)} and is {json.dumps(new_value)}; expected a resumed run to keep it"
-        for key, (old_value, new_value) in _differences(old, new, IMMUTABLE_ON_RESUME).items()
+        for key, (old_value, new_value) in differences.items()
     ]
 
 

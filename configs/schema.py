@@ -96,6 +96,11 @@ class RunConfig(Section):
         return self.training.model_copy(update={"schedule": schedule})
 
     @property
+    def compute_dtype(self) -> str:
+        """Number format of the trainer's passes."""
+        return self.training.compute_dtype or self.model.dtype
+
+    @property
     def generation_dtype(self) -> str:
         """Number format of the weights in generators."""
         on_gpus = self.generation.engine == "vllm" and self.training.device == "cuda"

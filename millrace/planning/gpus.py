@@ -19,7 +19,6 @@ from millrace.planning.training import (
     MFU,
     TRAINED_BYTES,
     checkpoint_seconds,
-    compute_dtype,
     step_seconds,
     sync_seconds,
     trainer_gpus,
@@ -141,7 +140,7 @@ class GpuMachine:
             f"GiB at {hardware.memory_rate / 1e12:.2f} TB/s, NVLink {hardware.nvlink / 1e9:.0f} GB/s, network "
             f"{hardware.network / 1e9:.0f} GB/s per GPU (data sheet)",
             "generation": f"{_weights_dtype(config)}, TP {generator_gpus(config)} ({self._table(config).source})",
-            "training": f"{compute_dtype(config)}, {MFU:.0%} of its FLOP/s without collectives (published trainers)",
+            "training": f"{config.compute_dtype}, {MFU:.0%} of its FLOP/s without collectives (published trainers)",
         }
 
     def _check_layout(self, config: RunConfig) -> None:

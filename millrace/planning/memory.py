@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields, replace
 from configs.schema import RunConfig
 from millrace.planning.hardware import GIB, Hardware
 from millrace.planning.models import BYTES, ModelShape
-from millrace.planning.training import TRAINED_BYTES, compute_dtype, trained_parameters, trainer_gpus
+from millrace.planning.training import TRAINED_BYTES, trained_parameters, trainer_gpus
 from millrace.training.logprobs import CHUNK_ELEMENTS
 
 _RESERVED_BYTES = 4 * GIB
@@ -81,7 +81,7 @@ class MemoryReport:
 def trainer_memory(shape: ModelShape, config: RunConfig) -> TrainerMemory:
     """Returns the memory of a GPU for microbatches of `max_tokens_per_microbatch`."""
     training, tensor = config.training, config.training.parallel.tensor
-    frozen, compute = BYTES[config.model.dtype], BYTES[compute_dtype(config)]
+    frozen, compute = BYTES[config.model.dtype], BYTES[config.compute_dtype]
     tokens = training.max_tokens_per_microbatch * compute
     """Bytes of one number per token."""
     # Tensor ranks divide layers, and each has the rest.
@@ -125,7 +125,7 @@ def trainer_memory(shape: ModelShape, config: RunConfig) -> TrainerMemory:
 def _logits(shape: ModelShape, config: RunConfig) -> float:
     """Logits of a chunk, their gradient in the format of the pass, and the sum of the output layer's gradient."""
     elements = min(CHUNK_ELEMENTS["cuda"], config.training.max_tokens_per_microbatch * shape.vocabulary)
-    compute = BYTES[compute_dtype(config)]
+    compute = BYTES[config.compute_dtype]
     return elements * (2 * 4 + (compute if compute < 4 else 0)) + 4 * shape.output_parameters
 
 

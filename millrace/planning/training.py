@@ -53,11 +53,6 @@ def trainer_gpus(config: RunConfig) -> int:
     return config.training.parallel.data * config.training.parallel.tensor
 
 
-def compute_dtype(config: RunConfig) -> str:
-    """Returns the number format of forward and backward passes."""
-    return config.training.compute_dtype or config.model.dtype
-
-
 def trained_parameters(shape: ModelShape, config: RunConfig) -> int:
     """Counts the parameters with a gradient."""
     training = config.training
@@ -91,7 +86,7 @@ def microbatch_traffic(shape: ModelShape, config: RunConfig) -> Traffic:
     # A layer sums twice forward and twice backward; computed again, it ends before its last sum.
     backward = 3 if training.activation_checkpointing else 2
     return Traffic(
-        gathered=2 * weights * BYTES[compute_dtype(config)],
+        gathered=2 * weights * BYTES[config.compute_dtype],
         scattered=trained * TRAINED_BYTES,
         reductions=2 * shape.layers + backward * (shape.layers - training.frozen_layers),
     )
@@ -99,7 +94,7 @@ def microbatch_traffic(shape: ModelShape, config: RunConfig) -> Traffic:
 
 def message_bytes(shape: ModelShape, config: RunConfig, tokens: float) -> float:
     """Returns the bytes of the hidden states of these tokens, which tensor ranks sum."""
-    return tokens * shape.hidden * BYTES[compute_dtype(config)]
+    return tokens * shape.hidden * BYTES[config.compute_dtype]
 
 
 def step_seconds(shape: ModelShape, config: RunConfig, hardware: Hardware, *, tokens: float, rollouts: int) -> float:
@@ -133,7 +128,7 @@ def _pass_seconds(
     traffic: Traffic,
 ) -> float:
     """`flops` per token; `traffic` of a microbatch."""
-    data, tensor, dtype = config.training.parallel.data, config.training.parallel.tensor, compute_dtype(config)
+    data, tensor, dtype = config.training.parallel.data, config.training.parallel.tensor, config.compute_dtype
     # Every rank has as many microbatches, and at least one.
     count = max(1, math.ceil(tokens / (data * config.training.max_tokens_per_microbatch)))
     rank_tokens = tokens / data / count

@@ -226,8 +226,7 @@ class Generator:
         with self.stage.busy("probe"):
             logprobs = self.engine.next_logprobs(probe.tokens, NUM_LOGPROBS)
         difference, _ = largest_difference(probe, logprobs)
-        computed_in = config.training.compute_dtype or config.model.dtype
-        tolerance = tolerance_between(computed_in, config.generation_dtype)
+        tolerance = tolerance_between(config.compute_dtype, config.generation_dtype)
         alarms = self.stage.value("probe_alarms")
         if (wrong := alarm(probe, logprobs, tolerance)) is not None:
             alarms += 1
