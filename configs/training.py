@@ -145,7 +145,7 @@ class TrainingConfig(Section):
     compute_dtype: Annotated[Precision | None, Field(validate_default=True)] = None
     """Number format of forward and backward passes; null: bfloat16 with `device: cuda`, otherwise `model.dtype`;
     `auto`: as in `generation.dtype`. Trained weights, gradients between ranks and optimizer state are in float32, and
-    so are logits."""
+    so are logits on GPUs."""
     compile: Annotated[bool | None, Field(validate_default=True)] = None
     """Whether torch compiles each decoder layer, which fuses its small operations; the first steps then take a minute
     or more, and the host needs a C compiler. null: with `device: cuda`."""
