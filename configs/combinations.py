@@ -240,6 +240,11 @@ _RULES = (
         "a multiple of the hosts, because each host has the same number of data ranks",
     ),
     Rule(
+        "training.parallel.shard training.parallel.data",
+        lambda c: c.training.parallel.data % (c.training.parallel.shard or 1) != 0,
+        "a divisor of the data ranks, because each group of them holds the whole model",
+    ),
+    Rule(
         "placement.train.min_hosts placement.train.hosts",
         lambda c: c.placement.train.hosts > 1 and (c.placement.train.min_hosts or 0) > c.placement.train.hosts,
         "at most the number of hosts",
@@ -254,6 +259,36 @@ _RULES = (
         "placement.{stage}.work_pool placement.colocated",
         lambda c: c.placement.colocated,
         "null, because jobs of a pool may be on different hosts",
+    ),
+    Rule(
+        "placement.train.devices training.device",
+        lambda c: c.placement.train.devices is not None and c.training.device == "cpu",
+        "null, because the trainer uses no GPU, or the device cuda",
+    ),
+    Rule(
+        "placement.generate.devices generation.engine",
+        lambda c: c.placement.generate.devices is not None and c.generation.engine == "transformers",
+        "null, because transformers generates on the CPU, or the engine vllm",
+    ),
+    *(
+        Rule(
+            f"placement.{stage}.devices scoring.reward scoring.device",
+            lambda c, stage=stage: (  # type: ignore[misc]
+                getattr(c.placement, stage).devices is not None
+                and not (c.scoring.uses_reward_model and c.scoring.device == "cuda")
+            ),
+            "null, because only the reward reward_model with the device cuda uses a GPU",
+        )
+        for stage in ("score", "evaluate")
+    ),
+    Rule(
+        "placement.generate.devices placement.train.devices placement.colocated",
+        lambda c: (
+            c.placement.colocated
+            and None not in (c.placement.generate.devices, c.placement.train.devices)
+            and c.placement.generate.devices != c.placement.train.devices
+        ),
+        "the same GPUs, or null for one of them, because trainer and generators take turns on the same",
     ),
     Rule(
         "placement.colocated generation.engine training.device",

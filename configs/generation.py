@@ -69,13 +69,13 @@ class GenerationConfig(Section):
     """How responses are sampled."""
 
     engine: Literal["transformers", "vllm"] = "transformers"
-    """Library that samples the tokens; run `make vllm` once before using `vllm`."""
+    """Library that samples the tokens; run `make vllm` or `make gpu` once before using `vllm`."""
     engine_args: EngineArgs = Field(default_factory=dict)
     """vLLM engine arguments by vLLM's names, such as `tensor_parallel_size`, `quantization`, `max_model_len`; only with
     the engine `vllm`."""
     dtype: Precision | None = None
-    """Number format of the weights in generators; null: `model.dtype`; `auto`: bfloat16 where the machine that starts
-    the run multiplies it, else float32."""
+    """Number format of the weights in generators; null: bfloat16 for `vllm` with `training.device: cuda`, otherwise
+    `model.dtype`; `auto`: bfloat16 where the machine that starts the run multiplies it, else float32."""
     replicas: Replicas = 1
     """Number of generator processes."""
     group_size: Annotated[int, Field(ge=2)] = 8

@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from typing import Any, NamedTuple, get_origin
+from typing import Any, NamedTuple, get_args, get_origin
 
 import yaml
 from pydantic import ValidationError
@@ -31,7 +31,10 @@ _FIELDS = dotted_fields(with_parameters=True)
 _MAPPINGS = frozenset(key for key, field in _FIELDS.items() if get_origin(field.annotation) is dict)
 """Keys with names below them that the schema does not list."""
 _NESTED = _MAPPINGS | {
-    key for key, field in _FIELDS.items() if get_origin(field.annotation) is list or choices(field.annotation)
+    key
+    for key, field in _FIELDS.items()
+    if list in [get_origin(kind) for kind in (field.annotation, *get_args(field.annotation))]
+    or choices(field.annotation)
 }
 """Keys whose values may be written as a list or a mapping."""
 
@@ -40,7 +43,8 @@ _NESTED = _MAPPINGS | {
 # Each step stores which tokens were too old, and which groups had no spread.
 _FREE_KEYS = {
     "scoring.workers", "staleness.too_old", "training.max_steps", "training.checkpoint_every",
-    "training.checkpoint_keep", "training.device", "training.activation_checkpointing",
+    "training.checkpoint_keep", "training.device", "training.activation_checkpointing", "training.compile",
+    "training.optimizer_offload",
     "training.max_tokens_per_microbatch", "training.selection.drop_zero_advantage", "training.on_collapse",
 }  # fmt: skip
 _FREE_SECTIONS = (

@@ -82,6 +82,10 @@ class SupervisionConfig(Section):
     it is killed, and its uncommitted work is lost."""
 
 
+Device = Annotated[int, Field(ge=0)] | Text
+"""A GPU as CUDA_VISIBLE_DEVICES names it: its index, its UUID or that of a MIG instance."""
+
+
 class PlaceConfig(Section):
     """Where one stage runs."""
 
@@ -89,6 +93,19 @@ class PlaceConfig(Section):
     """Prefect work pool whose workers start the stage on their hosts; null: on the controller's host."""
     job_variables: dict[str, Any] = Field(default_factory=dict)
     """Variables of the pool's job template, such as the number of GPUs per job."""
+    devices: list[Device] | None = None
+    """GPUs of each host that this stage may use, such as [4, 5], which its replicas and ranks divide in this order: by
+    index, or as CUDA_VISIBLE_DEVICES names them where it is set. null: of all GPUs that no other stage names, the first
+    free ones."""
+
+    @field_validator("devices")
+    @classmethod
+    def _differ(cls, devices: list[int | str] | None) -> list[int | str] | None:
+        if devices is not None and not devices:
+            raise ValueError("at least one GPU, or null")
+        if devices is not None and len({str(device) for device in devices}) < len(devices):
+            raise ValueError("a list that names each GPU once")
+        return devices
 
 
 class TrainPlaceConfig(PlaceConfig):

@@ -48,8 +48,8 @@ class ModelConfig(Section):
     """Folder of a Hugging Face causal language model and its tokenizer, or its ORG/NAME on a hub; null: create a tiny
     one, warm-started on the training prompts."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of the weights in every stage; `generation.dtype` overrides it for generators. The trainer computes
-    in it, too, but keeps the weights that it trains in float32."""
+    """Number format of the weights in every stage; `generation.dtype` overrides it for generators, and
+    `training.compute_dtype` for the trainer's passes. The trainer keeps the weights that it trains in float32."""
     chat_template: Text | None = None
     """File with a chat template (Jinja) to use in place of the tokenizer's own; exported models get it too."""
     renderer: Text = "auto"
@@ -98,7 +98,8 @@ class RunConfig(Section):
     @property
     def generation_dtype(self) -> str:
         """Number format of the weights in generators."""
-        return self.generation.dtype or self.model.dtype
+        on_gpus = self.generation.engine == "vllm" and self.training.device == "cuda"
+        return self.generation.dtype or ("bfloat16" if on_gpus else self.model.dtype)
 
     @field_validator("name")
     @classmethod

@@ -34,6 +34,11 @@ class ScoringConfig(Section):
     memory_mb: Count = 1024
     """Maximum memory of a process that scores a response, beyond what loading the reward takes, MiB."""
 
+    @property
+    def uses_reward_model(self) -> bool:
+        """Whether `reward_model` is the reward, or a part of it."""
+        return "reward_model" in (self.reward, *self.weights)
+
     @field_validator("answer_pattern")
     @classmethod
     def _has_a_group(cls, pattern: str | None) -> str | None:

@@ -1,8 +1,8 @@
 """How the policy is trained."""
 
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from configs.generation import Precision
 from configs.losses import AipoConfig, KlConfig, LossConfig, MasksConfig
@@ -19,7 +19,11 @@ class ParallelConfig(Section):
     """Number of processes that train together, each on its own device: `data` times `tensor`."""
 
     data: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Number of ranks that split the batch, the weights and the optimizer state (FSDP2)."""
+    """Number of ranks that split the batch, and by default the weights and the optimizer state (FSDP2)."""
+    shard: Count | None = None
+    """Number of neighbouring data ranks that split the weights and the optimizer state, such as those of one host; each
+    such group holds the whole model, and gradients are summed over the groups (HSDP). Must divide `data`; null: all
+    data ranks. Where hosts are missing and it divides no longer, all that are left."""
     tensor: Annotated[int, Field(ge=1, le=64)] = 1
     """Number of ranks that split each layer's heads and features; must divide the model's number of attention heads."""
 
@@ -138,11 +142,19 @@ class TrainingConfig(Section):
     device: Literal["cpu", "cuda"] = "cpu"
     """Device of the trainer's ranks; with `cuda` each has its own GPU."""
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)
-    compute_dtype: Precision | None = None
-    """Number format of forward and backward passes; null: `model.dtype`; `auto`: as in `generation.dtype`. Trained
-    weights, gradients between ranks and optimizer state are in float32."""
-    activation_checkpointing: bool = False
-    """Whether the backward pass recomputes each layer's activations instead of keeping them in memory."""
+    compute_dtype: Annotated[Precision | None, Field(validate_default=True)] = None
+    """Number format of forward and backward passes; null: bfloat16 with `device: cuda`, otherwise `model.dtype`;
+    `auto`: as in `generation.dtype`. Trained weights, gradients between ranks and optimizer state are in float32, and
+    so are logits."""
+    compile: Annotated[bool | None, Field(validate_default=True)] = None
+    """Whether torch compiles each decoder layer, which fuses its small operations; the first steps then take a minute
+    or more, and the host needs a C compiler. null: with `device: cuda`."""
+    activation_checkpointing: Literal[False, True, "selective"] = False
+    """Which activations of each layer the backward pass recomputes instead of keeping them in memory. `true`: all;
+    `selective`: those that take little time, keeping results of matrix products and attention."""
+    optimizer_offload: bool = False
+    """Whether AdamW's moments stay in the host's memory and are copied to the device only for the update, parameter by
+    parameter: 8 bytes per trained parameter less on the device, 16 more per step over its link to the host."""
     frozen_layers: Annotated[int, Field(ge=0)] = 0
     """Number of decoder layers, counted from the first, that are not trained, and with them the embeddings; they take
     no memory for gradients, moments and activations. 0: everything is trained."""
@@ -166,6 +178,13 @@ class TrainingConfig(Section):
     """Number of newest checkpoints whose files stay; those of the best version evaluated stay as well. null: all."""
     threads: Count = 1
     """CPU threads of the trainer."""
+
+    @field_validator("compute_dtype", "compile")
+    @classmethod
+    def _follows_the_device(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is not None or info.data.get("device") != "cuda":
+            return value
+        return "bfloat16" if info.field_name == "compute_dtype" else True
 
     def with_loss(self, name: str) -> "TrainingConfig":
         """The same with the loss `name`: as configured if that is the loss already, otherwise with its defaults."""

@@ -40,6 +40,14 @@ class TrainingDiverged(InputError):
     """A step's gradient is not finite. The policy is unchanged, and a retry would fail in the same way."""
 
 
+class DevicesInUse(InputError):
+    """A host has enough GPUs, but others hold some of them."""
+
+
+class DeviceOutOfMemory(InputError):
+    """A step needs more memory than the trainer's device has. A retry would fail in the same way."""
+
+
 class RunExists(InputError):
     """The run id is taken and the run was not asked to resume."""
 

@@ -9,8 +9,8 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
-from typing import IO
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any
 
 from millrace.errors import StageDied
 from millrace.forking.client import ForkedProcess, ForkServer, ForkServerLost
@@ -57,12 +57,19 @@ class StageForkServer:
                 self._start()
 
     def fork(
-        self, module: str, arguments: Sequence[str], stderr: IO[bytes], threads: int, warn: Callable[[str], None]
+        self,
+        module: str,
+        arguments: Sequence[str],
+        stderr: IO[bytes],
+        threads: int,
+        warn: Callable[[str], None],
+        environment: Mapping[str, str] | None = None,
     ) -> ForkedProcess:
         """Forks a process that runs `python -m MODULE ARGUMENTS` with a lifeline, a pipe for its lines, and `threads`.
 
-        If the fork server has died, it is started again, and `warn` gets a sentence. Raises CannotFork, and StageDied
-        with the end of its log if it dies three times in a row.
+        `environment`: variables of its own; CUDA's are read later. If the fork server has died, it is started again,
+        and `warn` gets a sentence. Raises CannotFork, and StageDied with the end of its log if it dies three times in a
+        row.
         """
         self.warm_up([module])
         cause = ""
@@ -73,7 +80,8 @@ class StageForkServer:
                 server = self._server or self._start()
                 try:
                     self._wait_until_loaded(server)
-                    return self._fork(server, module, arguments, stderr, threads)
+                    order = {"module": module, "arguments": list(arguments), "threads": threads}
+                    return self._fork(server, {**order, "environment": dict(environment or {})}, stderr)
                 except (ForkServerLost, TimeoutError) as error:
                     cause = str(error)
                     server.close()
@@ -116,12 +124,9 @@ class StageForkServer:
             raise CannotFork(self._refusal)
         self._loaded = True
 
-    def _fork(
-        self, server: ForkServer, module: str, arguments: Sequence[str], stderr: IO[bytes], threads: int
-    ) -> ForkedProcess:
+    def _fork(self, server: ForkServer, order: Mapping[str, Any], stderr: IO[bytes]) -> ForkedProcess:
         read_end, stdin = os.pipe()
         stdout, write_end = os.pipe()
-        order = {"module": module, "arguments": list(arguments), "threads": threads}
         try:
             pid = server.adopt(order, read_end, write_end, stderr.fileno())
         except BaseException:

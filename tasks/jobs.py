@@ -3,6 +3,7 @@
 train + sync_weights              one job: weights pass between them in shared memory
 train on each further host        one job each, if the trainer has several hosts
 generate ×G, score ×S, evaluate   one job each
+evaluate, promote at the end      one job each
 """
 
 from typing import Any, Literal
@@ -11,9 +12,10 @@ from pydantic import BaseModel, ConfigDict
 
 from configs.operation import PlaceConfig
 from configs.schema import RunConfig
-from millrace.runtime.arguments import EVALUATE_BESIDE
+from millrace.runtime.arguments import EVALUATE_AT_END, EVALUATE_BESIDE
+from millrace.runtime.devices import Process
 
-StageName = Literal["generate", "score", "train", "sync_weights", "evaluate"]
+StageName = Literal["generate", "score", "train", "sync_weights", "evaluate", "promote"]
 
 
 class StageProcess(BaseModel):
@@ -37,6 +39,11 @@ class Job(BaseModel):
     work_pool: str | None
     """The pool whose workers start them; None: they run on the controller's host."""
     job_variables: dict[str, Any]
+
+    @property
+    def members(self) -> list[Process]:
+        """Stage and replica of each of its processes."""
+        return [(process.stage, process.replica) for process in self.processes]
 
     @property
     def name(self) -> str:
@@ -75,17 +82,25 @@ def jobs(config: RunConfig) -> list[Job]:
             if stage == "train" and replica == 0:
                 processes.append(StageProcess(stage="sync_weights", replica=0, threads=1))
             jobs.append(Job(processes=tuple(processes), work_pool=where.work_pool, job_variables=where.job_variables))
-    return [*jobs, evaluation_job(config, EVALUATE_BESIDE)]
+    return [*jobs, _evaluation_job(config, "evaluate", EVALUATE_BESIDE)]
 
 
-def evaluation_job(config: RunConfig, replica: int) -> Job:
-    """The job of one replica of the evaluate stage."""
+def jobs_at_end(config: RunConfig) -> list[Job]:
+    """The jobs that end an attempt, one after the other: evaluation of the latest checkpoint, and promotion."""
+    return [_evaluation_job(config, "evaluate", EVALUATE_AT_END), _evaluation_job(config, "promote", 0)]
+
+
+def _evaluation_job(config: RunConfig, stage: StageName, replica: int) -> Job:
     where = config.placement.evaluate
-    process = StageProcess(stage="evaluate", replica=replica, threads=config.training.threads)
+    process = StageProcess(stage=stage, replica=replica, threads=config.training.threads)
     return Job(processes=(process,), work_pool=where.work_pool, job_variables=where.job_variables)
+
+
+def processes_here(config: RunConfig) -> list[Process]:
+    """Stage and replica of each process of the jobs on the controller's host."""
+    return [member for job in jobs(config) if job.work_pool is None for member in job.members]
 
 
 def stages_here(config: RunConfig) -> list[str]:
     """Stages that run on the controller's host, with those before and after training."""
-    here = [process.stage for job in jobs(config) if job.work_pool is None for process in job.processes]
-    return ["bootstrap", "evaluate", "promote", *dict.fromkeys(here)]
+    return ["bootstrap", "evaluate", "promote", *dict.fromkeys(stage for stage, _ in processes_here(config))]

@@ -48,11 +48,12 @@ score = _stage_task("score", "Scores trajectories until the campaign ends.", _RE
 verify = _stage_task("verify", "Trains the original batches of a stored run again and compares the results.")
 compare = _stage_task("compare", "Computes several losses on the same stored batches.")
 
-LONG_RUNNING: dict[StageName, Task[..., Any]] = {
+STAGE_TASKS: dict[StageName, Task[..., State[None]]] = {
     "train": train,
     "sync_weights": sync_weights,
     "generate": generate,
     "score": score,
     "evaluate": evaluate,
+    "promote": promote,
 }
-"""The stages that run as long as the campaign, except that the evaluation may end before it."""
+"""The stages of jobs."""

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import IO
 
@@ -57,16 +57,16 @@ def start_stage(
             ranks=parallel.data // where.hosts * parallel.tensor,
         )
         launcher = [sys.executable, "-m", "millrace.runtime.host_launcher", hosts.to_json()]
-        return start_command([*launcher, *program], stderr, threads)
+        return start_command([*launcher, *program], stderr, threads, arguments.environment)
     if stage == "train" and (num_ranks := parallel.data * parallel.tensor) > 1:
-        return start_command(launch(num_ranks, program), stderr, threads)
+        return start_command(launch(num_ranks, program), stderr, threads, arguments.environment)
     try:
         if stage == "generate" and config.generation.engine == "vllm":
             raise CannotFork("vLLM must not be forked")
-        return STAGES.fork(_module(stage), arguments.as_argv(), stderr, threads, warn)
+        return STAGES.fork(_module(stage), arguments.as_argv(), stderr, threads, warn, arguments.environment)
     except CannotFork as error:
         warn(f"{stage}-{arguments.replica} is started without the fork server: {error}")
-        return start_command([sys.executable, *program], stderr, threads)
+        return start_command([sys.executable, *program], stderr, threads, arguments.environment)
 
 
 def _module(stage: str) -> str:
@@ -78,8 +78,13 @@ def launch(num_ranks: int, program: list[str]) -> list[str]:
     return [sys.executable, "-m", "millrace.runtime.launcher", str(num_ranks), *program]
 
 
-def start_command(command: list[str], stderr: IO[bytes], threads: int) -> Process:
-    """Starts a stage process with a lifeline, a pipe for its lines, and this many threads for its computation."""
+def start_command(
+    command: list[str], stderr: IO[bytes], threads: int, environment: Mapping[str, str] | None = None
+) -> Process:
+    """Starts a stage process with a lifeline, a pipe for its lines, and this many threads for its computation.
+
+    `environment`: variables of its own.
+    """
     return subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -87,7 +92,7 @@ def start_command(command: list[str], stderr: IO[bytes], threads: int) -> Proces
         stderr=stderr,
         # Outside the terminal's process group: Ctrl-C reaches only the controller, which then drains the stages.
         start_new_session=True,
-        env={**os.environ, **STAGE_ENVIRONMENT, "OMP_NUM_THREADS": str(threads)},
+        env={**os.environ, **STAGE_ENVIRONMENT, "OMP_NUM_THREADS": str(threads), **(environment or {})},
     )
 
 

@@ -32,6 +32,7 @@ from configs.operation import SupervisionConfig
 from millrace.errors import InputError, LedgerMismatch, PlaceYielded, RolledBack, StageDied
 from millrace.runs.record import read_attempt
 from millrace.runtime.arguments import StageArguments, attempt_config
+from millrace.runtime.devices import gpus
 from millrace.runtime.messages import (
     DRAINED,
     ERROR_PREFIX,
@@ -97,6 +98,8 @@ def supervise(stage: str, arguments: StageArguments, *, threads: int) -> str:
     logger = get_run_logger()
     with log.open("ab") as stderr:
         process = start_stage(stage, arguments, config, stderr, threads, logger.warning)
+    if arguments.devices:
+        logger.info("%s on %s", name, gpus(arguments.devices))
     try:
         supervisor = StageSupervisor(
             name, process, config.supervision, logger, lambda event: emit(event.kind, run_url, event.payload)

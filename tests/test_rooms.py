@@ -40,7 +40,7 @@ def test_a_package_imports_nothing_by_itself() -> None:
     assert importing == []
 
 
-def test_only_stages_planner_and_attempt_reader_know_the_whole_config() -> None:
+def test_only_stages_planner_devices_and_attempt_reader_know_the_whole_config() -> None:
     knowing = [
         str(file)
         for file in modules("millrace")
@@ -51,6 +51,7 @@ def test_only_stages_planner_and_attempt_reader_know_the_whole_config() -> None:
     ]
     assert [file for file in knowing if not file.startswith(("millrace/stages/", "millrace/planning/"))] == [
         "millrace/runtime/arguments.py",
+        "millrace/runtime/devices.py",
         "millrace/runtime/stage.py",
     ]
 

@@ -22,13 +22,14 @@ from prefect.futures import PrefectFuture
 from millrace.errors import MillraceError
 from millrace.runs.record import CONTROLLER, EndState, end_attempt
 from millrace.runtime.arguments import StageArguments
+from millrace.runtime.devices import Assignment, Process
 from millrace.runtime.heartbeat import HeartbeatPublisher
 from storage.errors import StorageError
 from storage.stores.base import Store
 from storage.stores.memory import memory_folder
 from tasks.fork_server import STAGES
 from tasks.jobs import Job
-from tasks.stages import LONG_RUNNING
+from tasks.stages import STAGE_TASKS
 from tasks.stop import STOP, STOP_NOW
 
 _POLL_SECONDS = 0.5
@@ -93,11 +94,17 @@ def attempt_under_way(store: Store, attempt: int, doing: str) -> Iterator[tuple[
         end_attempt(store, attempt, state, cause)
 
 
-def submit_stages(job: Job, arguments: StageArguments) -> StageTasks:
-    """Submits the tasks of a job's stages on this host."""
+def submit_stages(job: Job, arguments: StageArguments, assignment: Assignment) -> StageTasks:
+    """Submits the tasks of a job's stages on this host, with their GPUs."""
     for process in job.processes:
-        future = LONG_RUNNING[process.stage].submit(replace(arguments, replica=process.replica), process.threads)
+        own_arguments = arguments_of((process.stage, process.replica), arguments, assignment)
+        future = STAGE_TASKS[process.stage].submit(own_arguments, process.threads)
         yield f"{process.stage}-{process.replica}", future
+
+
+def arguments_of(process: Process, arguments: StageArguments, assignment: Assignment) -> StageArguments:
+    """The arguments of one process, out of those of all in the attempt."""
+    return replace(arguments, replica=process[1], devices=assignment.get(process, ()))
 
 
 def run_together(

@@ -17,6 +17,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import Any
 
 from prefect import flow, get_run_logger, runtime
@@ -36,12 +37,16 @@ from flows.display.artifacts import artifact_key, final_message, flow_run_link, 
 from flows.display.ui_reporter import UiReporter
 from millrace.errors import MillraceError
 from millrace.evaluation.promotion import read_decision
-from millrace.runtime.arguments import EVALUATE_AT_END, StageArguments
+from millrace.runs.record import Attempt
+from millrace.runtime.arguments import EVALUATE_BESIDE, StageArguments
+from millrace.runtime.devices import Assignment
 from storage.checkpoints import read_latest
 from storage.failpoints import failpoint
+from storage.stores.base import Store
+from tasks.device_leases import leased_devices
 from tasks.events import FlowRunStates, read_states
-from tasks.jobs import evaluation_job, jobs, stages_here
-from tasks.stages import bootstrap, evaluate, promote
+from tasks.jobs import jobs, jobs_at_end, processes_here, stages_here
+from tasks.stages import STAGE_TASKS, bootstrap
 from tasks.start import warm_up
 from tasks.stop import STOP, STOP_NOW
 
@@ -106,9 +111,18 @@ def run_attempt(
     warm_up(stages_here(config))
     minutes = config.budget.duration_minutes
     ends_at = math.inf if minutes is None else time.monotonic() + 60 * minutes
-    store, attempt = claim(config, run_id, resume=resume, inputs=inputs, flow_run=flow_run_link())
-    for change in attempt.changes:
-        get_run_logger().info("attempt %s: %s", attempt.number, change)
+    # Before the run is claimed: others may have taken GPUs since the check.
+    with leased_devices(config, processes_here(config), run_store(config, run_id).url) as assignment:
+        store, attempt = claim(config, run_id, resume=resume, inputs=inputs, flow_run=flow_run_link())
+        for change in attempt.changes:
+            get_run_logger().info("attempt %s: %s", attempt.number, change)
+        return _run_claimed(config, store, attempt, assignment, ends_at, suspended_before)
+
+
+def _run_claimed(
+    config: RunConfig, store: Store, attempt: Attempt, assignment: Assignment, ends_at: float, suspended_before: int
+) -> dict[str, Any] | State[dict[str, Any]]:
+    """Runs the stages of an attempt, from the start model to the report."""
     with attempt_under_way(store, attempt.number, "campaign") as (arguments, heartbeats):
         with UiReporter(store.url), FlowRunStates(runtime.flow_run.id) as flow_run:
             failpoint("controller.prepared")
@@ -117,7 +131,7 @@ def run_attempt(
             failpoint("controller.bootstrapped")
             # A finished run submitted again has nothing to train; its last evaluation may still be missing.
             if attempt.first_step < config.training.max_steps:
-                _train(config, arguments, ends_at, flow_run, suspended_before)
+                _train(config, arguments, assignment, ends_at, flow_run, suspended_before)
                 # Stages of other hosts would take the last heartbeat for a request to drain.
                 heartbeats.publish()
             request = stop_request(flow_run.states, suspended_before)
@@ -129,24 +143,32 @@ def run_attempt(
             failpoint("controller.trained")
             # If the time was up before the trainer began, there is nothing new to measure.
             if read_latest(store) is not None:
-                job = evaluation_job(config, EVALUATE_AT_END)
-                if job.work_pool is None:
-                    evaluate(replace(arguments, replica=EVALUATE_AT_END), config.training.threads)
-                else:
-                    run_remotely(arguments, job)
-                promote(arguments, config.training.threads)
+                for job in jobs_at_end(config):
+                    (process,) = job.processes
+                    # The evaluation during training has ended.
+                    devices = assignment.get((process.stage, EVALUATE_BESIDE), ())
+                    if job.work_pool is None:
+                        own_arguments = replace(arguments, replica=process.replica, devices=devices)
+                        STAGE_TASKS[process.stage](own_arguments, process.threads)
+                    else:
+                        run_remotely(arguments, job)
             failpoint("controller.evaluated")
         summary = write_summary(store, attempt.number)
         failpoint("controller.summarised")
         report = write_report(store, summary)
         description = f"Attempt {attempt.number}: {summary['state']}"
-        show(report, key=artifact_key(run_id, "report"), description=description)
+        show(report, key=artifact_key(PurePosixPath(store.url).name, "report"), description=description)
         decision = read_decision(store, attempt.number)
         return Completed(message=final_message(decision, summary), data=summary)
 
 
 def _train(
-    config: RunConfig, arguments: StageArguments, ends_at: float, flow_run: FlowRunStates, suspended_before: int
+    config: RunConfig,
+    arguments: StageArguments,
+    assignment: Assignment,
+    ends_at: float,
+    flow_run: FlowRunStates,
+    suspended_before: int,
 ) -> None:
     """Runs the long-running stages until the trainer is done, a person stops the campaign, or it is `ends_at`."""
     all_jobs = jobs(config)
@@ -154,7 +176,7 @@ def _train(
     def submit() -> StageTasks:
         for job in all_jobs:
             if job.work_pool is None:
-                yield from submit_stages(job, arguments)
+                yield from submit_stages(job, arguments, assignment)
             else:
                 yield job.name, run_remotely.submit(arguments, job)
         failpoint("controller.started")

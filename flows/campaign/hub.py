@@ -63,8 +63,8 @@ def with_local_copies(config: RunConfig, store: Store, log: Callable[[str], obje
     can't be had.
     """
     values = config.model_dump(mode="json")
-    uses_reward_model = "reward_model" in (config.scoring.reward, *config.scoring.weights)
-    keys = ["model.path", "prompts.source", "prompts.eval_source", *(["scoring.model"] if uses_reward_model else [])]
+    keys = ["model.path", "prompts.source", "prompts.eval_source"]
+    keys += ["scoring.model"] if config.scoring.uses_reward_model else []
     keys += [f"evaluation.sets.{name}.source" for name in config.evaluation.sets]
     references = [reference for key in keys if (reference := _parse(key, _value(values, key))) is not None]
     if not references:

@@ -33,11 +33,12 @@ def run_inputs(
     prompts: PromptSet | None = None,
     sets: Mapping[str, EvaluationSet] | None = None,
     rewards: Mapping[str, str] | None = None,
+    has_model: bool = True,
 ) -> dict[str, str]:
     """The inputs that these stages read, as this host has them, by key and value of the config.
 
-    `prompts`, `sets` and `rewards`, the versions that `Scorer.check` returns, are loaded unless given. Raises
-    InputError for an input that can't be read.
+    `prompts`, `sets` and `rewards`, the versions that `Scorer.check` returns, are loaded unless given. `has_model`:
+    whether the model folder is here and counts as an input. Raises InputError for an input that can't be read.
     """
     inputs: dict[str, str] = {}
     functions: dict[str, str | None] = {}
@@ -63,7 +64,8 @@ def run_inputs(
         files["scoring.model"] = config.scoring.model
     if evaluates or "generate" in stages or "train" in stages:
         functions["environment.name"] = config.environment.name
-        files |= {"model.path": config.model.path, "model.chat_template": config.model.chat_template}
+        files |= {"model.path": config.model.path if has_model else None}
+        files["model.chat_template"] = config.model.chat_template
         files["prompts.tools"] = config.prompts.tools
     if "train" in stages:
         functions |= {"training.loss": config.training.loss.name, "training.advantage": config.training.advantage}

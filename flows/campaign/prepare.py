@@ -1,12 +1,13 @@
 """Checks a campaign before it starts, and claims its run.
 
-config, run id ─► names, model, reward, prompts, inputs, engine, pools, store: `check` ─► run.json or attempts/: `claim`
+config, run id ─► names, model, reward, prompts, inputs, GPUs, vLLM, pools, store: `check` ─┐
+                                                         run.json or attempts/: `claim` ◄───┘
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from configs.load import changed_immutably, nearest_preset
 from configs.recipe import choose_recipe
@@ -17,6 +18,7 @@ from millrace.errors import InputError, RunExists
 from millrace.evaluation.examiner import evaluation_sets, with_evaluation_sets
 from millrace.generation.environments.base import environment_class
 from millrace.preflight import model_folder
+from millrace.preflight.memory import check_memory
 from millrace.preflight.model import check_training, read_model
 from millrace.preflight.model_folder import check_folder_files, check_weight_files
 from millrace.preflight.prompts import check_answers, check_prompts
@@ -30,7 +32,8 @@ from millrace.runtime.arguments import attempt_config
 from storage import layout
 from storage.stores.base import Store, probe
 from storage.stores.factory import open_store
-from tasks.jobs import jobs, stages_here
+from tasks.device_leases import leased_devices
+from tasks.jobs import jobs, processes_here, stages_here
 from tasks.questions import ask, ask_in_background
 from tasks.start import warm_up
 
@@ -49,19 +52,17 @@ def check(
 ) -> dict[str, str]:
     """Makes every check that changes nothing of a run; returns the content of its inputs, see `flows.campaign.inputs`.
 
+    Hosts of work pools check for themselves what their stages need: GPUs, vLLM, and the model folder if it is not here.
     `meanwhile` is called while another process checks the model folder. Raises InputError, BadName or StoreRefused
     about the first user error, and StageDied if that process, or the check of vLLM, crashes.
     """
-    store = run_store(config, run_id)
-    model = read_model(config.model, choose_recipe(config))
-    folder = None if config.model.path is None else Path(config.model.path).expanduser()
-    if folder is not None:
-        here = stages_here(config)
-        check_folder_files(folder, model)
-        check_weight_files(folder, model, loaded_here="train" in here or "generate" in here)
-        warm_up(here)
-        folder_check = ask_in_background(model_folder.MODULE, {"folder": str(folder)}, "the model folder")
-    check_training(model, config.training, on_this_host=config.placement.train.work_pool is None)
+    store, processes = run_store(config, run_id), processes_here(config)
+    here = {stage for stage, _ in processes}
+    model = None
+    if here or _has_model(config):
+        if config.model.path is not None:
+            warm_up(stages_here(config))
+        model, wait_for_folder = _check_model(config, here)
     check_user_functions(config.training, [config.training.loss.name])
     set_sources = [evaluation_set.source for evaluation_set in config.evaluation.sets.values()]
     scorer = make_scorer(config.scoring, config.prompts, set_sources)
@@ -71,31 +72,84 @@ def check(
     sets = evaluation_sets(config.evaluation, config.prompts, prompts)
     all_prompts = with_evaluation_sets(prompts, sets)
     check_answers(scorer, all_prompts)
-    longest = check_prompts(
-        config.model,
-        config.prompts,
-        config.environment,
-        all_prompts,
-        context=model.get("max_position_embeddings"),
-        vocab_size=model.get("vocab_size"),
-        ask=ask,
-        max_new_tokens=config.generation.max_new_tokens,
-    )
-    inputs = run_inputs(config, prompts=prompts, sets=sets, rewards=rewards)
+    longest = None if model is None else _check_lengths(config, model, all_prompts)
+    inputs = run_inputs(config, prompts=prompts, sets=sets, rewards=rewards, has_model=model is not None)
     _check_resume(store, config, run_id, inputs, resume, accept_changed_inputs)
-    if config.generation.engine == "vllm":
-        check_vllm(_vllm_question(config, prompts, longest))
+    with leased_devices(config, processes, store.url):
+        pass
+    if "generate" in here and config.generation.engine == "vllm":
+        check_vllm(_vllm_question(config, prompts, longest, config.generation.replicas))
     if remote_jobs := [job for job in jobs(config) if job.work_pool is not None]:
         # Imported late: only remote jobs need Prefect here.
         from flows.campaign.remote_stages import check_pools
 
         check_pools(remote_jobs)
-    if folder is not None:
+    if model is not None:
         meanwhile()
-        folder_check.result()
+        wait_for_folder()
     # Last, because it creates the root folder if there is none.
     probe(open_store(config.storage.root))
     return inputs
+
+
+def check_on_host(config: RunConfig, stages: Collection[str], inputs: Mapping[str, str]) -> None:
+    """Makes the checks for these stages of a work pool's job, on its host, that the controller could not make.
+
+    `inputs` are those that the controller recorded. Raises InputError as `check` does.
+    """
+    uses_vllm = "generate" in stages and config.generation.engine == "vllm"
+    is_checked = config.model.path is None or f"model.path {config.model.path}" in inputs
+    if is_checked and not uses_vllm:
+        return
+    model, wait_for_folder = _check_model(config, stages)
+    prompts = load_prompts(config.prompts)
+    longest = _check_lengths(config, model, prompts)
+    if uses_vllm:
+        check_vllm(_vllm_question(config, prompts, longest, replicas=1))
+    wait_for_folder()
+
+
+def _has_model(config: RunConfig) -> bool:
+    """Whether this host has the model folder, or makes the model."""
+    return config.model.path is None or Path(config.model.path).expanduser().is_dir()
+
+
+def _check_model(config: RunConfig, stages: Collection[str]) -> tuple[Mapping[str, Any], Callable[[], object]]:
+    """Checks the model for these stages of this host.
+
+    Returns the content of its config.json, and a function that waits for the check of the folder by another process.
+    """
+    model = read_model(config.model, choose_recipe(config))
+    wait: Callable[[], object] = lambda: None  # noqa: E731
+    if config.model.path is not None:
+        folder = Path(config.model.path).expanduser()
+        check_folder_files(folder, model)
+        shapes = check_weight_files(folder, model)
+        if "train" in stages or "generate" in stages:
+            check_memory(
+                folder,
+                shapes,
+                config.training if "train" in stages else None,
+                hosts=config.placement.train.hosts,
+                handover_dtype=None if config.weights.transport == "direct" else config.generation_dtype,
+            )
+        wait = ask_in_background(model_folder.MODULE, {"folder": str(folder)}, "the model folder").result
+    check_training(model, config.training)
+    return model, wait
+
+
+def _check_lengths(config: RunConfig, model: Mapping[str, Any], prompts: PromptSet) -> int | None:
+    """Tokens of the longest of `prompts`; None if bootstrap has still to make the tokenizer."""
+    return check_prompts(
+        config.model,
+        config.prompts,
+        config.environment,
+        prompts,
+        context=model.get("max_position_embeddings"),
+        vocab_size=model.get("vocab_size"),
+        ask=ask,
+        max_new_tokens=config.generation.max_new_tokens,
+    )
 
 
 def check_user_functions(training: TrainingConfig, losses: Sequence[str]) -> None:
@@ -132,15 +186,15 @@ def _check_resume(
         raise RunExists(f"run {run_id!r} exists already at {store.url}", expected="another --run-id, or --resume")
 
 
-def _vllm_question(config: RunConfig, prompts: PromptSet, longest: int | None) -> VllmQuestion:
-    """`longest`: tokens of the longest prompt; None if only vLLM's process can count them."""
+def _vllm_question(config: RunConfig, prompts: PromptSet, longest: int | None, replicas: int) -> VllmQuestion:
+    """`longest`: tokens of the longest prompt; None if only vLLM's process can count them. `replicas`: on this host."""
     folder = config.model.path
     return VllmQuestion(
         folder=None if folder is None else str(Path(folder).expanduser()),
         tiny=asdict(choose_recipe(config)),
         dtype=config.generation_dtype,
         engine_args=config.generation.engine_args,
-        replicas=config.generation.replicas,
+        replicas=replicas,
         max_new_tokens=config.generation.max_new_tokens,
         environment=config.environment.name,
         colocated=config.placement.colocated,

@@ -15,7 +15,7 @@ import contextvars
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 from uuid import UUID
@@ -32,16 +32,20 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.schema_tools import validate
 from prefect.utilities.schema_tools.validation import ValidationError
 
+from configs.schema import RunConfig
 from flows.campaign.attempt import handover_folder, run_together, submit_stages
 from flows.campaign.inputs import check_same_inputs
-from millrace.errors import InputError, LedgerMismatch, PlaceYielded, RunMissing, StageDied
+from flows.campaign.prepare import check_on_host
+from millrace.errors import DevicesInUse, InputError, LedgerMismatch, PlaceYielded, RunMissing, StageDied
 from millrace.runs.provenance import Provenance, provenance
 from millrace.runs.record import CONTROLLER, read_attempt
 from millrace.runtime.arguments import StageArguments, attempt_config
+from millrace.runtime.devices import Assignment
 from millrace.runtime.heartbeat import SILENT_SECONDS, HeartbeatMonitor, HeartbeatPublisher, own_interface
 from storage.errors import Fenced, NotInStore
 from storage.stores.base import Store
 from storage.stores.factory import open_store
+from tasks.device_leases import leased_devices
 from tasks.events import FlowRunStates, emit
 from tasks.fork_server import STAGES
 from tasks.jobs import Job
@@ -57,6 +61,8 @@ _REPORT_SECONDS = 40.0
 """For a host to report that its stages have drained."""
 _LATE_SECONDS = 5.0
 """For a host's last heartbeat to arrive through the store once its flow run has ended."""
+_RELEASE_SECONDS = 60.0
+"""How long a job waits for GPUs that others hold before it gives its place back to the pool."""
 FINAL_ERRORS = (InputError, Fenced, LedgerMismatch, PlaceYielded)
 """Errors after which the host does not start the stage again."""
 
@@ -133,7 +139,7 @@ class _RemoteStage:
             if status.get("ended"):
                 if status.get("sentence") is not None:
                     errors = {kind.__name__: kind for kind in FINAL_ERRORS}
-                    raise errors.get(status.get("final") or "", StageDied)(status["sentence"])
+                    raise errors.get(status.get("final") or "", StageDied)(f"{where}: {status['sentence']}")
                 return
             if status:
                 self._accepted = self._accepted or now
@@ -197,7 +203,7 @@ def stages(run_url: str, attempt: int, job: Job) -> None:
     STOP_NOW.clear()
     warm_up(process.stage for process in job.processes)
     store = open_store(run_url)
-    _check_host(store, attempt, job)
+    config, inputs = _check_host(store, attempt, job)
     with HeartbeatPublisher(
         store,
         job.status_record,
@@ -209,11 +215,15 @@ def stages(run_url: str, attempt: int, job: Job) -> None:
         over = threading.Event()
         threading.Thread(target=_monitor_controller, args=(store, str(attempt), over), daemon=True).start()
         try:
-            with handover_folder(f"{run_url} {job.name}", attempt) as handover:
+            check_on_host(config, {stage for stage, _ in job.members}, inputs)
+            with (
+                devices_when_free(config, job, store.url) as assignment,
+                handover_folder(f"{run_url} {job.name}", attempt) as handover,
+            ):
                 arguments = StageArguments(run_url=run_url, attempt=attempt, replica=0, handover=handover)
-                run_together(submit_stages(job, arguments))
+                run_together(submit_stages(job, arguments, assignment))
         except Exception as error:
-            final = type(error).__name__ if isinstance(error, FINAL_ERRORS) else None
+            final = next((kind.__name__ for kind in FINAL_ERRORS if isinstance(error, kind)), None)
             publisher.publish(ended=True, sentence=str(error), final=final)
             if not isinstance(error, PlaceYielded):
                 raise
@@ -224,8 +234,30 @@ def stages(run_url: str, attempt: int, job: Job) -> None:
             STAGES.close()
 
 
-def _check_host(store: Store, number: int, job: Job) -> None:
-    """Raises InputError unless this host sees the run, has the controller's code and inputs, and is in its network."""
+@contextlib.contextmanager
+def devices_when_free(config: RunConfig, job: Job, holder: str) -> Iterator[Assignment]:
+    """Leases this host's GPUs for a job, after waiting a while for others, such as a job that drains, to release some.
+
+    Raises PlaceYielded if they do not: another host of the pool may have free ones.
+    """
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                assignment = stack.enter_context(leased_devices(config, job.members, holder))
+                break
+            except DevicesInUse as error:
+                if STOP.is_set() or time.monotonic() - began > _RELEASE_SECONDS:
+                    raise PlaceYielded(str(error)) from error
+                STOP.wait(_POLL_SECONDS)
+        yield assignment
+
+
+def _check_host(store: Store, number: int, job: Job) -> tuple[RunConfig, Mapping[str, str]]:
+    """Returns the attempt's config, and its inputs as the controller recorded them.
+
+    Raises InputError unless this host sees the run, has the controller's code and inputs, and is in its network.
+    """
     host = f"host {socket.gethostname()}"
     try:
         attempt = read_attempt(store, number)
@@ -245,6 +277,7 @@ def _check_host(store: Store, number: int, job: Job) -> None:
     network = config.placement.train.network
     if network is not None and "train" in job_stages:
         own_interface(network, "placement.train.network")
+    return config, attempt.inputs
 
 
 def _code(made_by: Provenance) -> str:

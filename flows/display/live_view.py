@@ -15,6 +15,7 @@ from flows.display.tables import echo, plain
 from millrace.errors import MillraceError
 from millrace.runs.status import StatusReader
 from millrace.runtime.background import Background
+from millrace.runtime.devices import gpus
 from millrace.runtime.messages import STOPPED
 from storage.errors import StorageError
 from storage.stores.base import Store
@@ -103,7 +104,10 @@ def panel(status: dict[str, Any]) -> Table:
     if status["steps"] or status["ledger"]["generated"]["rollouts"] or status["eval"]:
         rows += figures(status)
     alive = {name: activity for name, activity in status["doing"].items() if name in status["ready"]}
-    rows += [(name, activity) for name, activity in sorted(alive.items()) if activity != STOPPED]
+    places = {name: f" on {gpus(devices)}" for name, devices in status["devices"].items()}
+    rows += [
+        (name, f"{activity}{places.get(name, '')}") for name, activity in sorted(alive.items()) if activity != STOPPED
+    ]
     for name, value in rows:
         table.add_row(plain(name), plain(value))
     return table

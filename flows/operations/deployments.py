@@ -26,6 +26,7 @@ from millrace.runs.status import StatusReader
 from millrace.runtime.arguments import EVALUATE_AT_END, StageArguments, attempt_config
 from storage.stores.factory import open_store
 from storage.stores.memory import memory_folder
+from tasks.device_leases import leased_devices
 from tasks.fork_server import STAGES
 from tasks.stages import evaluate as evaluate_stage
 from tasks.stop import STOP
@@ -71,10 +72,16 @@ def evaluate(run_url: str) -> dict[str, Any]:
     try:
         # Not the campaign's folder, which may be in use.
         with tempfile.TemporaryDirectory(prefix="evaluate-", dir=memory_folder()) as folder:
-            arguments = StageArguments(
-                run_url=store.url, attempt=attempt.number, replica=EVALUATE_AT_END, handover=Path(folder)
-            )
-            evaluate_stage(arguments, attempt_config(attempt).training.threads)
+            config, process = attempt_config(attempt), ("evaluate", EVALUATE_AT_END)
+            with leased_devices(config, [process], store.url) as assignment:
+                arguments = StageArguments(
+                    run_url=store.url,
+                    attempt=attempt.number,
+                    replica=EVALUATE_AT_END,
+                    handover=Path(folder),
+                    devices=assignment.get(process, ()),
+                )
+                evaluate_stage(arguments, config.training.threads)
     finally:
         STOP.set()
         STAGES.close()

@@ -11,17 +11,19 @@ from pathlib import Path
 import yaml
 
 from configs.load import parse_scalar, with_overrides
+from configs.operation import PlacementConfig
 from configs.requests import PlanRequest
 from configs.schema import RunConfig
 from flows.display.tables import TitledTable
 from millrace.errors import InputError
 from millrace.planning.candidate import Candidate, Machine, explicit_values
 from millrace.planning.gpus import GpuMachine
-from millrace.planning.hardware import GIB, hardware_named
+from millrace.planning.hardware import GIB, GPUS_PER_HOST, hardware_named
 from millrace.planning.models import model_named, shape_of_folder, shape_of_model
 from millrace.planning.plan import Plan, what_if
 from millrace.planning.search import make_plan, simulator
 from millrace.planning.stored import fit_machine
+from millrace.runtime.devices import assign, gpus
 from storage.stores.factory import open_store
 
 _STEPS = 100
@@ -163,12 +165,31 @@ def _figures(entry: Candidate, plan: Plan) -> dict[str, str]:
             f"{costs.push:.3g} s by {config.weights.transport} while both continue; the trainer stands still for "
             f"{costs.handover:.2g} s, a generator for {costs.pause:.2g} s"
         )
+    if (layout := _layout_on_a_host(entry)) is not None:
+        figures["on one host"] = layout
     if (memory := entry.memory) is not None:
         needs = f"trainer {memory.trainer / GIB:.0f}, generator {memory.generator / GIB:.0f}"
         figures["memory"] = f"{needs} of {memory.capacity / GIB:.0f} GiB per GPU"
     if outcome is not None and entry.gpus is not None:
         figures |= _bill(entry, plan, outcome.step_seconds, entry.gpus)
     return {**figures, "result": (entry.reason if outcome is None else entry.bottleneck)}
+
+
+def _layout_on_a_host(entry: Candidate) -> str | None:
+    """The GPUs of each process if one host has enough for all; None if not, or if GPUs are not divided."""
+    if entry.gpus is None or entry.gpus > GPUS_PER_HOST or entry.config.placement.train.hosts > 1:
+        return None
+    config, generation = entry.config, entry.config.generation
+    # A plan for GPUs is for the trainer on GPUs, and for vLLM, whatever the config names.
+    changes = {
+        "training": config.training.model_copy(update={"device": "cuda"}),
+        "generation": generation.model_copy(update={"engine": "vllm"}),
+        "placement": PlacementConfig(colocated=config.placement.colocated),
+    }
+    on_gpus = config.model_copy(update=changes)
+    processes = [("train", 0), *(("generate", replica) for replica in range(generation.replicas))]
+    assignment = assign(on_gpus, processes, [str(index) for index in range(entry.gpus)])
+    return "; ".join(f"{stage}-{replica} on {gpus(assignment[stage, replica])}" for stage, replica in processes)
 
 
 def _bill(entry: Candidate, plan: Plan, step_seconds: float, gpus: int) -> dict[str, str]:

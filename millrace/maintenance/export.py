@@ -9,11 +9,9 @@ A promoted checkpoint is already stored as such a folder; `millrace.evaluation.p
 import tempfile
 from pathlib import Path
 
-import torch
-
 from configs.schema import ModelConfig
 from millrace.chat.encoder import load_run_tokenizer
-from millrace.errors import InputError, ModelFolderError
+from millrace.errors import InputError, ModelFolderError, WeightsMismatch
 from millrace.evaluation.promotion import new_folder
 from millrace.maintenance.contents import best_stored
 from millrace.models.loading import load_model, save_model
@@ -64,13 +62,9 @@ def write_model_folder(
     """
     model = load_model(start, model_config.dtype)
     if checkpoint is not None:
-        parameters = dict(model.named_parameters())
         try:
-            weights = load_weights(store, checkpoint, parameters)
-            with torch.no_grad():
-                for name, parameter in parameters.items():
-                    parameter.copy_(weights[name])
-        except (KeyError, RuntimeError) as error:
+            load_weights(store, checkpoint, dict(model.named_parameters()))
+        except (KeyError, RuntimeError, WeightsMismatch) as error:
             raise ModelFolderError(
                 f"its model has other tensors than the checkpoint of version {checkpoint.step} ({error})",
                 file=start,

@@ -37,7 +37,7 @@ def load_model(folder: Path, dtype: str) -> PreTrainedModel:
     Raises ModelFolderError, also if the weight files and the model that config.json describes have different tensors
     (transformers would draw missing ones at random), or if a value is not finite.
     """
-    with _refused_in_a_sentence(folder):
+    with refused_in_a_sentence(folder):
         config = AutoConfig.from_pretrained(folder, **_LOCAL)
         # transformers' default attention, sdpa, leaves soft caps out without a word.
         attention = {"attn_implementation": "eager"} if getattr(config, "attn_logit_softcapping", None) else {}
@@ -57,31 +57,31 @@ def load_model(folder: Path, dtype: str) -> PreTrainedModel:
     if model.config.tie_word_embeddings and output.weight is not embedding.weight:
         raise ModelFolderError(NOT_TIED, file=folder)
     for name, parameter in model.named_parameters():
-        if not is_finite(parameter):
-            raise ModelFolderError(f"{name} holds values that are not finite", file=folder, expected="numbers")
+        refuse_not_finite(folder, name, parameter)
     return cast("PreTrainedModel", model)
 
 
-def check_loads(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raises ModelFolderError if `load_model` would find other tensors than the model of config.json has.
+def check_loads(folder: Path, tensors: Mapping[str, torch.Tensor], dtype: str = "float32") -> PreTrainedModel:
+    """The model in `folder`, in `dtype`, without values: `tensors` are those of the weight files, on the meta device.
 
-    `tensors` are those of the weight files, on the meta device: nothing is loaded.
+    Raises ModelFolderError if `load_model` would find other tensors than the model of config.json has.
     """
-    with _refused_in_a_sentence(folder):
+    with refused_in_a_sentence(folder):
         config = AutoConfig.from_pretrained(folder, **_LOCAL)
         model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-        _, loaded = model_class.from_pretrained(
+        model, loaded = model_class.from_pretrained(
             None,
             config=config,
             state_dict=dict(tensors),
             device_map="meta",
-            dtype=torch.float32,
+            dtype=getattr(torch, dtype),
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
         if (folder / "generation_config.json").exists():
             GenerationConfig.from_pretrained(folder, local_files_only=True)
     refuse_differences(folder, loaded)
+    return cast("PreTrainedModel", model)
 
 
 def save_model(model: PreTrainedModel, folder: Path) -> None:
@@ -94,13 +94,19 @@ def save_model(model: PreTrainedModel, folder: Path) -> None:
 
 def is_tied(folder: Path) -> bool:
     """Whether the output layer of the model in `folder` is its embedding, by its config.json."""
-    with _refused_in_a_sentence(folder):
+    with refused_in_a_sentence(folder):
         return bool(AutoConfig.from_pretrained(folder, **_LOCAL).tie_word_embeddings)
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
     """Whether all values of `tensor` are finite. Needs no copy of it: NaN is its own smallest and largest value."""
     return all(bool(torch.isfinite(value)) for value in tensor.detach().aminmax())
+
+
+def refuse_not_finite(folder: Path, name: str, tensor: torch.Tensor) -> None:
+    """Raises ModelFolderError unless all values of the tensor `name` are finite."""
+    if not is_finite(tensor):
+        raise ModelFolderError(f"{name} holds values that are not finite", file=folder, expected="numbers")
 
 
 def refuse_differences(folder: Path, loaded: Mapping[str, Any]) -> None:
@@ -126,7 +132,7 @@ def _named(names: list[str]) -> str:
 
 def empty_model(folder: Path) -> PreTrainedModel:
     """The model in `folder` without values: names and shapes of its parameters. Raises ModelFolderError."""
-    with _refused_in_a_sentence(folder), torch.device("meta"):
+    with refused_in_a_sentence(folder), torch.device("meta"):
         config = AutoConfig.from_pretrained(folder, **_LOCAL)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
         return model
@@ -137,7 +143,7 @@ def load_tokenizer(folder: Path, chat_template: str | None = None) -> PreTrained
 
     `chat_template` is Jinja that replaces its own chat template; None keeps that.
     """
-    with _refused_in_a_sentence(folder, what="tokenizer"):
+    with refused_in_a_sentence(folder, what="tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(folder, **_LOCAL)
     if tokenizer.eos_token_id is None:
         read = "its tokenizer has no end-of-sequence token"
@@ -154,14 +160,15 @@ def end_token_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int
     """
     named = None
     if (folder / "generation_config.json").is_file():
-        with _refused_in_a_sentence(folder, what="generation_config.json"):
+        with refused_in_a_sentence(folder, what="generation_config.json"):
             named = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
     more = named if isinstance(named, list) else [named]
     return tuple(dict.fromkeys(token for token in (tokenizer.eos_token_id, *more) if token is not None))
 
 
 @contextmanager
-def _refused_in_a_sentence(folder: Path, what: str = "causal language model") -> Iterator[None]:
+def refused_in_a_sentence(folder: Path, what: str = "causal language model") -> Iterator[None]:
+    """Raises ModelFolderError for any error of the block, which reads `folder`."""
     if not folder.is_dir():
         raise ModelFolderError("no such folder", file=folder, expected="a Hugging Face causal language model")
     try:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 NOT_RECORDED = 2**16 - 1
 """Stands for an expert where none was recorded."""
 _STEP = "step"
-"""AdamW keeps its step count on the CPU."""
+"""AdamW keeps its step count on the CPU, unless it is fused."""
 
 
 def decoder_layers(model: "PreTrainedModel") -> dict[str, nn.Module]:
@@ -74,8 +74,9 @@ def move(module: nn.Module, device: torch.device, optimizer: torch.optim.Optimiz
     """
     module.to(device)
     if optimizer is not None:
+        stays = set() if optimizer.defaults["fused"] else {_STEP}
         for slots in optimizer.state.values():
-            for name in slots.keys() - {_STEP}:
+            for name in slots.keys() - stays:
                 slots[name] = slots[name].to(device)
     torch.cuda.empty_cache()
 

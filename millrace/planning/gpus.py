@@ -24,6 +24,7 @@ from millrace.planning.training import (
     sync_seconds,
     trainer_gpus,
 )
+from millrace.runtime.devices import generator_devices
 
 _SCORE_SECONDS = 5e-3
 """Seconds of a rule such as `math` for a response."""
@@ -49,7 +50,7 @@ def generator_gpus(config: RunConfig) -> int:
                 read=arguments[name],
                 expected="1: a plan knows tensor_parallel_size alone",
             )
-    return int(arguments.get("tensor_parallel_size", 1))
+    return generator_devices(config)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millrace.errors import InputError
-from millrace.preflight.model_folder import read_object
+from millrace.models.weight_files import read_object
 
 GIB = 2**30
+GPUS_PER_HOST = 8
 
 MEMORY_SHARE = 0.8
 """Share of the HBM's rate that kernels reach."""
@@ -42,7 +43,7 @@ class Hardware:
     """Bytes per second to other hosts: its share of the host's network cards."""
     host_copy: float
     """Bytes per second between GPU and CPU."""
-    gpus_per_host: int = 8
+    gpus_per_host: int = GPUS_PER_HOST
 
 
 def hardware_named(name: str) -> Hardware:

@@ -11,8 +11,9 @@
 Activations are those of transformers' models in 16 bits: per token and layer 8 numbers of the hidden size (norms
 compute in float32), 3 of the queries', a key, a value, and 4 of the feed-forward block's, which tensor ranks divide.
 Norms of heads keep 3 numbers more for each of a query and a key, and 1 less of the query; each of several experts has
-a copy of the hidden state before and after it. With checkpointing, a layer keeps its input alone, and only one has
-more. `python -m benchmarks.fake_cluster` compares all this with the trainer's own code.
+a copy of the hidden state before and after it. With checkpointing, a layer keeps its input alone, or with the selective
+one also the results of products and attention, and only one has more. A compiled layer needs less. Offloaded moments
+need none of it. `python -m benchmarks.fake_cluster` compares all this with the trainer's own code.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -89,13 +90,14 @@ def trainer_memory(shape: ModelShape, config: RunConfig) -> TrainerMemory:
     states = {
         "parameters": (sharded - trained) * frozen + trained * TRAINED_BYTES,
         "gradients": trained * TRAINED_BYTES,
-        "moments": 2 * trained * TRAINED_BYTES,
+        "moments": 0.0 if training.optimizer_offload else 2 * trained * TRAINED_BYTES,
     }
     # Alone and in one format, weights are used where they are.
     gathers = trainer_gpus(config) > 1 or compute != TRAINED_BYTES
     layer, embeddings = (shape.layer_parameters / tensor, shape.other_parameters) if gathers else (0, 0)
     kept, trained_layers = layer_activations(shape, tensor), shape.layers - training.frozen_layers
-    activations = tokens * trained_layers * (shape.hidden if training.activation_checkpointing else kept)
+    kept_by = {False: kept, True: shape.hidden, "selective": _products(shape, tensor)}
+    activations = tokens * trained_layers * kept_by[training.activation_checkpointing]
     at_output = TrainerMemory(
         **states,
         # The last layer is gathered for its backward pass already.
@@ -138,6 +140,13 @@ def layer_activations(shape: ModelShape, tensor: int) -> float:
 def _feed_forward(shape: ModelShape, tensor: int) -> float:
     """Counts the numbers per token that the backward pass of a feed-forward block makes, all alive at once."""
     return shape.hidden + 3 * shape.intermediate * (shape.experts_per_token or 1) / tensor
+
+
+def _products(shape: ModelShape, tensor: int) -> float:
+    """Counts the numbers of a layer's input, of its products and its attention per token; two more if compiled."""
+    attention = (2 * shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    feed_forward = 2 * shape.intermediate * (shape.experts_per_token or 1)
+    return 5 * shape.hidden + (attention + feed_forward) / tensor
 
 
 def generator_memory(

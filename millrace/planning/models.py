@@ -8,7 +8,7 @@ from typing import Any
 from configs.recipe import choose_recipe
 from configs.schema import RunConfig
 from millrace.errors import InputError, ModelFolderError
-from millrace.preflight.model_folder import read_object
+from millrace.models.weight_files import read_object
 
 BYTES = {"float32": 4, "bfloat16": 2, "fp8": 1}
 """Bytes of a number by number format."""

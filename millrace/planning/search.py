@@ -182,8 +182,9 @@ class _Search:
         tokens = training.max_tokens_per_microbatch // 2
         if candidate.memory.trainer_fits:
             smaller: dict[str, Any] = {"generation.groups_per_batch": slots} if slots else {}
-        elif not training.activation_checkpointing:
-            smaller = {"training.activation_checkpointing": True}
+        elif training.activation_checkpointing is not True:
+            more = True if training.activation_checkpointing else "selective"
+            smaller = {"training.activation_checkpointing": more}
         else:
             fits_responses = tokens >= _LEAST_RESPONSES * generation.max_new_tokens
             smaller = {"training.max_tokens_per_microbatch": tokens} if fits_responses else {}

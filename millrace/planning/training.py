@@ -7,10 +7,10 @@
 
 Products: forward 2 FLOPs per parameter and token, backward twice that; attention in addition. So 6 N per token. With
 activation checkpointing a layer is computed forward once more, up to the input of a dense layer's last product: 7.5 N
-instead of 8 N. The output layer takes 8 per parameter, because its logits are computed once more
-(`millrace.training.logprobs`). `MFU` of the peak is reached. FSDP2 gathers a layer while the one before computes, so
-the slower of the two counts. Tensor ranks wait for each all-reduce. Weights that are trained are in float32, and so are
-their gradients and moments.
+instead of 8 N. The selective one repeats no product. The output layer takes 8 per parameter, because its logits are
+computed once more (`millrace.training.logprobs`). `MFU` of the peak is reached. FSDP2 gathers a layer while the one
+before computes, so the slower of the two counts. Tensor ranks wait for each all-reduce. Weights that are trained are in
+float32, and so are their gradients and moments.
 
               trainer stands still            generators continue                    a generator stands still
     direct    its shards ─► CPU's memory      sums, the model over gloo, sums        its share ─► GPU
@@ -112,6 +112,10 @@ def step_seconds(shape: ModelShape, config: RunConfig, hardware: Hardware, *, to
     adamw_bytes = trained_parameters(shape, config) / trainer_gpus(config) * TRAINED_BYTES * _ADAMW_PASSES
     updates = training.minibatches * training.epochs
     seconds = updates * (update + adamw_bytes / (hardware.memory_rate * MEMORY_SHARE))
+    if training.optimizer_offload:
+        # Two moments, there and back.
+        moments = 2 * trained_parameters(shape, config) / trainer_gpus(config) * TRAINED_BYTES
+        seconds += updates * 2 * moments / (hardware.host_copy * HOST_COPY_SHARE)
     if forward_passes := int(updates > 1) + int(training.kl.coefficient > 0):
         flops = shape.layers * _layer_flops(shape, context) + 2 * shape.output_parameters
         traffic = Traffic(gathered=traffic.gathered / 2, scattered=0.0, reductions=2 * shape.layers)
@@ -149,7 +153,7 @@ def training_flops(shape: ModelShape, config: RunConfig, context: float) -> floa
     # Without gradients of weights the backward pass has half the products.
     backward = 2 if training.lora.rank is None else 1
     trained_layer = layer * backward
-    if training.activation_checkpointing:
+    if training.activation_checkpointing is True:
         # The sum over experts needs the results of their last products.
         trained_layer += layer - (0 if shape.experts else 2 * shape.hidden * shape.intermediate)
     trained_layers = shape.layers - training.frozen_layers

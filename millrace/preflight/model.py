@@ -11,7 +11,7 @@ from configs.schema import ModelConfig
 from configs.training import ParallelConfig, TrainingConfig
 from millrace.errors import InputError
 from millrace.models.supported import FAMILIES, check_trainable
-from millrace.preflight.model_folder import read_object, require
+from millrace.models.weight_files import read_object, require
 from millrace.prompts.packages import check_installed
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -57,19 +57,10 @@ def read_model(model: ModelConfig, recipe: Recipe) -> Mapping[str, Any]:
     return config
 
 
-def check_training(model: Mapping[str, Any], training: TrainingConfig, *, on_this_host: bool) -> None:
-    """Raises InputError if the trainer can't train the model as configured. `model`: content of its config.json.
-
-    `on_this_host`: the trainer runs here, so this host's GPUs are checked. Otherwise the stage checks its own host.
-    """
+def check_training(model: Mapping[str, Any], training: TrainingConfig) -> None:
+    """Raises InputError if the trainer can't train the model as configured. `model`: content of its config.json."""
     check_trainable(model)
-    gpus = None
-    if training.device == "cuda" and on_this_host:
-        # Imported late: torch is slow to import, and needed only where there are GPUs.
-        import torch
-
-        gpus = torch.cuda.device_count()
-    check_layout(model, training.parallel, gpus=gpus)
+    check_layout(model, training.parallel, gpus=None)
     if not FAMILIES[model["model_type"]].experts:
         for key, expected in (("router_replay", "false"), ("router_aux_loss_coefficient", "0")):
             if value := getattr(training, key):

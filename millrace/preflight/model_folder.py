@@ -14,8 +14,6 @@ import, and may do anything with a damaged folder. This process does not import 
 """
 
 import json
-import math
-import os
 import re
 import resource
 from collections.abc import Iterator, Mapping
@@ -26,14 +24,11 @@ from safetensors import SafetensorError, safe_open
 
 from millrace.errors import ModelFolderError
 from millrace.models.supported import FAMILIES
+from millrace.models.weight_files import INDEX, WEIGHTS, read_index, read_object, require, weight_files
 from millrace.preflight.child import serve
-from storage.json_text import parse_json
 
 MODULE = "millrace.preflight.model_folder"
-_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)\..+")
-_LARGEST_JSON = 512 << 20
-"""Bytes. The largest tokenizers have some 30 million."""
 _LARGEST_SCANNED = 4 << 30
 """Bytes of weights whose values are checked before the start: a few seconds."""
 _CHILD_MEMORY = 2 << 30
@@ -51,12 +46,6 @@ _ATTENTIONS = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_at
 """Those that PyTorch or transformers bring. Any other name is a repository of kernels."""
 
 
-def require(fine: bool, read: object, expected: str, *, file: Path | None = None, key: str | None = None) -> None:
-    """Raises ModelFolderError unless `fine`."""
-    if not fine:
-        raise ModelFolderError(read, file=file, key=key, expected=expected)
-
-
 def check_folder_files(folder: Path, model: Mapping[str, Any]) -> None:
     """Raises ModelFolderError, naming the first file or setting that can't be used. `model`: content of config.json."""
     for path in (path for pattern in _FILES for path in sorted(folder.glob(pattern))):
@@ -64,7 +53,7 @@ def check_folder_files(folder: Path, model: Mapping[str, Any]) -> None:
     is_adapter = (folder / "adapter_config.json").exists()
     require(not is_adapter, "it is an adapter of another model", "the whole model, merged", file=folder)
     config, weights = folder / "config.json", model.get("transformers_weights")
-    require(weights is None, repr(weights), f"the weights in {_WEIGHTS}", file=config, key="transformers_weights")
+    require(weights is None, repr(weights), f"the weights in {WEIGHTS}", file=config, key="transformers_weights")
     attention = model.get("attn_implementation", model.get("_attn_implementation"))
     expected = f"none, or one of {', '.join(_ATTENTIONS)}"
     fine = attention in (None, *_ATTENTIONS)
@@ -77,67 +66,26 @@ def check_folder_files(folder: Path, model: Mapping[str, Any]) -> None:
         require(fine, ends, expected, file=folder / "generation_config.json", key="eos_token_id")
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a file of the folder. Raises ModelFolderError."""
-    expected = "a JSON object"
-    require(path.is_file(), "no such file", expected, file=path)
-    try:
-        size = path.stat().st_size
-        values = parse_json(path.read_bytes()) if size <= _LARGEST_JSON else None
-    except (OSError, ValueError) as error:
-        read = f"can't be read: {error.strerror}" if isinstance(error, OSError) else f"not JSON: {error}"
-        raise ModelFolderError(file=path, read=read, expected=expected) from error
-    require(size <= _LARGEST_JSON, f"{size:,} bytes", f"at most {_LARGEST_JSON:,}", file=path)
-    if not isinstance(values, dict):
-        raise ModelFolderError(file=path, read="no JSON object", expected=expected)
-    return values
+def read_shapes(folder: Path) -> dict[str, list[int]]:
+    """Return the shape of each tensor, by its file's header. Raises ModelFolderError, naming a file that is damaged."""
+    return {name: shape for path in weight_files(folder) for name, shape in _read_header(path).items()}
 
 
-def check_weight_files(folder: Path, model: Mapping[str, Any], *, loaded_here: bool = True) -> None:
-    """Raises ModelFolderError, naming file or tensor, if the weight files are damaged or incomplete.
+def check_weight_files(folder: Path, model: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Return the shape of each tensor. Raises ModelFolderError, naming file or tensor, if one is damaged or missing.
 
-    `model` is the content of config.json. `loaded_here`: a stage on this machine will load them, so in two bytes per
-    number, the least that any process holds, they have to fit into its memory.
+    `model` is the content of config.json.
     """
-    shapes: dict[str, list[int]] = {}
-    index = _read_index(folder)
-    for path in weight_files(folder):
-        shapes |= _read_header(path)
+    index, shapes = read_index(folder), read_shapes(folder)
     for name in sorted(index.keys() - shapes.keys()):
-        raise ModelFolderError(file=folder / _INDEX, read=f"{index[name]} does not hold {name}", expected="it there")
-    if loaded_here:
-        needed = 2 * sum(math.prod(shape) for shape in shapes.values())
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        read = f"its weights take at least {needed / 2**30:,.1f} GiB and this machine has {memory / 2**30:,.1f} GiB"
-        require(needed <= memory, read, "a smaller model, or a larger machine", file=folder)
+        raise ModelFolderError(file=folder / INDEX, read=f"{index[name]} does not hold {name}", expected="it there")
     layers = {int(match[1]) for name in shapes if (match := _LAYER.fullmatch(name))}
     count = model.get("num_hidden_layers")
     if model["model_type"] in FAMILIES and isinstance(count, int) and len(layers) < count:
         missing = next(number for number in range(count) if number not in layers)
         expected = f"{count} layers, the num_hidden_layers of config.json"
         raise ModelFolderError(file=folder, read=f"its weight files lack layer {missing}", expected=expected)
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """Return the files that transformers loads the weights from. Raises ModelFolderError for a bad index."""
-    return [folder / name for name in sorted(set(_read_index(folder).values())) or [_WEIGHTS]]
-
-
-def _read_index(folder: Path) -> dict[str, str]:
-    """Return the file of each tensor; empty if the weights are in one file, which transformers prefers to an index."""
-    path = folder / _INDEX
-    if not path.exists() or (folder / _WEIGHTS).is_file():
-        return {}
-    index = read_object(path)
-    files = index.get("weight_map")
-    if not isinstance(files, dict) or not files:
-        raise ModelFolderError(file=path, key="weight_map", read="no object", expected="tensors and their files")
-    is_object = isinstance(index.get("metadata"), dict)
-    require(is_object, "no object", "one, which transformers reads", file=path, key="metadata")
-    for tensor, file in files.items():
-        fine = isinstance(file, str) and file not in ("", ".", "..") and "/" not in file and "\0" not in file
-        require(fine, f"{tensor} is in {file!r}", "the name of a file in the same folder", file=path)
-    return files
+    return shapes
 
 
 def _read_header(path: Path) -> dict[str, list[int]]:

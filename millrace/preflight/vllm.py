@@ -60,7 +60,7 @@ def check_vllm(question: Question) -> None:
         raise InputError(
             key="generation.engine",
             read="vllm, but the package vllm is not installed here",
-            expected="`make vllm` to have been run once, or another engine",
+            expected="`make vllm` or `make gpu` to have been run once, or another engine",
         )
     print("checking generation.engine_args with vLLM …", flush=True)
     started = time.monotonic()

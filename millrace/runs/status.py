@@ -97,6 +97,7 @@ class StatusReader:
             "early_stop": None if early_stop is None else early_stop.sentence,
             "stage_pids": {name: record["pid"] for name, record in records.items() if _stage(name) in STAGES},
             "doing": {name: record["doing"] for name, record in records.items()},
+            "devices": {name: record["devices"] for name, record in of_this_attempt.items() if record.get("devices")},
             "ready": {name: record.get("t_ready", 0) is not None for name, record in of_this_attempt.items()},
             "advances": sum(record.get("advances", 0) for record in records.values()),
             "incidents": summarize_incidents(self._incidents.read()),

@@ -27,10 +27,18 @@ class StageArguments:
     replica: int
     handover: Path
     """Folder in shared memory for the weights that this attempt's processes exchange."""
+    devices: tuple[str, ...] = ()
+    """Its GPUs, as CUDA_VISIBLE_DEVICES names them; none if it was assigned none."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables of the process."""
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self.devices)} if self.devices else {}
 
     def as_argv(self) -> list[str]:
         """The command line that `parse` reads."""
-        return [f"--{name.replace('_', '-')}={value}" for name, value in vars(self).items()]
+        values = {**vars(self), "devices": ",".join(self.devices)}
+        return [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
 
     @classmethod
     def parse(cls, argv: list[str]) -> Self:
@@ -38,6 +46,7 @@ class StageArguments:
         parser = argparse.ArgumentParser()
         for name, kind in (("--run-url", str), ("--attempt", int), ("--replica", int), ("--handover", Path)):
             parser.add_argument(name, required=True, type=kind)
+        parser.add_argument("--devices", default=(), type=lambda names: tuple(filter(None, names.split(","))))
         return cls(**vars(parser.parse_args(argv)))
 
 

@@ -3,7 +3,7 @@
 `python -m millrace.runtime.fork_server`
 
     supervisor ──modules to import──────────────────────► fork server
-               ──module, arguments, threads, log, pipes─►   │ fork ─► stage: as if `python -m MODULE ARGUMENTS`
+               ──module, arguments, variables, log, pipes─►   │ fork ─► stage: as if `python -m MODULE ARGUMENTS`
 
 See `millrace.forking.server` for how a stage becomes the supervisor's child. A user's code, such as a reward or an
 environment, is never imported here: its import may start threads or use the device. Each stage imports it.
@@ -56,6 +56,8 @@ def _run_order(order: Order) -> None:
         os.dup2(descriptor, standard)
         os.close(descriptor)
     module, arguments, threads = order.values["module"], order.values["arguments"], order.values["threads"]
+    # Before CUDA starts, which reads its variables then.
+    os.environ.update(order.values["environment"])
     # For processes that the stage starts. OpenMP itself has read it already.
     os.environ["OMP_NUM_THREADS"] = str(threads)
     if "torch" in sys.modules:

@@ -60,8 +60,9 @@ class Rendezvous:
 def prepare(interface: str) -> None:
     """Prepares this process to be a launcher whose ranks listen on this network interface only."""
     mark_launcher()
-    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        os.environ.setdefault(name, interface)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    # NCCL takes a name for a prefix, so that eth1 means eth10 too, unless it begins with an equals sign.
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
     # torchrun's handlers would end all ranks on SIGTERM; here rank 0 drains, and the others wait for its commands.
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGHUP"
 

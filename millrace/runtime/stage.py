@@ -262,6 +262,7 @@ class Stage:
             "process": self.process,
             "t": time.time(),
             "attempt": self.arguments.attempt,
+            "devices": self.arguments.devices,
             "doing": self._doing,
             "seconds": self._seconds,
         }

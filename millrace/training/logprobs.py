@@ -103,8 +103,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         logprobs_N = hidden_NH.new_empty(len(hidden_NH), dtype=_wide(hidden_NH))
         entropy_N = torch.empty_like(logprobs_N)
+        factor_VH = _factor(weight_VH)
         for part, kept_C in _chunks(len(hidden_NH), chunk, kept):
-            logits_CV = scale.apply_(_output(hidden_NH[part], weight_VH, bias_V))
+            logits_CV = scale.apply_(output_logits(hidden_NH[part], factor_VH, bias_V))
             logits_CV = _tempered(logits_CV, temperatures_N[part], kept_C)
             log_sum_C = logits_CV.logsumexp(dim=-1)
             logprobs_N[part] = logits_CV.gather(1, targets_N[part, None]).squeeze(1) - log_sum_C
@@ -131,8 +132,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
         grad_hidden_NH = torch.empty_like(hidden_NH) if for_hidden else None
         grad_weight_VH = torch.zeros_like(weight_VH, dtype=wide) if for_weight else None
         grad_bias_V = torch.zeros_like(bias_V, dtype=wide) if for_bias else None
+        factor_VH = _factor(weight_VH)
         for part, kept_C in _chunks(len(hidden_NH), ctx.chunk, ctx.kept):
-            logits_CV = ctx.scale.apply_(_output(hidden_NH[part], weight_VH, bias_V))
+            logits_CV = ctx.scale.apply_(output_logits(hidden_NH[part], factor_VH, bias_V))
             slope = ctx.scale.slope(logits_CV)
             logits_CV = _tempered(logits_CV, temperatures_N[part], kept_C)
             probs_CV = logits_CV.softmax(dim=-1)
@@ -180,9 +182,21 @@ def _wide(tensor: torch.Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-def _output(hidden_CH: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor | None) -> torch.Tensor:
-    """[C, V] logits of the output layer, float32 or float64."""
-    return torch.nn.functional.linear(hidden_CH, weight_VH, bias_V).to(_wide(hidden_CH))
+def output_logits(hidden_CH: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor | None) -> torch.Tensor:
+    """[C, V] logits of the output layer, float32 or float64, never rounded to 16 bits; without gradient."""
+    wide = _wide(hidden_CH)
+    if hidden_CH.is_cuda and hidden_CH.dtype != wide:
+        # Sums 16-bit products in float32, and keeps the sums.
+        logits_CV = torch.mm(hidden_CH, weight_VH.t(), out_dtype=wide)
+        return logits_CV if bias_V is None else logits_CV.add_(bias_V)
+    return torch.nn.functional.linear(
+        hidden_CH.to(wide), weight_VH.to(wide), None if bias_V is None else bias_V.to(wide)
+    )
+
+
+def _factor(weight_VH: torch.Tensor) -> torch.Tensor:
+    """The weight as `output_logits` multiplies it: only CUDA multiplies 16-bit numbers to float32."""
+    return weight_VH if weight_VH.is_cuda else weight_VH.to(_wide(weight_VH))
 
 
 def _tempered(logits_CV: torch.Tensor, temperatures_C: torch.Tensor, kept: KeptTokens | None) -> torch.Tensor:

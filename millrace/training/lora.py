@@ -7,6 +7,7 @@ B starts at 0, so that the policy starts as the base model (arXiv 2106.09685). G
 W + (alpha / rank) · B · A under the base model's names.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -67,6 +68,15 @@ def merged(weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scaling: 
     """W + (alpha / rank) · B · A, in W's dtype; summed in float32 at least."""
     wide = torch.promote_types(weight.dtype, torch.float32)
     return (weight.to(wide) + up.to(wide) @ down.to(wide) * scaling).to(weight.dtype)
+
+
+def drawn(layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """A and B of a layer as `add_adapters` makes them, on the CPU: the same draws, in the order of `adapters`."""
+    # peft makes both as linear layers, whose own values it then replaces.
+    rank, dtype = layer.r[_ADAPTER], layer.get_base_layer().weight.dtype
+    down, up = nn.Linear(layer.in_features, rank, bias=False), nn.Linear(rank, layer.out_features, bias=False)
+    nn.init.kaiming_uniform_(down.weight, a=math.sqrt(5))
+    return down.weight.detach().to(dtype), torch.zeros_like(up.weight, dtype=dtype)
 
 
 def is_adapter(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Optimizer updates: the samples of each, the learning rate, gradient clipping, and frozen layers.
+"""Optimizer updates: the samples of each, the learning rate, gradient clipping, AdamW, and frozen layers.
 
 The learning rate of a step is a pure function of the policy version, and of nothing that a checkpoint would hold:
 
@@ -14,17 +14,22 @@ With `ess_scaling` an update's rate is also multiplied by √ESS of its importan
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.optim import AdamW
 from transformers import PreTrainedModel
 
 from configs.training import TrainingConfig
 from millrace.errors import TrainingDiverged
 from millrace.training.batch import Sample
+
+_MOMENTS = frozenset({"exp_avg", "exp_avg_sq"})
+"""AdamW's names of its two moments."""
 
 
 def plan_updates(
@@ -59,6 +64,51 @@ def planned_rate(training: TrainingConfig, step: int) -> float:
         left = 1 - progress if schedule.decay == "linear" else (1 + math.cos(math.pi * progress)) / 2
         share = schedule.final_share + (1 - schedule.final_share) * left
     return training.learning_rate * share
+
+
+def make_optimizer(parameters: Iterable[nn.Parameter], training: TrainingConfig, device: torch.device) -> AdamW:
+    """AdamW of `parameters`, which compute on `device`; its moments are there or, offloaded, in the host's memory."""
+    adamw = training.adamw
+    return (OffloadedAdamW if training.optimizer_offload else AdamW)(
+        parameters,
+        lr=training.learning_rate,
+        betas=(adamw.beta1, adamw.beta2),
+        eps=adamw.epsilon,
+        weight_decay=training.weight_decay,
+        # One kernel that needs no intermediates. On the CPU it would round differently than ever before.
+        fused=device.type == "cuda",
+    )
+
+
+class OffloadedAdamW(AdamW):
+    """AdamW whose moments are in the host's memory, pinned; those of one parameter at a time are on the device."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Updates one parameter after the other: its moments to the device, update, its moments back."""
+        [group] = self.param_groups
+        try:
+            for parameter in group["params"]:
+                self.param_groups = [group | {"params": [parameter]}]
+                slots, host = self.state[parameter], dict(self.state[parameter])
+                for name in _MOMENTS & slots.keys():
+                    slots[name] = slots[name].to(parameter.device, non_blocking=True)
+                super().step()
+                for name in _MOMENTS & slots.keys():
+                    buffer = host[name] if name in host else empty_moment(self, slots[name])
+                    slots[name] = buffer.copy_(slots[name], non_blocking=True)
+        finally:
+            self.param_groups = [group]
+        if parameter.is_cuda:
+            # The copies back are done before a checkpoint reads them.
+            torch.cuda.current_stream().synchronize()
+
+
+def empty_moment(optimizer: torch.optim.Optimizer, like: torch.Tensor) -> torch.Tensor:
+    """A moment like `like`, a parameter or another moment, where `optimizer` keeps moments between updates."""
+    if not isinstance(optimizer, OffloadedAdamW):
+        return torch.empty_like(like)
+    return torch.empty_like(like, device=torch.device("cpu"), pin_memory=like.is_cuda)
 
 
 def zero_gradients(parameters: Collection[nn.Parameter]) -> None:

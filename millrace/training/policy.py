@@ -16,7 +16,7 @@ from millrace.models.modules import call_at_each_layer
 from millrace.models.supported import check_trainable
 from millrace.training.attention import PACKED
 from millrace.training.batch import Microbatch
-from millrace.training.logprobs import LogitScale, chunked_logprobs
+from millrace.training.logprobs import LogitScale, chunked_logprobs, output_logits
 from millrace.training.parallel.ranks import local
 from millrace.training.routing import Routing
 
@@ -66,9 +66,7 @@ class PackedPolicy(torch.nn.Module):
 
         Of the whole distribution at the temperature, also where sampling was truncated.
         """
-        logits_NV = torch.nn.functional.linear(self._hidden(batch), *self._output_layer())
-        wide = torch.promote_types(logits_NV.dtype, torch.float32)
-        logits_NV = self._scale.apply_(logits_NV.to(wide))
+        logits_NV = self._scale.apply_(output_logits(self._hidden(batch), *self._output_layer()))
         return torch.log_softmax(logits_NV / batch.temperatures_N[:, None], dim=-1)
 
     def _hidden(self, batch: Microbatch) -> torch.Tensor:

@@ -21,21 +21,32 @@ import torch
 from transformers import PreTrainedModel
 
 from configs.training import TrainingConfig
+from millrace.errors import DeviceOutOfMemory
 from millrace.models.loading import load_model
 from millrace.models.modules import move, visiting
 from millrace.training.batch import Microbatch, Sample
 from millrace.training.checkpoints.files import lone_files
 from millrace.training.checkpoints.policy_state import policy_state, restore_policy_state
+from millrace.training.layers import prepare_layers
 from millrace.training.lora import adapters, add_adapters, parts
 from millrace.training.losses.factory import Loss
 from millrace.training.objective import Objective
-from millrace.training.optimizer import clip_gradients, freeze_prefix, plan_updates, planned_rate, zero_gradients
+from millrace.training.optimizer import (
+    clip_gradients,
+    freeze_prefix,
+    make_optimizer,
+    plan_updates,
+    planned_rate,
+    zero_gradients,
+)
 from millrace.training.packing import microbatches, pack
+from millrace.training.parallel.loading import StartModel
 from millrace.training.parallel.ranks import ALONE, Ranks
 from millrace.training.parallel.sharding import base_tensors, changed_share, sample_weights, shard
 from millrace.training.policy import PackedPolicy
 from millrace.training.step_report import StepReport, TokenTable, ratio_effective_sample_size, report
 from storage.failpoints import failpoint
+from storage.stores.base import BytesLike
 
 
 class Trainer:
@@ -46,7 +57,8 @@ class Trainer:
 
     `max_new_tokens` is the maximum length of a response. `seed` is the run's. `reference` is the start model, required
     exactly if `training.kl.coefficient` is above 0; it stays in the CPU's memory between steps. `published_dtype` is
-    the number format in which generators get the weights; None: that of `model`.
+    the number format in which generators get the weights; None: that of `model`. `start` is where `model` and
+    `reference` are from if they have no values yet.
     """
 
     def __init__(
@@ -59,6 +71,7 @@ class Trainer:
         reference: PreTrainedModel | None = None,
         ranks: Ranks = ALONE,
         published_dtype: torch.dtype | None = None,
+        start: StartModel | None = None,
     ) -> None:
         if (reference is None) != (training.kl.coefficient == 0):
             raise ValueError("pass `reference` if and only if training.kl.coefficient > 0")
@@ -79,7 +92,10 @@ class Trainer:
             router_replay=training.router_replay,
             balances_experts=training.router_aux_loss_coefficient > 0,
         )
+        prepare_layers(model, checkpointing=training.activation_checkpointing, compiled=bool(training.compile))
         shard(self.policy, ranks, compute_dtype=self._compute_dtype)
+        if start is not None:
+            start.fill(self.policy, ranks)
         self.policy_version = 0
         self.ranks = ranks
         self.on_progress: Callable[[], None] = lambda: None
@@ -88,22 +104,15 @@ class Trainer:
         self._objective = Objective(training, max_new_tokens)
         self._training = training
         self._seed = seed
-        if training.activation_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self._reference = None
         if reference is not None:
             self._reference = PackedPolicy(reference.eval()).requires_grad_(False)
             self._reference.on_progress = self.policy.on_progress
             shard(self._reference, ranks, compute_dtype=self._compute_dtype)
+            if start is not None:
+                start.fill(self._reference, ranks)
             self._reference.to("cpu")
-        adamw = training.adamw
-        self._optimizer = torch.optim.AdamW(
-            self._parameters().values(),
-            lr=training.learning_rate,
-            betas=(adamw.beta1, adamw.beta2),
-            eps=adamw.epsilon,
-            weight_decay=training.weight_decay,
-        )
+        self._optimizer = make_optimizer(self._parameters().values(), training, ranks.device)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -148,9 +157,16 @@ class Trainer:
         """All updates on the batch `samples`, the same on every rank; the policy version grows by one.
 
         `rate_factor` multiplies the learning rate of the schedule. Raises InputError if no token of `samples` is
-        trainable, and TrainingDiverged where log-probabilities or the gradient are not finite. Optimizer and weights
-        are then those before the update that failed.
+        trainable, TrainingDiverged where log-probabilities or the gradient are not finite, and DeviceOutOfMemory.
+        Optimizer and weights are then those before the update that failed, except that a lack of memory may leave some
+        of them updated.
         """
+        try:
+            return self._step(samples, rate_factor)
+        except torch.OutOfMemoryError as error:
+            raise self._out_of_memory(error) from error
+
+    def _step(self, samples: Sequence[Sample], rate_factor: float) -> StepReport:
         plan = plan_updates(
             samples,
             minibatches=self._training.minibatches,
@@ -171,14 +187,30 @@ class Trainer:
         before_N = updates[0].logprobs_N if before_N is None else before_N
         return report(samples, updates, before_N, changed_weight_share=share)
 
+    def _out_of_memory(self, error: torch.OutOfMemoryError) -> DeviceOutOfMemory:
+        training = self._training
+        remedies = ["a smaller number"]
+        if training.activation_checkpointing is not True:
+            remedies.append("training.activation_checkpointing: true")
+        if not training.optimizer_offload:
+            remedies.append("training.optimizer_offload: true")
+        # The allocator's first sentences hold the numbers; the others are advice about its settings.
+        numbers = ". ".join(str(error).split(". ")[:4]).rstrip(".")
+        return DeviceOutOfMemory(
+            f"{training.max_tokens_per_microbatch}, and the step to version {self.policy_version + 1} ran out of "
+            f"memory on {self.ranks.device} ({numbers})",
+            key="training.max_tokens_per_microbatch",
+            expected=" or ".join([*remedies, "more data ranks (training.parallel.data)"]),
+        )
+
     def sleep(self) -> None:
         """Moves parameters and optimizer state to the CPU's memory; until `wake` the trainer can only be saved."""
         self._optimizer.zero_grad(set_to_none=True)
-        move(self.policy, torch.device("cpu"), self._optimizer)
+        move(self.policy, torch.device("cpu"), self._moved_optimizer)
 
     def wake(self) -> None:
         """Moves parameters and optimizer state back to the device, bit for bit as they were."""
-        move(self.policy, self.ranks.device, self._optimizer)
+        move(self.policy, self.ranks.device, self._moved_optimizer)
 
     def microbatches(self, samples: Sequence[Sample], indices: Sequence[int] | None = None) -> list[Microbatch]:
         """The samples at `indices`, by default all, in microbatches of the configured size, for all ranks together."""
@@ -194,6 +226,11 @@ class Trainer:
     def logprobs_of(self, batch: Microbatch) -> torch.Tensor:
         """[N, V] log π of every token of the vocabulary at each response token, nats, on the policy's device."""
         return self.policy.over_vocabulary(batch.to(self.ranks.device))
+
+    @property
+    def _moved_optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer whose state moves with the parameters; None if it is offloaded, and never on the device."""
+        return None if self._training.optimizer_offload else self._optimizer
 
     def _parameters(self) -> dict[str, torch.nn.Parameter]:
         """The trained parameters by name: all that are not frozen, or those of the adapters."""
@@ -286,7 +323,7 @@ class Trainer:
             self._optimizer.state[parameter] = {key: value.clone() for key, value in slots.items()}
         self.policy_version = other.policy_version
 
-    def restore(self, policy_version: int, files: Mapping[str, bytes]) -> None:
+    def restore(self, policy_version: int, files: Mapping[str, BytesLike]) -> None:
         """Restores a checkpoint from its files, written by any number of ranks; every rank gets the same files.
 
         Raises WeightsMismatch if they belong to another model, InputError if another number of layers was frozen, and
@@ -310,13 +347,18 @@ def load_trainer(
     """A trainer of class `kind` with the start model in `folder`, loaded in `dtype`; `seed` is the run's."""
     # The same on every rank, so that all draw the same adapters.
     torch.manual_seed(seed)
-    model = load_model(folder, dtype)
+    start = StartModel(folder, dtype, seed) if ranks.size > 1 else None
+
+    def make() -> PreTrainedModel:
+        return load_model(folder, dtype) if start is None else start.empty()
+
     return kind(
-        model,
+        make(),
         training,
         max_new_tokens=max_new_tokens,
         seed=seed,
-        reference=load_model(folder, dtype) if training.kl.coefficient else None,
+        reference=make() if training.kl.coefficient else None,
         ranks=ranks,
         published_dtype=getattr(torch, generation_dtype),
+        start=start,
     )

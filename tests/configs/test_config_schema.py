@@ -254,6 +254,10 @@ IMPOSSIBLE: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
         over_hosts(hosts=3, network="10.0.0.0/24"),
         ("placement.train.hosts", "training.parallel.data"),
     ),
+    "replicas of unequal sizes": (
+        {"training": {"max_steps": 3, "parallel": {"data": 4, "shard": 3}}},
+        ("training.parallel.shard", "training.parallel.data"),
+    ),
     "more hosts at least than there are": (
         over_hosts(min_hosts=3),
         ("placement.train.hosts", "placement.train.min_hosts"),

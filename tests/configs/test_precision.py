@@ -6,6 +6,8 @@ import pytest
 
 from configs import generation
 from configs.generation import GenerationConfig, multiplies_bfloat16
+from configs.load import PRESETS, changed_immutably, load_config
+from configs.schema import RunConfig
 
 
 @pytest.mark.parametrize(
@@ -34,3 +36,32 @@ def test_auto_is_resolved_when_the_config_is_read(
     monkeypatch.setattr(generation, "multiplies_bfloat16", lambda: native)
     config = GenerationConfig.model_validate({"dtype": "auto"})
     assert config.model_dump()["dtype"] == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], (None, None, "float32")),
+        (["training.device=cuda"], ("bfloat16", True, "float32")),
+        (["training.device=cuda", "generation.engine=vllm"], ("bfloat16", True, "bfloat16")),
+        (
+            ["training.device=cuda", "generation.engine=vllm", "generation.dtype=float32"],
+            ("bfloat16", True, "float32"),
+        ),
+        (
+            ["training.device=cuda", "training.compute_dtype=float32", "training.compile=false"],
+            ("float32", False, "float32"),
+        ),
+    ],
+)
+def test_a_gpu_computes_in_bfloat16_unless_told_otherwise(overrides: list[str], expected: tuple[object, ...]) -> None:
+    config = load_config(PRESETS / "tiny-cpu.yaml", overrides)
+    assert (config.training.compute_dtype, config.training.compile, config.generation_dtype) == expected
+    # As a run stores it.
+    assert RunConfig.model_validate(config.model_dump(mode="json")) == config
+
+
+def test_a_resumed_run_keeps_the_number_format_on_another_device() -> None:
+    on_gpu, on_cpu = (load_config(PRESETS / "tiny-cpu.yaml", [f"training.device={it}"]) for it in ("cuda", "cpu"))
+    [change] = changed_immutably(on_gpu, on_cpu)
+    assert change.startswith('training.compute_dtype was "bfloat16" and is null')

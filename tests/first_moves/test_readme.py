@@ -56,10 +56,13 @@ def _deploys(checkout: Checkout, demo: str) -> None:
             assert any("campaign-from-preset" in line for line in worker.stdout)
 
 
-def _finds_no_gpu(checkout: Checkout, demo: str) -> None:
-    ended = checkout.run("make gpu-check")
-    assert ended.code == 2
-    assert "Traceback" not in ended.output
+def _finds_no_gpu(command: str) -> Callable[[Checkout, str], object]:
+    def finds_none(checkout: Checkout, demo: str) -> None:
+        ended = checkout.run(command)
+        assert ended.code == 2
+        assert "Traceback" not in ended.output
+
+    return finds_none
 
 
 def _installs(command: str) -> Callable[[Checkout, str], object]:
@@ -71,7 +74,8 @@ RUN_AS = {
     "millrace doctor": _works("millrace doctor"),
     "millrace status RUN_URL": _works("millrace status {demo}"),
     "millrace export": _works("millrace export {demo} --to exported-as-in-readme"),
-    "make gpu-check": _finds_no_gpu,
+    "make gpu-check": _finds_no_gpu("make gpu-check"),
+    "make gpu": _finds_no_gpu("make gpu"),
     "make server": _serves_prefect,
     "make deploy": _deploys,
     "millrace dashboard": _serves_a_dashboard,

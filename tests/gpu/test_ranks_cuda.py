@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.training.sharded_trainers import LAYOUTS, Report, launch
+from support.training.sharded_trainers import LAYOUTS, Layout, Report, launch
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,10 +21,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 @pytest.mark.parametrize("layout", LAYOUTS[2])
 @pytest.mark.parametrize("case", CASES)
-def test_two_gpus_train_to_the_losses_and_weights_of_one_cpu(
-    report: Report, case: str, layout: tuple[int, int]
-) -> None:
-    apart = report[f"{case} {layout[0]}x{layout[1]}"]
+def test_two_gpus_train_to_the_losses_and_weights_of_one_cpu(report: Report, case: str, layout: Layout) -> None:
+    apart = report[f"{case} {layout}"]
     assert apart["start"] == 0.0
     for what in ("gradient", "grad_norm", "loss", "weights", "next_logprobs"):
         assert apart[what] <= TOLERANCE, what

@@ -49,7 +49,7 @@ def fork() -> Iterator[Fork]:
 
     def fork_stage(server: StageForkServer, *words: str, warn: Callable[[str], None] = pytest.fail) -> ForkedProcess:
         with Path(os.devnull).open("ab") as log:
-            forked.append(server.fork(fake_stage.__name__, words, log, 2, warn))
+            forked.append(server.fork(fake_stage.__name__, words, log, 2, warn, {"CUDA_VISIBLE_DEVICES": "6,7"}))
         return forked[-1]
 
     yield fork_stage
@@ -70,7 +70,7 @@ def command_line(process: psutil.Process) -> list[str]:
         return []
 
 
-def test_a_forked_stage_is_a_child_with_its_own_session_threads_and_name(
+def test_a_forked_stage_is_a_child_with_its_own_session_threads_gpus_and_name(
     make_server: Callable[[str], StageForkServer], fork: Fork
 ) -> None:
     process = fork(make_server(fake_stage.__name__), "facts")
@@ -80,6 +80,7 @@ def test_a_forked_stage_is_a_child_with_its_own_session_threads_and_name(
     assert process.wait() == 0
     assert facts == {
         "parent": os.getpid(), "session": process.pid, "group": process.pid, "threads": 1, "omp": "2", "cuda": False,
+        "devices": "6,7",
         # In addition to the standard ones, only the listing's own descriptor.
         "argv": ["facts"], "descriptors": [0, 1, 2, 3],
     }  # fmt: skip

@@ -67,8 +67,8 @@ def open_handover(stage: Stage, trainer: Trainer) -> Handover:
     sender: HandoverSender | None = shard_sender(trainer, config, stage.store)
     if sender is None:
         dtype = getattr(torch, config.generation_dtype)
-        weights = trainer.weights()
-        like = {name: torch.empty_like(tensor, dtype=dtype, device="meta") for name, tensor in weights.items()}
+        tensors = layout(trainer.model, trainer.ranks, dtype).tensors
+        like = {spec.name: torch.empty(spec.shape, dtype=dtype, device="meta") for spec in tensors}
         sender = trainer_end(arguments.handover, like, config.generation.replicas)
     return Handover(trainer, sender)
 

@@ -9,6 +9,7 @@ Rank 0 reads and writes all streams. The other ranks write only their shards of 
 """
 
 import json
+import os
 from pathlib import Path
 
 import torch
@@ -17,7 +18,9 @@ from configs.schema import RunConfig
 from millrace.forking import process_settings
 from millrace.models.loading import load_tokenizer
 from millrace.models.start_folder import start_folder
+from millrace.preflight.memory import check_memory
 from millrace.preflight.model import check_layout
+from millrace.preflight.model_folder import read_shapes
 from millrace.prompts.dataset import load_prompts
 from millrace.replay.results import read_spec
 from millrace.runs.provenance import record_start_hashes
@@ -86,11 +89,15 @@ def _start_trainer(config: RunConfig, folder: Path) -> Trainer:
     """
     training, hosts = config.effective_training, config.placement.train.hosts
     torch.set_num_threads(training.threads)
+    if training.device == "cuda":
+        use_expandable_segments()
     gpus = torch.cuda.device_count() if training.device == "cuda" else None
     check_layout(json.loads((folder / "config.json").read_text()), training.parallel, hosts=hosts, gpus=gpus)
+    check_memory(folder, read_shapes(folder), training, hosts=hosts)
     ranks = Ranks.join(
         data=training.parallel.data,
         tensor=training.parallel.tensor,
+        shard=training.parallel.shard,
         device=training.device,
         shrunk=hosts > 1,
     )
@@ -104,6 +111,15 @@ def _start_trainer(config: RunConfig, folder: Path) -> Trainer:
         seed=config.seed,
         ranks=ranks,
     )
+
+
+def use_expandable_segments() -> None:
+    """Has this process's CUDA memory grow in place, so that microbatches of other lengths leave no gaps in it.
+
+    Not in the environment, which vLLM's processes have too: its sleep mode refuses it. A user's own settings stay.
+    """
+    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
 if __name__ == "__main__":

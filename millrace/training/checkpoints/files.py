@@ -15,8 +15,10 @@ So a checkpoint stops training for one copy, and takes no more memory than its f
 afterwards: that would hold Python's lock, and stop training too.
 """
 
+import itertools
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +67,8 @@ class Extent:
     start: int
     """Byte range of its values in the file, counted from the header's end."""
     end: int
+    file: str
+    """Name of the file."""
 
 
 def blocks_to_write(tensors: Mapping[str, torch.Tensor], rank: int) -> Iterator[tuple[str, Block]]:
@@ -123,8 +127,11 @@ def header_length(start: bytes) -> int:
     return 8 + int.from_bytes(start[:8], "little")
 
 
-def extents(header: bytes) -> dict[str, Extent]:
-    """The blocks of a safetensors file by name. Raises ValueError, KeyError, TypeError or AttributeError for damage."""
+def extents(header: bytes, file: str) -> dict[str, Extent]:
+    """The blocks of the safetensors file `file` by name.
+
+    Raises ValueError, KeyError, TypeError or AttributeError for damage.
+    """
     described = json.loads(header[8:])
     offsets = json.loads(described.pop("__metadata__", {}).get(_OFFSETS, "{}"))
     return {
@@ -134,9 +141,34 @@ def extents(header: bytes) -> dict[str, Extent]:
             dtype=_DTYPES[about["dtype"]],
             start=about["data_offsets"][0],
             end=about["data_offsets"][1],
+            file=file,
         )
         for name, about in described.items()
     }
+
+
+def read_part(
+    extent: Extent, offsets: Sequence[int], lengths: Sequence[int], read_into: Callable[[int, memoryview], None]
+) -> torch.Tensor:
+    """The part of a block that starts at `offsets` within it, on the CPU; no other byte of the file is read.
+
+    `read_into(start, buffer)` fills `buffer` with the file's bytes from `start` on, counted from the header's end.
+    """
+    strides = [math.prod(extent.shape[dim + 1 :]) for dim in range(len(extent.shape))]
+    # From this dimension on, the part's values are consecutive in the file.
+    whole = len(extent.shape)
+    while whole and lengths[whole - 1] == extent.shape[whole - 1]:
+        whole -= 1
+    inner = max(whole - 1, 0)
+    size = extent.dtype.itemsize
+    run = math.prod(lengths[inner:]) * size
+    buffer = bytearray(math.prod(lengths) * size)
+    starts = [range(at, at + length) for at, length in zip(offsets[:inner], lengths[:inner], strict=True)]
+    first = sum(at * stride for at, stride in zip(offsets[inner:], strides[inner:], strict=True))
+    for number, index in enumerate(itertools.product(*starts)):
+        start = first + sum(at * stride for at, stride in zip(index, strides[:inner], strict=True))
+        read_into(extent.start + start * size, memoryview(buffer)[number * run : (number + 1) * run])
+    return torch.frombuffer(buffer, dtype=extent.dtype).view(tuple(lengths))
 
 
 class FileImage:
@@ -144,7 +176,7 @@ class FileImage:
 
     def __init__(self, kind: str, blocks: Mapping[str, Block], size: int) -> None:
         header = file_header(kind, blocks, size)
-        self._extents = extents(header)
+        self._extents = extents(header, file_name(kind, 0, size))
         nbytes = max((extent.end for extent in self._extents.values()), default=0)
         pinned = any(block.values.is_cuda for block in blocks.values())
         self._bytes = torch.empty(len(header) + nbytes, dtype=torch.uint8, pin_memory=pinned)

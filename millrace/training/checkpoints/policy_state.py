@@ -17,9 +17,10 @@ from millrace.errors import InputError
 from millrace.training.checkpoints.names import MODEL, OPTIMIZER, RNG
 from millrace.training.checkpoints.reading import StoredFiles, StoredTensors
 from millrace.training.lora import merged
+from millrace.training.optimizer import empty_moment
 from millrace.training.parallel.ranks import local
 from storage.checkpoints import Checkpoint
-from storage.stores.base import Store
+from storage.stores.base import BytesLike, Store
 
 _STEP, _MOMENTS = "step", ("exp_avg", "exp_avg_sq")
 """AdamW's state of a parameter: a number, and two tensors like the parameter."""
@@ -54,7 +55,7 @@ def policy_state(
 
 @torch.no_grad()
 def restore_policy_state(
-    parameters: Parameters, optimizer: torch.optim.Optimizer, files: Mapping[str, bytes], frozen_layers: int = 0
+    parameters: Parameters, optimizer: torch.optim.Optimizer, files: Mapping[str, BytesLike], frozen_layers: int = 0
 ) -> None:
     """Restores parameters, optimizer state and random state from `files`, written by any number of ranks.
 
@@ -81,28 +82,40 @@ def restore_policy_state(
         local(parameter.detach()).copy_(weights[name])
     optimizer.state.clear()
     for name, parameter in stepped.items():
-        slots = {slot: torch.empty_like(parameter.detach()) for slot in _MOMENTS}
+        slots = {slot: empty_moment(optimizer, parameter.detach()) for slot in _MOMENTS}
         for slot, tensor in slots.items():
             local(tensor).copy_(moments[f"{slot}.{name}"])
-        optimizer.state[parameter] = {_STEP: steps[f"{_STEP}.{name}"], **slots}
+        step = steps[f"{_STEP}.{name}"]
+        # A fused optimizer keeps it next to the parameter.
+        optimizer.state[parameter] = {
+            _STEP: step.to(parameter.device) if optimizer.defaults["fused"] else step,
+            **slots,
+        }
     torch.set_rng_state(rng)
 
 
+@torch.no_grad()
 def load_weights(store: Store, checkpoint: Checkpoint, start: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The policy's parameters by the base model's names, whole, on the CPU, written by any number of ranks.
 
-    `start` are the parameters of the run's start model: adapters are merged into them, and frozen layers are theirs.
-    Raises StreamCorrupt, and KeyError if the adapters belong to another model.
+    `start` are the parameters of the run's start model, on the CPU: they get the policy's values in place, adapters
+    merged in, so that memory holds the model once. Without them new tensors are made, and adapters or frozen layers
+    can't be loaded. Raises StreamCorrupt, and WeightsMismatch or KeyError if the checkpoint belongs to another model.
     """
-    stored = StoredTensors(StoredFiles(store, checkpoint), MODEL).read_whole()
-    scaling, frozen = stored.pop(_SCALING, None), stored.pop(_FROZEN, None)
-    if scaling is None:
-        return stored if frozen is None else {**start, **stored}
-    # As generators were given them.
-    weights = dict(start)
-    for name, down in stored.items():
-        if name.endswith(_DOWN):
-            adapted = name.removesuffix(_DOWN)
-            weight = start[f"{adapted}.weight"].detach().cpu()
-            weights[f"{adapted}.weight"] = merged(weight, down, stored[adapted + _UP], scaling.item())
-    return weights
+    stored = StoredTensors(StoredFiles(store, checkpoint), MODEL)
+    if _SCALING in stored.shapes:
+        adapters = stored.read_whole()
+        for name, down in adapters.items():
+            if name.endswith(_DOWN):
+                adapted = name.removesuffix(_DOWN)
+                weight = start[f"{adapted}.weight"]
+                # As generators were given them.
+                weight.copy_(merged(weight, down, adapters[adapted + _UP], adapters[_SCALING].item()))
+    elif _FROZEN in stored.shapes:
+        trained = {name: start[name] for name in stored.shapes if name != _FROZEN}
+        stored.read(trained, into=trained)
+    elif start:
+        stored.read(start, into=start)
+    else:
+        return stored.read_whole()
+    return dict(start)

@@ -4,15 +4,15 @@
     the reader's tensors ─────────────────────────────┴─► plan: which part of which block goes where
     each file in the plan, verified whole ─► its parts ─► copies on the CPU ─► into the reader's tensors
 
-torch.distributed.checkpoint makes the plan. The reader's tensors change only after everything was read.
+torch.distributed.checkpoint makes the plan. The reader's tensors change only after everything was read. One file is
+open at a time: mapped if the store is a folder, in memory if not.
 """
 
+import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-import safetensors
-import safetensors.torch
 import torch
 from torch.distributed.checkpoint.default_planner import create_default_local_load_plan
 from torch.distributed.checkpoint.metadata import (
@@ -24,17 +24,18 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import ReadItem
 
 from millrace.errors import WeightsMismatch
-from millrace.training.checkpoints.files import Extent, extents, header_length
+from millrace.training.checkpoints.files import Extent, extents, header_length, read_part
 from millrace.training.checkpoints.names import kind_of
 from millrace.training.parallel.ranks import local
-from storage.checkpoints import Checkpoint, load_file
+from storage.checkpoints import Checkpoint
 from storage.errors import NotInStore, StreamCorrupt
-from storage.stores.base import Store
+from storage.stores.base import BytesLike, Store
+from storage.streams.files import get_file
 
 _HEADER_READS = 5
 
 
-class StoredFiles(Mapping[str, bytes]):
+class StoredFiles(Mapping[str, BytesLike]):
     """The files of a checkpoint by name, each loaded from the store on access, and verified.
 
     Access raises StreamCorrupt if the file is damaged or missing.
@@ -44,8 +45,8 @@ class StoredFiles(Mapping[str, bytes]):
         self._store = store
         self._refs = checkpoint.files
 
-    def __getitem__(self, name: str) -> bytes:
-        return load_file(self._store, self._refs[name])
+    def __getitem__(self, name: str) -> memoryview:
+        return get_file(self._store, self._refs[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._refs)
@@ -84,28 +85,28 @@ class StoredTensors:
     header can't be read.
     """
 
-    def __init__(self, files: Mapping[str, bytes], kind: str) -> None:
+    def __init__(self, files: Mapping[str, BytesLike], kind: str) -> None:
         self._files = files
         self._kind = kind
-        self._file_of: dict[tuple[str, tuple[int, ...]], str] = {}
-        extents_of: dict[str, list[Extent]] = defaultdict(list)
+        self._stored: dict[str, list[Extent]] = defaultdict(list)
         for name in sorted(files):
             if kind_of(name) == kind:
                 for tensor, extent in self._extents(name).items():
-                    extents_of[tensor].append(extent)
-                    self._file_of[tensor, extent.offsets] = name
-        self._metadata = {tensor: _metadata(parts) for tensor, parts in extents_of.items()}
+                    self._stored[tensor].append(extent)
 
     @property
     def shapes(self) -> dict[str, torch.Size]:
         """Shape of each whole tensor, by name."""
-        return {name: described.size for name, described in self._metadata.items()}
+        return {name: _size(extents) for name, extents in self._stored.items()}
 
-    def read(self, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def read(
+        self, like: Mapping[str, torch.Tensor], into: Mapping[str, torch.Tensor] | None = None
+    ) -> Mapping[str, torch.Tensor]:
         """Copies on the CPU, by name, of this rank's parts of `like`: blocks of DTensors, whole tensors otherwise.
 
-        They have the stored dtypes. Raises WeightsMismatch if a tensor of `like` is missing in the checkpoint or has
-        another shape there, and StreamCorrupt.
+        They have the stored dtypes; or they are the tensors of `into`, of these shapes, which an error leaves partly
+        changed. Raises WeightsMismatch if a tensor of `like` is missing in the checkpoint or has another shape there,
+        and StreamCorrupt.
         """
         for name, tensor in like.items():
             if (shape := self.shapes.get(name)) != tensor.shape:
@@ -115,18 +116,16 @@ class StoredTensors:
                     f"the model has {name} of {list(tensor.shape)} and the checkpoint {stored_shape}; "
                     "expected a checkpoint of the same model"
                 )
-        made = {
-            name: torch.empty(local(tensor).shape, dtype=self._metadata[name].properties.dtype)
-            for name, tensor in like.items()
+        made = into or {
+            name: torch.empty(local(tensor).shape, dtype=self._stored[name][0].dtype) for name, tensor in like.items()
         }
         missing = {name: tensor.numel() for name, tensor in made.items()}
-        for file, items in self._planned(like).items():
-            blocks = self._load(file)
-            for item in items:
-                name = item.dest_index.fqn
-                part = blocks[name][_slices(item.storage_offsets, item.lengths)]
-                made[name][_slices(item.dest_offsets, item.lengths)] = part
-                missing[name] -= part.numel()
+        for file, reads in itertools.groupby(plan_reads(like, self._stored), key=lambda read: read[0].file):
+            data = memoryview(self._files[file])
+            for extent, item in reads:
+                part = read_part(extent, item.storage_offsets, item.lengths, self._reader(file, data))
+                made[item.dest_index.fqn][slices(item.dest_offsets, item.lengths)] = part
+                missing[item.dest_index.fqn] -= part.numel()
         for name, elements in missing.items():
             if elements:
                 self._verify()
@@ -135,53 +134,72 @@ class StoredTensors:
 
     def read_whole(self) -> dict[str, torch.Tensor]:
         """Every tensor whole, on the CPU, by name. Raises StreamCorrupt."""
-        return self.read({name: torch.empty(size, device="meta") for name, size in self.shapes.items()})
+        return dict(self.read({name: torch.empty(size, device="meta") for name, size in self.shapes.items()}))
 
     def _extents(self, file: str) -> dict[str, Extent]:
         if isinstance(self._files, StoredFiles):
             header = self._files.header(file)
         else:
-            header = self._files[file][: header_length(self._files[file])]
+            whole = bytes(self._files[file])
+            header = whole[: header_length(whole)]
         try:
-            return extents(header)
+            return extents(header, file)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StreamCorrupt(self._path(file), f"not a safetensors file: {error!r}") from error
 
-    def _planned(self, like: Mapping[str, torch.Tensor]) -> dict[str, list[ReadItem]]:
-        """The parts to read, by file."""
-        items_of: dict[str, list[ReadItem]] = defaultdict(list)
-        for item in create_default_local_load_plan(dict(like), Metadata(state_dict_metadata={**self._metadata})).items:
-            if math.prod(item.lengths):
-                offsets = item.storage_index.offset
-                assert offsets is not None
-                items_of[self._file_of[item.storage_index.fqn, tuple(offsets)]].append(item)
-        return items_of
+    def _reader(self, file: str, data: memoryview) -> Callable[[int, memoryview], None]:
+        start_of_values = header_length(bytes(data[:8]))
 
-    def _load(self, file: str) -> dict[str, torch.Tensor]:
-        try:
-            blocks: dict[str, torch.Tensor] = safetensors.torch.load(self._files[file])
-        except safetensors.SafetensorError as error:
-            raise StreamCorrupt(self._path(file), f"not a safetensors file: {error}") from error
-        return blocks
+        def read_into(start: int, buffer: memoryview) -> None:
+            part = data[start_of_values + start :][: len(buffer)]
+            if len(part) < len(buffer):
+                raise StreamCorrupt(self._path(file), "not a safetensors file: it ends within a tensor")
+            buffer[:] = part
+
+        return read_into
 
     def _verify(self) -> None:
         """Raises StreamCorrupt if a header is damaged: then that is why something seems to be missing."""
-        for file in sorted(set(self._file_of.values())):
-            self._load(file)
+        for file in sorted({extent.file for blocks in self._stored.values() for extent in blocks}):
+            self._files[file]
 
     def _path(self, file: str) -> str:
         return self._files.path(file) if isinstance(self._files, StoredFiles) else file
 
 
-def _metadata(parts: list[Extent]) -> TensorStorageMetadata:
-    chunks = [ChunkStorageMetadata(torch.Size(part.offsets), torch.Size(part.shape)) for part in parts]
-    ends = ([at + length for at, length in zip(part.offsets, part.shape, strict=True)] for part in parts)
+def plan_reads(
+    like: Mapping[str, torch.Tensor], stored: Mapping[str, Sequence[Extent]]
+) -> list[tuple[Extent, ReadItem]]:
+    """What this rank reads to fill its parts of `like`, and of which block; in the files' order.
+
+    `stored` are the blocks of each tensor. Raises ValueError if they have another shape than the tensor of `like`.
+    """
+    metadata = Metadata(state_dict_metadata={name: _metadata(stored[name]) for name in like})
+    at_place = {(name, extent.offsets): extent for name in like for extent in stored[name]}
+    reads = []
+    for item in create_default_local_load_plan(dict(like), metadata).items:
+        offsets = item.storage_index.offset
+        assert offsets is not None
+        # A rank may hold no part of a small tensor.
+        if math.prod(item.lengths):
+            reads.append((at_place[item.storage_index.fqn, tuple(offsets)], item))
+    return sorted(reads, key=lambda read: (read[0].file, read[0].start))
+
+
+def slices(offsets: torch.Size, lengths: torch.Size) -> tuple[slice, ...]:
+    """The index of a part."""
+    return tuple(slice(at, at + length) for at, length in zip(offsets, lengths, strict=True))
+
+
+def _metadata(extents: Sequence[Extent]) -> TensorStorageMetadata:
     return TensorStorageMetadata(
-        properties=TensorProperties(dtype=parts[0].dtype),
-        size=torch.Size([max(along) for along in zip(*ends, strict=True)]),
-        chunks=chunks,
+        properties=TensorProperties(dtype=extents[0].dtype),
+        size=_size(extents),
+        chunks=[ChunkStorageMetadata(torch.Size(extent.offsets), torch.Size(extent.shape)) for extent in extents],
     )
 
 
-def _slices(offsets: torch.Size, lengths: torch.Size) -> tuple[slice, ...]:
-    return tuple(slice(at, at + length) for at, length in zip(offsets, lengths, strict=True))
+def _size(extents: Sequence[Extent]) -> torch.Size:
+    """Shape of the tensor of these blocks."""
+    ends = ([at + length for at, length in zip(part.offsets, part.shape, strict=True)] for part in extents)
+    return torch.Size([max(along) for along in zip(*ends, strict=True)])

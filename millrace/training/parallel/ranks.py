@@ -5,7 +5,8 @@
     data_rank 1 │    rank 2    │     rank 3    │      exchange most
 
 A row trains one share of the batch, and each of its ranks computes a part of every layer. A column holds the same part
-of every layer, and each of its ranks keeps a shard of it.
+of every layer, and each of its ranks keeps a shard of it. With replicas (HSDP) a column is cut into groups of
+neighbours; each group holds the whole part, and gradients are summed over the groups too.
 """
 
 import os
@@ -20,6 +21,8 @@ from torch.distributed.tensor import DTensor
 
 DATA, TENSOR = "data", "tensor"
 """Names of the mesh's two dimensions."""
+REPLICATE, SHARD = "replicate", "shard"
+"""With replicas, names of the two dimensions in place of `DATA`."""
 _PATIENCE = timedelta(days=7)
 """The others wait for rank 0 as long as it waits for rollouts; launcher and supervisor detect dead or hanging ranks."""
 
@@ -41,7 +44,7 @@ class Ranks:
     device: torch.device
     """Where it computes."""
     mesh: DeviceMesh | None = field(default=None, compare=False)
-    """[data, tensor] ranks, by name."""
+    """[data, tensor] ranks by name, or [replicate, shard, tensor]."""
 
     @classmethod
     def alone(cls, device: torch.device) -> Self:
@@ -49,9 +52,18 @@ class Ranks:
         return cls(rank=0, size=1, data_rank=0, data_size=1, tensor_rank=0, tensor_size=1, device=device)
 
     @classmethod
-    def join(cls, *, data: int, tensor: int, device: Literal["cpu", "cuda"], shrunk: bool = False) -> Self:
+    def join(
+        cls,
+        *,
+        data: int,
+        tensor: int,
+        device: Literal["cpu", "cuda"],
+        shard: int | None = None,
+        shrunk: bool = False,
+    ) -> Self:
         """Joins the process group of a `torchrun` of data · tensor processes. A single process has no group.
 
+        `shard` neighbouring data ranks divide the weights; None, or a number that does not divide the data ranks: all.
         `shrunk`: hosts may be missing, which reduces the data ranks. Raises ValueError if `torchrun` started another
         number of processes, and KeyError if it did not start this one.
         """
@@ -76,19 +88,39 @@ class Ranks:
             tensor_rank=rank % tensor,
             tensor_size=tensor,
             device=local_device,
-            mesh=init_device_mesh(local_device.type, (data, tensor), mesh_dim_names=(DATA, TENSOR)),
+            mesh=make_mesh(local_device.type, data=data, tensor=tensor, shard=shard),
         )
+
+    @property
+    def replicas(self) -> int:
+        """How many groups of data ranks each hold the whole model."""
+        if self.mesh is None or REPLICATE not in data_dims(self.mesh):
+            return 1
+        return int(self.mesh[REPLICATE].size())
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sums `tensor` over the data ranks, in place, and returns it; same shape and dtype on every rank."""
         if self.mesh is not None and self.data_size > 1:
-            dist.all_reduce(tensor, group=self.mesh[DATA].get_group())
+            for name in data_dims(self.mesh):
+                dist.all_reduce(tensor, group=self.mesh[name].get_group())
         return tensor
 
     def leave(self) -> None:
         """Leaves the process group, once; every rank has to call this."""
         if self.mesh is not None:
             dist.destroy_process_group()
+
+
+def make_mesh(device: str, *, data: int, tensor: int, shard: int | None = None) -> DeviceMesh:
+    """The mesh of all ranks of the process group; `shard` as in `Ranks.join`."""
+    if shard is None or shard >= data or data % shard:
+        return init_device_mesh(device, (data, tensor), mesh_dim_names=(DATA, TENSOR))
+    return init_device_mesh(device, (data // shard, shard, tensor), mesh_dim_names=(REPLICATE, SHARD, TENSOR))
+
+
+def data_dims(mesh: DeviceMesh) -> tuple[str, ...]:
+    """Names of the dimensions of the data ranks."""
+    return tuple(name for name in mesh.mesh_dim_names or () if name != TENSOR)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """A policy sharded over the ranks; its shards, and its whole tensors gathered again.
 
     policy of the model folder ─► each layer divided over a row (tensor.py) ─► each layer and the rest sharded over a
-    column (FSDP2): a rank keeps its shard of every weight, gradient and optimizer state in the weights' own dtype
+    column, or over each group of it (FSDP2, HSDP): a rank keeps its shard of every weight, gradient and optimizer state
+    in the weights' own dtype
 
     forward, backward: a layer's shards are gathered in the compute dtype ─► used ─► freed; gradients are summed in
     float32, and each rank keeps its shard of the sum
@@ -19,7 +20,7 @@ from transformers import PreTrainedModel
 
 from millrace.models.modules import decoder_layers
 from millrace.training.lora import adapters, base_name, is_adapter, merged, parts
-from millrace.training.parallel.ranks import DATA, TENSOR, Ranks, local, mesh_of_one
+from millrace.training.parallel.ranks import TENSOR, Ranks, data_dims, local, mesh_of_one
 from millrace.training.parallel.tensor import replicate, split_layer
 from millrace.training.policy import PackedPolicy
 from millrace.weights.direct.layout import ShardLayout, TensorSpec
@@ -32,9 +33,9 @@ step."""
 def shard(policy: PackedPolicy, ranks: Ranks, *, compute_dtype: torch.dtype | None = None) -> None:
     """Shards `policy` over the ranks, in place; it computes in `compute_dtype`, or in the weights' dtype if None.
 
-    Every rank calls this with the same weights, still on the CPU, before making an optimizer. A single rank, with all
-    weights in the dtype to compute in, only moves the policy to its device. Raises InputError for a module that can't
-    be divided.
+    Every rank calls this before making an optimizer, with the same weights on the CPU, or with none, on the meta
+    device: `StartModel` then fills the shards. A single rank, with all weights in the dtype to compute in, only moves
+    the policy to its device. Raises InputError for a module that can't be divided.
     """
     parameters = list(policy.parameters())
     weights_dtype = next((parameter.dtype for parameter in parameters if parameter.requires_grad), torch.float32)
@@ -48,19 +49,20 @@ def shard(policy: PackedPolicy, ranks: Ranks, *, compute_dtype: torch.dtype | No
         # Inputs have the compute dtype already, or have to keep theirs, as the temperatures.
         cast_forward_inputs=False,
     )
+    data_mesh = mesh[data_dims(mesh)]
     layers = decoder_layers(policy.model)
     for name, layer in layers.items():
         # Layer by layer, so that a device never holds more than one whole layer.
         if ranks.tensor_size > 1:
             split_layer(layer, name, mesh[TENSOR])
-        _sum_gradients(fully_shard(layer, mesh=mesh[DATA], mp_policy=precision))
+        _sum_gradients(fully_shard(layer, mesh=data_mesh, mp_policy=precision))
     if ranks.tensor_size > 1:
         inside = {module for layer in layers.values() for module in layer.modules()}
         rest = (module for module in policy.modules() if module not in inside)
         replicate([module for module in rest if any(True for _ in module.parameters(recurse=False))], mesh[TENSOR])
     # By default parameters outside of layers stay gathered after forward, for a backward pass that may not come: after
     # `over_vocabulary` they would be copies in the compute dtype.
-    _sum_gradients(fully_shard(policy, mesh=mesh[DATA], mp_policy=precision, reshard_after_forward=True))
+    _sum_gradients(fully_shard(policy, mesh=data_mesh, mp_policy=precision, reshard_after_forward=True))
     register_fsdp_forward_method(policy, "over_vocabulary")
 
 
@@ -117,7 +119,8 @@ def layout(model: PreTrainedModel, ranks: Ranks, dtype: torch.dtype) -> ShardLay
         for name, parameter in model.named_parameters()
         if not is_adapter(name)
     )
-    return ShardLayout(tensors, data=ranks.data_size, tensor=ranks.tensor_size)
+    replicas = ranks.replicas
+    return ShardLayout(tensors, data=ranks.data_size // replicas, tensor=ranks.tensor_size, replicas=replicas)
 
 
 def _gathered(parameter: torch.Tensor) -> torch.Tensor:
@@ -130,7 +133,7 @@ def _own_columns(down: torch.Tensor) -> torch.Tensor:
     if not isinstance(down, DTensor):
         return down
     names = down.device_mesh.mesh_dim_names or ()
-    placements = [Replicate() if name == DATA else kept for name, kept in zip(names, down.placements, strict=True)]
+    placements = [kept if name == TENSOR else Replicate() for name, kept in zip(names, down.placements, strict=True)]
     return down.redistribute(placements=placements).to_local()
 
 

@@ -5,8 +5,9 @@
   data_rank 1 │ columns 0, rows 1 │ columns 1, rows 1
 
 FSDP2 shards over data ranks what tensor parallelism gave the rank. Both divide like `torch.chunk`: each part is as long
-as the first, but the last ones may be shorter or empty. Generators take the model whole, so one list of messages
-serves them all: each part is one message, and a part that several ranks hold is sent by one of them.
+as the first, but the last ones may be shorter or empty. Replicas follow each other, each with such ranks. Generators
+take the model whole, so one list of messages serves them all: each part is one message, and a part that several ranks
+hold is sent by one of them.
 """
 
 import math
@@ -39,16 +40,17 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class ShardLayout:
-    """The trainer's `data` · `tensor` ranks and the tensors that they divide."""
+    """The trainer's `replicas` · `data` · `tensor` ranks and the tensors that those of each replica divide."""
 
     tensors: tuple[TensorSpec, ...]
     data: int
     tensor: int = 1
+    replicas: int = 1
 
     @property
     def size(self) -> int:
         """Number of ranks."""
-        return self.data * self.tensor
+        return self.replicas * self.data * self.tensor
 
     def boxes(self, rank: int) -> dict[str, Region]:
         """A rank's part of each tensor, without empty parts."""
@@ -72,7 +74,7 @@ class ShardLayout:
         if spec.tensor_dim is not None:
             box = _chunk(box, spec.tensor_dim, self.tensor, rank % self.tensor)
         # A tensor without dimensions is whole on every rank.
-        return _chunk(box, 0, self.data, rank // self.tensor) if box else box
+        return _chunk(box, 0, self.data, rank // self.tensor % self.data) if box else box
 
 
 def _volume(region: Region) -> int:

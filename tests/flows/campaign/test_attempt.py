@@ -4,20 +4,27 @@ import logging
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from threading import Timer
 
 import pytest
 from prefect.client.schemas.objects import TaskRun
 from prefect.states import Cancelling, Completed, Failed, Paused, Pending, Running, Scheduled, Suspended
 
+from configs.schema import RunConfig
+from flows.campaign import remote_stages
 from flows.campaign.attempt import attempt_under_way, handover_folder, run_together
 from flows.campaign.flow import stop_request
-from flows.campaign.remote_stages import request_place_again, run_remotely
+from flows.campaign.remote_stages import devices_when_free, request_place_again, run_remotely
 from millrace.errors import InputError, PlaceYielded, StageDied
 from millrace.runs.record import CONTROLLER, AttemptEnd, end_attempt, read_end
 from storage.progress import read_status
 from storage.stores.base import Store
 from storage.stores.local import LocalStore
+from tasks import device_leases
+from tasks.device_leases import leased_devices
+from tasks.jobs import Job, jobs
 from tasks.stop import STOP
 
 
@@ -167,3 +174,32 @@ def test_a_trainer_that_fails_to_drain_raises_and_another_stage_warns(log: pytes
     assert "a stage failed to drain" in log.text
     with pytest.raises(StageDied):
         run_together([("train-0", failed)], stop_requested=lambda: True)
+
+
+def generator_job() -> tuple[RunConfig, Job]:
+    config = RunConfig.model_validate({"generation": {"engine": "vllm"}, "training": {"max_steps": 1}})
+    return config, next(job for job in jobs(config) if job.name == "generate-0")
+
+
+def test_a_job_waits_for_gpus_that_another_one_releases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(device_leases, "host_devices", lambda: ("GPU-a",))
+    monkeypatch.setattr(device_leases, "memory_folder", lambda: tmp_path)
+    config, job = generator_job()
+    with ExitStack() as draining:
+        draining.enter_context(leased_devices(config, job.members, "runs/a"))
+        Timer(0.5, draining.pop_all().close).start()
+        with devices_when_free(config, job, "runs/a") as assignment:
+            assert assignment == {("generate", 0): ("GPU-a",)}
+
+
+def test_a_job_whose_gpus_stay_in_use_gives_its_place_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(device_leases, "host_devices", lambda: ("GPU-a",))
+    monkeypatch.setattr(device_leases, "memory_folder", lambda: tmp_path)
+    monkeypatch.setattr(remote_stages, "_RELEASE_SECONDS", 0.0)
+    config, job = generator_job()
+    with (
+        leased_devices(config, job.members, "runs/a"),
+        pytest.raises(PlaceYielded),
+        devices_when_free(config, job, "runs/b"),
+    ):
+        pass

@@ -5,11 +5,12 @@ import typing
 from pathlib import Path
 
 import pytest
+from support.campaigns.campaigns import start_model
 
 from configs.errors import ConfigError
 from configs.load import PRESETS, load_config
 from flows.campaign.from_preset import Preset, preset_config
-from flows.campaign.prepare import check
+from flows.campaign.prepare import check, check_on_host
 from millrace.errors import InputError, PromptsError
 
 PRESET = PRESETS / "tiny-cpu.yaml"
@@ -55,6 +56,61 @@ def test_a_prompt_with_an_unusable_answer_is_named(tmp_path: Path, settings: lis
         check(load_config(PRESET, [*settings, *sources]), "run", resume="never")
     assert caught.value.file == f"prompt {more.get('id', 'prompts.jsonl:21')} of prompts.jsonl"
     assert not root.exists()
+
+
+ELSEWHERE = [
+    "generation.engine=vllm",
+    "generation.engine_args.max_modellen=64",
+    "training.device=cuda",
+    "model.path=/of/another/host",
+    "weights.transport=store",
+    "promotion.margin=0",
+    *(f"placement.{stage}.work_pool=gpus" for stage in ("generate", "score", "train", "evaluate")),
+]
+
+
+def refusal(root: Path, *settings: str) -> InputError:
+    with pytest.raises(InputError) as caught:
+        check(load_config(PRESET, [*ELSEWHERE, *settings, f"storage.root={root}"]), "run", resume="never")
+    return caught.value
+
+
+def test_a_controller_needs_no_gpu_vllm_or_model_for_stages_of_other_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # All checks before that of the pools have passed.
+    monkeypatch.setattr("flows.campaign.remote_stages.check_pools", lambda jobs: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        check(load_config(PRESET, [*ELSEWHERE, f"storage.root={tmp_path}"]), "run", resume="never")
+
+
+def test_a_stage_on_the_controllers_host_needs_the_model_there(tmp_path: Path) -> None:
+    assert refusal(tmp_path, "placement.score.work_pool=null").key == "model.path"
+
+
+def test_a_host_checks_the_model_that_the_controller_does_not_have() -> None:
+    config = load_config(PRESET, ELSEWHERE)
+    with pytest.raises(InputError) as caught:
+        check_on_host(config, {"train"}, {})
+    assert caught.value.key == "model.path"
+    check_on_host(config, {"train"}, {"model.path /of/another/host": "files 0123"})
+
+
+@pytest.mark.vllm
+def test_a_host_checks_vllm_for_its_generator() -> None:
+    config = load_config(PRESET, [*ELSEWHERE, f"model.path={start_model()}"])
+    with pytest.raises(InputError) as caught:
+        check_on_host(config, {"generate"}, {f"model.path {start_model()}": "files 0123"})
+    assert caught.value.key == "generation.engine_args.max_modellen"
+
+
+def test_too_few_gpus_are_refused_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.device_leases.host_devices", lambda: ("0", "1"))
+    settings = ["training.device=cuda", "training.parallel.data=3", f"storage.root={tmp_path / 'runs'}"]
+    with pytest.raises(InputError) as caught:
+        check(load_config(PRESET, settings), "run", resume="never")
+    assert "3 trainer ranks = 3 GPUs" in caught.value.read
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("preset", typing.get_args(Preset))

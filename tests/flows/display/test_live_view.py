@@ -35,7 +35,7 @@ def test_a_plain_line_has_step_time_reward_staleness_queue_and_speed() -> None:
 
 def test_the_panel_shows_every_stage_that_is_alive_and_no_markup() -> None:
     text = shown(STATUS)
-    assert "waiting for [room]" in text
+    assert "waiting for [room] on GPUs 4, 5" in text
     assert "train-0" in text
     assert "generate 19 (busy 50%)" in text
     assert "bootstrap-0" not in text

@@ -26,7 +26,7 @@ def test_a_comparison_of_two_configs_shows_both() -> None:
 
 def test_the_markdown_has_figures_runners_up_and_assumptions() -> None:
     text = as_markdown(make_plan(CONFIG, SmallMachine(), simulator(10), gpus=8, goal="fastest"))
-    for part in ("| trainer GPUs |", "## settings", "## runners-up", "\n- 1: ", "## assumptions"):
+    for part in ("| trainer GPUs |", "| on one host |", "## settings", "## runners-up", "\n- 1: ", "## assumptions"):
         assert part in text
     # Every row of a table has as many cells as its header.
     for block in text.split("\n\n"):

@@ -54,8 +54,9 @@ def test_a_checkpoint_is_copied_to_the_host_once_and_the_same_trainer_comes_of_i
         before = gpu.peak = gpu.in_use
         checkpoints.begin(1, trainer.tensors(), {})
         checkpoints.finish()
-        # Weights and both moments.
-        assert gpu.copied_to_host.total() == 3 * sum(weight.nbytes for weight in trainer.weights().values())
+        # Weights, both moments, and the number of updates of each.
+        sizes = [weight.nbytes for weight in trainer.weights().values()]
+        assert gpu.copied_to_host.total() == 3 * sum(sizes) + 4 * len(sizes)
         assert not gpu.waits
         assert gpu.peak == before
         latest = read_latest(store)
@@ -77,11 +78,11 @@ def test_a_sleeping_trainer_holds_nothing_on_the_gpu_and_wakes_as_it_was(name: s
         gpu.forget()
         trainer.sleep()
         assert gpu.in_use == 0
-        # All weights, and both moments of the trained ones; gradients are dropped.
-        trained = sum(parameter.nbytes for parameter in trainer.model.parameters() if parameter.requires_grad)
+        # All weights, and both moments and the number of updates of the trained ones; gradients are dropped.
+        trained = sum(2 * parameter.nbytes + 4 for parameter in trainer.model.parameters() if parameter.requires_grad)
         every = sum(parameter.nbytes for parameter in trainer.model.parameters())
         rotary = sum(buffer.nbytes for buffer in trainer.model.buffers())
-        assert gpu.copied_to_host.total() == every + 2 * trained + rotary
+        assert gpu.copied_to_host.total() == every + trained + rotary
         assert trainer.state() == state
         trainer.wake()
         trainer.step(samples(5, seed=1))

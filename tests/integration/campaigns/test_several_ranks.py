@@ -54,7 +54,7 @@ def test_the_verification_on_one_rank_of_a_run_on_two_says_what_differs(millrace
     ("settings", "expected"),
     [
         (["training.parallel.tensor=3"], ["training.parallel.tensor is 3", "num_attention_heads is 4"]),
-        (["training.device=cuda", "training.parallel.data=1000"], ["training.parallel.data is 1000", "GPUs"]),
+        (["training.device=cuda", "training.parallel.data=1000"], ["1000 trainer ranks = 1000 GPUs; host "]),
     ],
 )
 def test_a_layout_that_does_not_divide_heads_or_gpus_is_refused(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.campaigns.campaigns import REPOSITORY, Millrace, assert_balanced, send, stages_of, wait_until
+from support.campaigns.campaigns import REPOSITORY, Millrace, assert_balanced, send, stages_of, start_model, wait_until
 from support.campaigns.prefect_server import find, num_workers, prefect_client
 
 pytestmark = pytest.mark.campaign
@@ -77,6 +77,36 @@ def test_stages_of_a_pool_are_watched_restarted_and_drained_at_the_end(
     assert len(runs) == 3
     assert len(killed) == 1
     assert states - killed == {("generate-0 of placed", "COMPLETED"), ("train-0 of placed", "COMPLETED")}
+
+
+@pytest.mark.vllm
+def test_a_host_checks_the_vllm_of_its_generator(millrace: Millrace, worker: subprocess.Popen[bytes]) -> None:
+    wrong = {"generation.engine": "vllm", "generation.engine_args.max_modellen": 64}
+    line = millrace.run(*millrace.campaign("wrong", **PLACED, **wrong)).expect_refusal()
+    assert line.startswith("millrace: generate-0 of work pool hosts on ")
+    assert "generation.engine_args.max_modellen is no argument of vLLM" in line
+    assert stages_of(millrace.root / "wrong") == []
+
+
+@pytest.mark.extended
+def test_a_campaign_whose_hosts_alone_have_the_model(millrace: Millrace, prefect_api: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "model").symlink_to(start_model())
+    everywhere = {f"placement.{stage}.work_pool": "homes" for stage in ("generate", "score", "train", "evaluate")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flows.deployment.deploy", "--host", "homes"],
+        cwd=REPOSITORY,
+        env={**millrace.environment, "HOME": str(home), "PREFECT_WORKER_QUERY_SECONDS": "1"},
+    )
+    try:
+        wait_for_worker(prefect_api, "homes")
+        settings = {**everywhere, "weights.transport": "store", "model.path": "~/model", "promotion.margin": 0.0}
+        summary = millrace.finish("homes", **settings)
+    finally:
+        process.terminate()
+        process.wait(timeout=90)
+    assert (summary["state"], summary["eval"]["end"]["policy_version"]) == ("finished", summary["max_steps"])
 
 
 @pytest.mark.faults

@@ -89,11 +89,14 @@ def test_gpus_that_torch_can_use_are_fine() -> None:
     lines = [line for line in diagnose(with_two_gpus()) if line.group == "GPUs"]
     assert {line.what: line.state for line in lines} == {
         "GPUs": "ok",
+        "driver": "ok",
         "torch": "ok",
         "peer access": "ok",
+        "compiler": "ok",
+        "locked memory": "ok",
         "this code on GPUs": "absent",
     }
-    assert lines[0].value == "2 × NVIDIA H100, 81559 MiB, 580.1"
+    assert lines[0].value == "2 × NVIDIA H100, 81559 MiB, 580.65.06"
 
 
 def test_a_torch_without_cuda_beside_gpus_is_wrong_and_stops_nothing() -> None:
@@ -103,9 +106,31 @@ def test_a_torch_without_cuda_beside_gpus_is_wrong_and_stops_nothing() -> None:
 
 
 def test_gpus_that_torch_does_not_see_are_wrong() -> None:
-    machine = with_two_gpus(torch_devices=TorchDevices(num_gpus=1, num_peers=0, nccl="2.28.3"))
+    machine = with_two_gpus(torch_devices=TorchDevices(num_gpus=1, num_peers=0, nccl="2.28.3", cuda="13.0"))
     assert line(machine, "torch", "GPUs").value == "uses 1 of 2; NCCL 2.28.3"
     assert line(machine, "torch", "GPUs").state == line(machine, "peer access").state == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("what", "facts"),
+    [
+        ("driver", {"gpus": ("NVIDIA H100, 81559 MiB, 575.57.08",) * 2}),
+        ("compiler", {"compiler": None}),
+        ("compiler", {"has_python_header": False}),
+        ("locked memory", {"has_infiniband": True}),
+    ],
+)
+def test_a_missing_need_of_gpus_has_a_remedy_and_stops_no_cpu(what: str, facts: dict[str, Any]) -> None:
+    machine = with_two_gpus(**facts)
+    assert line(machine, what).state == "wrong"
+    assert line(machine, what).remedy
+    assert is_ready(diagnose(machine))
+
+
+def test_an_older_driver_is_fine_for_a_torch_of_an_older_cuda() -> None:
+    devices = TorchDevices(num_gpus=2, num_peers=2, nccl="2.28.3", cuda="12.6")
+    machine = with_two_gpus(torch_devices=devices, gpus=("NVIDIA H100, 81559 MiB, 575.57.08",) * 2)
+    assert line(machine, "driver").state == "ok"
 
 
 def test_the_json_holds_every_line() -> None:

@@ -1,6 +1,7 @@
 """Optimizer steps and the trainer's memory: closed forms, and the trainer's own policy."""
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -74,8 +75,8 @@ def test_a_token_takes_six_flops_per_parameter_or_eight_with_checkpointing() -> 
     assert training_flops(LLAMA, alone(), 1000) - training_flops(LLAMA, alone(), 0) == 12 * 32 * 4096 * 1000
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_products_are_those_of_the_trainers_policy(checkpointing: bool) -> None:
+@pytest.mark.parametrize("checkpointing", [False, True, "selective"])
+def test_products_are_those_of_the_trainers_policy(checkpointing: Literal[False, True, "selective"]) -> None:
     tokens = 128
     policy = small_policy(SMALL, checkpointing=checkpointing)
     with FlopCounterMode(display=False) as counter:
@@ -107,6 +108,11 @@ def test_a_layer_keeps_the_activations_of_the_trainers_policy(checkpointing: boo
     kept = [kept_bytes(shape, tokens, checkpointing=checkpointing) for shape in (SMALL, deeper)]
     per_layer = SMALL.hidden if checkpointing else layer_activations(SMALL, 1)
     assert kept[1] - kept[0] == pytest.approx(2 * tokens * 2 * per_layer, rel=0.02)
+
+
+def test_selective_checkpointing_needs_memory_between_that_of_none_and_of_all() -> None:
+    few, some, most = (trainer_memory(LLAMA, alone(activation_checkpointing=it)) for it in (True, "selective", False))
+    assert few < some < most
 
 
 def test_frozen_layers_and_adapters_save_backward_products() -> None:
@@ -191,6 +197,12 @@ def test_more_tokens_take_longer_and_a_better_machine_does_not(
         (
             "llama-8b",
             {"data": 1, "lora": {"rank": 16, "target_modules": ["q_proj"]}, "activation_checkpointing": True},
+            True,
+        ),
+        # 8 bytes are 59.8 GiB.
+        (
+            "llama-8b",
+            {"data": 1, "activation_checkpointing": True, "max_tokens_per_microbatch": 1, "optimizer_offload": True},
             True,
         ),
         ("llama-405b", {"data": 32, "tensor": 8, "activation_checkpointing": True}, True),

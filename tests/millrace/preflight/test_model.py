@@ -27,7 +27,7 @@ def folder_of(folder: Path, config: dict[str, Any]) -> Path:
 def refusal(folder: Path, *settings: str) -> InputError:
     config = load_config(PRESET, [f"model.path={folder}", *settings])
     with pytest.raises(InputError) as caught:
-        check_training(read_model(config.model, choose_recipe(config)), config.training, on_this_host=True)
+        check_training(read_model(config.model, choose_recipe(config)), config.training)
     assert caught.value.expected
     return caught.value
 
@@ -47,7 +47,7 @@ def test_a_model_that_the_trainer_does_not_know_is_refused(tmp_path: Path, model
     config = load_config(PRESET, [f"model.path={folder_of(tmp_path, model)}"])
     assert read_model(config.model, choose_recipe(config)) == model
     with pytest.raises(InputError) as caught:
-        check_training(model, config.training, on_this_host=True)
+        check_training(model, config.training)
     assert part in caught.value.read
 
 
@@ -63,7 +63,7 @@ def test_settings_for_experts_are_refused_where_there_are_none(tmp_path: Path, s
     assert mistake.key == f"training.{setting.partition('=')[0]}"
     assert (mistake.expected or "").startswith(expected)
     config = load_config(PRESET, [f"model.path={folders['mixtral']}", f"training.{setting}"])
-    check_training(read_model(config.model, choose_recipe(config)), config.training, on_this_host=True)
+    check_training(read_model(config.model, choose_recipe(config)), config.training)
 
 
 @pytest.mark.parametrize(
@@ -74,13 +74,13 @@ def test_too_many_frozen_layers_are_refused(tmp_path: Path, settings: list[str])
     assert refusal(folder, *settings).key == "training.frozen_layers"
     allowed = [setting.replace("layers=5", "layers=4").replace("layers=4", "layers=3") for setting in settings]
     config = load_config(PRESET, [f"model.path={folder}", *allowed])
-    check_training(read_model(config.model, choose_recipe(config)), config.training, on_this_host=True)
+    check_training(read_model(config.model, choose_recipe(config)), config.training)
 
 
 def test_the_layers_of_a_model_that_is_yet_to_be_made_are_known() -> None:
     config = load_config(PRESET, ["training.frozen_layers=4"])
     with pytest.raises(InputError) as caught:
-        check_training(read_model(config.model, choose_recipe(config)), config.training, on_this_host=True)
+        check_training(read_model(config.model, choose_recipe(config)), config.training)
     assert caught.value.key == "training.frozen_layers"
     assert "the model has 3 layers" in caught.value.read
 
@@ -102,7 +102,7 @@ def test_the_layers_of_a_model_that_is_yet_to_be_made_are_known() -> None:
 )
 def test_windows_and_fixed_rotary_embeddings_are_fine(tmp_path: Path, model: dict[str, Any]) -> None:
     config = load_config(PRESET, [f"model.path={folder_of(tmp_path, model)}"])
-    check_training(read_model(config.model, choose_recipe(config)), config.training, on_this_host=True)
+    check_training(read_model(config.model, choose_recipe(config)), config.training)
 
 
 # ---- layout of ranks ----

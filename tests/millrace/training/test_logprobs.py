@@ -212,3 +212,15 @@ def test_a_token_that_was_the_only_one_kept_is_certain_and_teaches_nothing() -> 
     assert not entropy.any()
     for grad in torch.autograd.grad(logprobs.sum(), (hidden, weight)):
         assert not grad.any()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_logits_of_bfloat16_factors_are_not_rounded(bias: bool) -> None:
+    hidden, weight, offset, targets, temperatures = inputs(torch.bfloat16, bias=bias)
+    wide = [factor.detach().float() for factor in (hidden, weight, offset)]
+    expected, expected_entropy = naive(*wide, targets, temperatures)
+    logprobs, entropy = chunked_logprobs(hidden, weight, offset if bias else None, targets, temperatures, chunk=3)
+    torch.testing.assert_close(logprobs, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(entropy, expected_entropy, rtol=1e-6, atol=1e-6)
+    rounded, _ = naive(hidden, weight, offset, targets, temperatures)
+    assert (rounded - expected).abs().max() > 1e-3

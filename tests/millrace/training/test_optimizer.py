@@ -1,16 +1,19 @@
 """Learning rates in closed form, and the updates of a batch."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.training.samples import make_sample
+from support.training.sharded_trainers import CASES, make_trainer, samples
 
 from configs.training import TrainingConfig
 from millrace.training.batch import Sample
 from millrace.training.optimizer import plan_updates, planned_rate
+from millrace.training.parallel.ranks import ALONE
 from millrace.training.step_report import ratio_effective_sample_size
 
 
@@ -117,3 +120,22 @@ def test_masked_groups_are_in_no_minibatch() -> None:
 
 def test_a_masked_batch_is_one_minibatch_for_the_trainer_to_refuse() -> None:
     assert plan_updates(batch([1, 1], trainable=set()), minibatches=2, epochs=1, seed=0, policy_version=1) == [[0, 1]]
+
+
+@pytest.mark.parametrize("name", ["llama aipo", "qwen3 updates", "qwen3 lora"])
+def test_offloaded_moments_change_no_bit(name: str) -> None:
+    plain = CASES[name]
+    offloaded = replace(plain, training=plain.training.model_copy(update={"optimizer_offload": True}))
+    expected, trainer = make_trainer(plain, ALONE, None), make_trainer(offloaded, ALONE, None)
+    for seed in range(2):
+        batch = samples(5, seed=seed)
+        assert trainer.step(batch).measured() == expected.step(batch).measured()
+    assert trainer.state() == expected.state()
+    again = make_trainer(offloaded, ALONE, None)
+    again.restore(trainer.policy_version, trainer.state())
+    again.sleep()
+    assert again.state() == expected.state(), "it can be saved while it sleeps"
+    again.wake()
+    again.step(samples(5, seed=2))
+    expected.step(samples(5, seed=2))
+    assert again.state() == expected.state()

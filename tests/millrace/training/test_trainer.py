@@ -18,7 +18,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from configs.losses import LOSS_NAMES
 from configs.training import TrainingConfig
-from millrace.errors import InputError, TrainingDiverged, WeightsMismatch
+from millrace.errors import DeviceOutOfMemory, InputError, TrainingDiverged, WeightsMismatch
 from millrace.generation.engines.transformers import TransformersEngine
 from millrace.training.batch import Sample
 from millrace.training.checkpoints.names import WEIGHTS_FILE
@@ -335,6 +335,35 @@ def test_a_gradient_that_is_not_finite_is_refused_and_moves_nothing(make_model: 
         trainer.step([*SAMPLES, unbounded])
     assert trainer.policy_version == 1
     assert trainer.state() == state
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({}, {"training.activation_checkpointing", "training.optimizer_offload"}),
+        ({"activation_checkpointing": True}, {"training.optimizer_offload"}),
+        ({"activation_checkpointing": True, "optimizer_offload": True}, set()),
+    ],
+)
+def test_a_step_without_memory_names_the_settings_that_save_some(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], named: set[str]
+) -> None:
+    def allocate(*_: object) -> None:
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.18 GiB of which 1.50 GiB "
+            "is free. Process 7 has 77.68 GiB memory in use. Of the allocated memory 70.00 GiB is allocated by PyTorch"
+        )
+
+    trainer = make_trainer(make_model(0), **settings)
+    monkeypatch.setattr(Objective, "compute", allocate)
+    with pytest.raises(DeviceOutOfMemory) as caught:
+        trainer.step([sample([1, 2], [3, 4])])
+    assert caught.value.key == "training.max_tokens_per_microbatch"
+    assert "2.00 GiB" in caught.value.read
+    assert "79.18 GiB" in caught.value.read
+    offered = {"training.activation_checkpointing", "training.optimizer_offload"}
+    assert {key for key in offered if key in str(caught.value.expected)} == named
+    assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("spoilt", ["rollout_logprobs", "advantage"])

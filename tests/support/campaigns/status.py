@@ -22,6 +22,7 @@ STATUS: dict[str, Any] = {
     "incidents": {"counts": {}, "restarts": {}, "latest": []},
     "decisions": {"count": 0, "latest": []},
     "doing": {"bootstrap-0": "stopped", "train-0": "train", "generate-0": "waiting for [room]"},
+    "devices": {"generate-0": ["4", "5"]},
     "ready": {"bootstrap-0": False, "train-0": True, "generate-0": True},
     "policy_versions_used": 8,
     "staleness": {"histogram": {"0": 16, "2": 48}, "mean": 1.5, "max": 2, "bound": 4},

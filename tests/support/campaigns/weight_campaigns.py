@@ -23,7 +23,7 @@ from millrace.models.loading import load_model
 from millrace.training.checkpoints.policy_state import load_weights
 from millrace.weights.fingerprint import fingerprint
 from storage import layout
-from storage.checkpoints import checkpoints_backwards, read_latest
+from storage.checkpoints import Checkpoint, checkpoints_backwards, read_latest
 from storage.progress import read_status
 from storage.schema import METRIC, TRAJECTORY
 from storage.stores.base import Store
@@ -176,7 +176,11 @@ class WeightCampaign:
         checkpoints = {
             (checkpoint.incarnation, checkpoint.step): checkpoint for checkpoint in checkpoints_backwards(self.store)
         }
-        trained = {version: digest(load_weights(self.store, one, base)) for version, one in checkpoints.items()}
+
+        def policy(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+            return load_weights(self.store, checkpoint, {name: tensor.clone() for name, tensor in base.items()})
+
+        trained = {version: digest(policy(checkpoint)) for version, checkpoint in checkpoints.items()}
         return {(0, 0): digest(base), **trained}
 
     def token_versions(self, generator: int) -> dict[int, set[Version]]:

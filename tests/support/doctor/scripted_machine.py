@@ -23,6 +23,10 @@ _FACTS = {
     "free_ports": frozenset({0, 4200, 8050}),
     "prefect_url": "",
     "prefect_servers": frozenset(),
+    "compiler": None,
+    "has_python_header": False,
+    "locked_memory": 8 << 20,
+    "has_infiniband": False,
     "has_nvidia_smi": False,
     "gpus": (),
     "torch_devices": None,
@@ -39,9 +43,11 @@ def scripted_machine(**changes: Any) -> Machine:
 def with_two_gpus(**changes: Any) -> Machine:
     """Two GPUs, and a torch that can use them."""
     facts: dict[str, Any] = {
+        "compiler": "/usr/bin/gcc",
+        "has_python_header": True,
         "has_nvidia_smi": True,
-        "gpus": ("NVIDIA H100, 81559 MiB, 580.1",) * 2,
+        "gpus": ("NVIDIA H100, 81559 MiB, 580.65.06",) * 2,
         "packages": {"torch": "2.13.0", "prefect": "3.7.7", "vllm": "0.32.0"},
-        "torch_devices": TorchDevices(num_gpus=2, num_peers=2, nccl="2.28.3"),
+        "torch_devices": TorchDevices(num_gpus=2, num_peers=2, nccl="2.28.3", cuda="13.0"),
     }
     return scripted_machine(**{**facts, **changes})

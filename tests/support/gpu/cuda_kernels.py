@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.attention.varlen  # registers its operations
+from torch.optim.adamw import adamw
 
 _ATEN = torch.ops.aten
 
@@ -75,16 +76,40 @@ def add_product(
     return out.copy_(summand + left.to(out_dtype) @ right.to(out_dtype))
 
 
+def product(left: torch.Tensor, right: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+    """aten::mm with a wider result."""
+    return left.to(out_dtype) @ right.to(out_dtype)
+
+
 def count_values(values: torch.Tensor, bins: int, low: float, high: float) -> torch.Tensor:
     """aten::histc of integers."""
     return _ATEN.histc.default(values.double(), bins, low, high).to(values.dtype)
+
+
+def update(
+    weights: list[torch.Tensor],
+    grads: list[torch.Tensor],
+    exp_avgs: list[torch.Tensor],
+    exp_avg_sqs: list[torch.Tensor],
+    max_exp_avg_sqs: list[torch.Tensor],
+    steps: list[torch.Tensor],
+    **options: Any,
+) -> None:
+    """aten::_fused_adamw_, rounded as torch's AdamW on the CPU rounds."""
+    state = [weights, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs]
+    # torch has counted the step already.
+    steps_before = [step - 1 for step in steps]
+    options = {name: options[name] for name in ("amsgrad", "beta1", "beta2", "lr", "weight_decay", "eps", "maximize")}
+    adamw(*state, steps_before, foreach=False, fused=False, **options)
 
 
 KERNELS: dict[Any, Callable[..., Any]] = {
     torch.ops.torch_attn._varlen_attn.default: attend,
     torch.ops.torch_attn._varlen_attn_backward.default: attend_backward,
     _ATEN.addmm.dtype_out: add_product,
+    _ATEN.mm.dtype: product,
     _ATEN.histc.default: count_values,
+    _ATEN._fused_adamw_.default: update,
 }
 
 

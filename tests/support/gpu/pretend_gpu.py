@@ -62,7 +62,7 @@ class PretendGpu:
         self.peak = 0
         """The most bytes in use at once; set it to `in_use` to measure anew."""
         self.heading: torch.device | None = None
-        """Where the copy that is being made is going; None if none is."""
+        """Where the copy, or the empty tensor like another, that is being made is going; None if none is."""
         self._nbytes = WeakIdKeyDictionary()
         """The device's storages, and a list of one: the bytes that each is counted with."""
 
@@ -161,6 +161,8 @@ class _Python(TorchFunctionMode):
         if func is torch.Tensor.to:
             here = gpu.device_of(args[0])
             return func(*args, **kwargs) if here == asked else self._moved(here, asked, func, args, kwargs)
+        if func is torch.empty_like:
+            return self._heading(asked, func, args, kwargs)
         made = func(*args, **kwargs)
         if asked == GPU:
             gpu.place(made)
@@ -178,14 +180,18 @@ class _Python(TorchFunctionMode):
     def _moved(
         self, here: torch.device, there: torch.device, func: Callable[..., Any], args: Any, kwargs: Any
     ) -> torch.Tensor:
-        self._gpu.heading = there
-        try:
-            moved: torch.Tensor = func(*args, **(kwargs | {"copy": True}))
-        finally:
-            self._gpu.heading = None
+        moved = self._heading(there, func, args, kwargs | {"copy": True})
         if here == GPU and there == CPU:
             self._gpu.copied_to_host[_place()] += moved.nbytes
         return moved
+
+    def _heading(self, there: torch.device, func: Callable[..., Any], args: Any, kwargs: Any) -> torch.Tensor:
+        self._gpu.heading = there
+        try:
+            made: torch.Tensor = func(*args, **kwargs)
+        finally:
+            self._gpu.heading = None
+        return made
 
 
 class _Operations(TorchDispatchMode):
@@ -202,7 +208,7 @@ class _Operations(TorchDispatchMode):
             # It calls the same for its part of the tensor.
             return NotImplemented
         kwargs, gpu = dict(kwargs or {}), self._gpu
-        if gpu.heading is not None and func is _ATEN._to_copy.default:
+        if gpu.heading is not None and func in (_ATEN._to_copy.default, _ATEN.empty_like.default):
             moved = func(*args, **kwargs)
             if gpu.heading == GPU:
                 gpu.place(moved)

@@ -1,17 +1,20 @@
 """A small Llama of given sizes as the trainer has it, and a batch for it: what cost models are compared with."""
 
+from typing import Literal
+
 from support.training.samples import make_sample
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from millrace.planning.models import ModelShape
 from millrace.training.batch import Microbatch
+from millrace.training.layers import prepare_layers
 from millrace.training.packing import pack
 from millrace.training.policy import PackedPolicy
 
 SMALL = ModelShape(name="small", layers=2, hidden=256, intermediate=704, heads=4, kv_heads=2, head_dim=64, vocabulary=8)
 
 
-def small_policy(shape: ModelShape, *, checkpointing: bool) -> PackedPolicy:
+def small_policy(shape: ModelShape, *, checkpointing: Literal[False, True, "selective"]) -> PackedPolicy:
     """In float32, with random weights."""
     model = LlamaForCausalLM(
         LlamaConfig(
@@ -23,9 +26,9 @@ def small_policy(shape: ModelShape, *, checkpointing: bool) -> PackedPolicy:
             vocab_size=shape.vocabulary,
         )
     )
-    if checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return PackedPolicy(model.train())
+    policy = PackedPolicy(model.train())
+    prepare_layers(model, checkpointing=checkpointing, compiled=False)
+    return policy
 
 
 def one_response(tokens: int) -> Microbatch:

@@ -87,6 +87,7 @@ def facts() -> None:
         "group": os.getpgrp(),
         "threads": len(list(Path("/proc/self/task").iterdir())),
         "omp": os.environ["OMP_NUM_THREADS"],
+        "devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "cuda": torch is not None and torch.cuda.is_initialized(),
         "argv": sys.argv[1:],
         "descriptors": sorted(int(file.name) for file in Path("/proc/self/fd").iterdir()),

@@ -43,9 +43,27 @@ from millrace.training.parallel.sharding import base_tensors, layout
 from millrace.training.trainer import Trainer
 
 Report = dict[str, dict[str, Any]]
-"""Differences and facts by "<case> <data>x<tensor>"."""
-LAYOUTS = {2: [(2, 1), (1, 2)], 4: [(4, 1), (2, 2)]}
-"""(data, tensor) ranks, by the number of all."""
+"""Differences and facts by "<case> <layout>"."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How ranks divide the work."""
+
+    data: int
+    tensor: int
+    shard: int | None = None
+    """Data ranks that divide the weights; None: all."""
+
+    def __str__(self) -> str:
+        return f"{self.data}x{self.tensor}{f' of {self.shard}' if self.shard else ''}"
+
+    def join(self, device: Literal["cpu", "cuda"] = "cpu") -> Ranks:
+        return Ranks.join(data=self.data, tensor=self.tensor, shard=self.shard, device=device)
+
+
+LAYOUTS = {2: [Layout(2, 1), Layout(1, 2)], 4: [Layout(4, 1), Layout(2, 2), Layout(4, 1, shard=2)]}
+"""By the number of all ranks."""
 VOCAB = 37
 MAX_TOKENS = 24
 """Of a microbatch: a rank goes through several."""
@@ -67,9 +85,12 @@ class Case:
     divisible: bool = True
     """Whether tensor ranks can divide its layers."""
 
-    def runs_on(self, tensor: int) -> bool:
-        """Whether it can run on a layout with `tensor` tensor ranks."""
-        return self.divisible or tensor == 1
+    with_replicas: bool = False
+    """Whether it runs on layouts with replicas too."""
+
+    def runs_on(self, layout: "Layout") -> bool:
+        """Whether it runs on this layout."""
+        return (self.divisible or layout.tensor == 1) and (self.with_replicas or layout.shard is None)
 
 
 def tiny_llama() -> PreTrainedModel:
@@ -137,14 +158,16 @@ _QWEN3 = Case(model=tiny_qwen3, training=GSPO)
 _LORA = Case(model=tiny_qwen3, training=AIPO, lora=True)
 CASES = {
     "llama aipo": _LLAMA,
-    "llama aipo float64": replace(_LLAMA, dtype=torch.float64),
-    "llama aipo bfloat16": replace(_LLAMA, compute_dtype="bfloat16"),
+    "llama aipo float64": replace(_LLAMA, dtype=torch.float64, with_replicas=True),
+    "llama aipo bfloat16": replace(_LLAMA, compute_dtype="bfloat16", with_replicas=True),
     "qwen3 gspo": _QWEN3,
     "qwen3 gspo float64": replace(_QWEN3, dtype=torch.float64),
     "qwen3 lora": _LORA,
     "qwen3 updates": Case(model=tiny_qwen3, training=UPDATES),
     "qwen3 updates float64": Case(model=tiny_qwen3, training=UPDATES, dtype=torch.float64),
-    "qwen3 updates lora": Case(model=tiny_qwen3, training=UPDATES.model_copy(update={"frozen_layers": 0}), lora=True),
+    "qwen3 updates lora": Case(
+        model=tiny_qwen3, training=UPDATES.model_copy(update={"frozen_layers": 0}), lora=True, with_replicas=True
+    ),
     "gemma2 aipo": Case(model=tiny_gemma2, training=AIPO),
     "gemma3 aipo": Case(model=tiny_gemma3, training=AIPO),
     "qwen3_moe aipo": Case(model=tiny_qwen3_moe, training=AIPO, divisible=False),
@@ -297,7 +320,7 @@ def _apart(expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tenso
 
 def _shards_apart(trainer: Trainer, whole: Mapping[str, torch.Tensor]) -> float:
     """The largest difference, on any rank, of its shards from its boxes of the whole; inf without a box."""
-    boxes = layout(trainer.model, trainer.ranks, torch.float32).held(trainer.ranks.rank)
+    boxes = layout(trainer.model, trainer.ranks, torch.float32).boxes(trainer.ranks.rank)
     shards = {name: shard for name, shard in base_tensors(trainer.model, whole=False) if shard.numel()}
     apart = 0.0 if shards.keys() == boxes.keys() else float("inf")
     for name in shards.keys() & boxes.keys():
@@ -325,10 +348,10 @@ def _in_its_place(parameter: torch.Tensor) -> bool:
 def main() -> None:
     torch.set_num_threads(1)
     report: Report = {}
-    for data, tensor in LAYOUTS[int(os.environ["WORLD_SIZE"])]:
-        ranks = Ranks.join(data=data, tensor=tensor, device="cuda" if sys.argv[2] == "cuda" else "cpu")
-        for name, case in ((name, case) for name, case in CASES.items() if case.runs_on(tensor)):
-            report[f"{name} {data}x{tensor}"] = disagreement(case, ranks)
+    for spread in LAYOUTS[int(os.environ["WORLD_SIZE"])]:
+        ranks = spread.join("cuda" if sys.argv[2] == "cuda" else "cpu")
+        for name, case in ((name, case) for name, case in CASES.items() if case.runs_on(spread)):
+            report[f"{name} {spread}"] = disagreement(case, ranks)
     if ranks.rank == 0:
         Path(sys.argv[1]).write_text(json.dumps(report))
     ranks.leave()

@@ -18,6 +18,8 @@ ENVIRONMENT: dict[str, str] = {
     "VLLM_NO_USAGE_STATS": "1",
     # A stage's thread count comes from its config; binding threads to cores suits dedicated machines only.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # The engine's process has threads, whose locks a fork would copy; on a CPU vLLM spawns anyway.
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "HF_HUB_OFFLINE": "1",
 }
 """Variables for vLLM's processes, where the user set none."""

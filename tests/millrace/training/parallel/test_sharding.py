@@ -4,7 +4,6 @@ The compared values were computed by torchrun's processes: see `support.training
 """
 
 import functools
-import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,17 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.training.sharded_trainers import CASES, LAYOUTS, Case, Report, launch, make_trainer, samples, tiny_llama
+from support.training.sharded_trainers import (
+    CASES,
+    LAYOUTS,
+    Case,
+    Layout,
+    Report,
+    launch,
+    make_trainer,
+    samples,
+    tiny_llama,
+)
 
 from millrace.errors import InputError
 from millrace.training.parallel.ranks import ALONE, mesh_of_one
@@ -26,11 +35,11 @@ pytestmark = pytest.mark.slow
 def spread(included: Callable[[Case], bool] = lambda case: True) -> list[Any]:
     """Name and layout of each wanted case."""
     return [
-        pytest.param(name, f"{data}x{tensor}", marks=pytest.mark.extended)
-        for ranks, layouts in LAYOUTS.items()
-        for data, tensor in layouts
+        pytest.param(name, layout, id=f"{name} {layout}", marks=pytest.mark.extended)
+        for layouts in LAYOUTS.values()
+        for layout in layouts
         for name, case in CASES.items()
-        if included(case) and case.runs_on(tensor)
+        if included(case) and case.runs_on(layout)
     ]
 
 
@@ -55,13 +64,13 @@ def process_group() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def found(report_of: Callable[[int], Report], case: str, layout: str) -> dict[str, Any]:
-    return report_of(math.prod(map(int, layout.split("x"))))[f"{case} {layout}"]
+def found(report_of: Callable[[int], Report], case: str, layout: Layout) -> dict[str, Any]:
+    return report_of(layout.data * layout.tensor)[f"{case} {layout}"]
 
 
 @pytest.mark.parametrize(("case", "layout"), spread(lambda case: case.compute_dtype is None))
 def test_ranks_train_to_the_losses_and_weights_of_one(
-    report_of: Callable[[int], Report], case: str, layout: str
+    report_of: Callable[[int], Report], case: str, layout: Layout
 ) -> None:
     apart, kind = found(report_of, case, layout), str(CASES[case].dtype).removeprefix("torch.")
     assert apart["start"] == 0.0
@@ -76,24 +85,27 @@ def test_ranks_train_to_the_losses_and_weights_of_one(
 
 @pytest.mark.parametrize(("case", "layout"), spread())
 def test_a_rank_holds_blocks_of_the_weights_where_dtensor_says(
-    report_of: Callable[[int], Report], case: str, layout: str
+    report_of: Callable[[int], Report], case: str, layout: Layout
 ) -> None:
     this = found(report_of, case, layout)
     assert this["misplaced_blocks"] == []
-    data, tensor = map(int, layout.split("x"))
     # Rank 0's: the larger part where something is not divided evenly. Embeddings and norms are whole in each row.
-    assert this["elements_held"] < this["elements"] * (1.1 if tensor == 1 else 1.6) / (data * tensor)
+    assert this["elements_held"] < this["elements"] * (1.1 if layout.tensor == 1 else 1.6) / (
+        (layout.shard or layout.data) * layout.tensor
+    )
 
 
 @pytest.mark.parametrize(("case", "layout"), spread())
-def test_every_rank_hands_over_its_box_of_the_whole(report_of: Callable[[int], Report], case: str, layout: str) -> None:
+def test_every_rank_hands_over_its_box_of_the_whole(
+    report_of: Callable[[int], Report], case: str, layout: Layout
+) -> None:
     # Products of parts of A and B are rounded in another order than those of the whole.
     assert found(report_of, case, layout)["shards_apart"] <= (1e-7 if CASES[case].lora else 0.0)
 
 
 @pytest.mark.parametrize(("case", "layout"), spread(lambda case: case.lora))
 def test_with_adapters_only_they_learn_and_what_goes_out_is_merged(
-    report_of: Callable[[int], Report], case: str, layout: str
+    report_of: Callable[[int], Report], case: str, layout: Layout
 ) -> None:
     this = found(report_of, case, layout)
     assert len(this["moved"]) == 2 * len(["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"])
@@ -106,7 +118,7 @@ def test_with_adapters_only_they_learn_and_what_goes_out_is_merged(
 
 @pytest.mark.parametrize(("case", "layout"), spread(lambda case: case.compute_dtype is not None))
 def test_bfloat16_is_only_for_passes_through_the_layers(
-    report_of: Callable[[int], Report], case: str, layout: str
+    report_of: Callable[[int], Report], case: str, layout: Layout
 ) -> None:
     this = found(report_of, case, layout)
     assert this["weights_dtype"] == this["gradient_dtype"] == ["torch.float32"]

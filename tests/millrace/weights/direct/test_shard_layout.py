@@ -1,5 +1,7 @@
 """Shards of trainer ranks, as torch divides them, and messages that cover every element once."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -29,10 +31,13 @@ def test_a_rank_holds_what_chunk_gives_it(dim: int | None, rows: int, columns: i
             assert torch.equal(whole[tuple(slice(begin, end) for begin, end in box)], part)
 
 
+@pytest.mark.parametrize("replicas", [1, 3])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("policy", ["odd", "llama"])
-def test_messages_carry_each_element_once(policy: str, size: tuple[int, int]) -> None:
-    layout = POLICIES[policy].layout(*size)
+def test_messages_carry_each_element_once(policy: str, size: tuple[int, int], replicas: int) -> None:
+    layout = replace(POLICIES[policy].layout(*size), replicas=replicas)
+    in_replica = layout.size // replicas
+    assert all(layout.boxes(rank) == layout.boxes(rank % in_replica) for rank in range(layout.size))
     sent = {spec.name: torch.zeros(spec.shape, dtype=torch.int64) for spec in layout.tensors}
     for message in layout.messages():
         assert layout.boxes(message.source)[message.spec.name] == message.box

@@ -1,0 +1,84 @@
+"""Checks that this host's memory holds what its stages keep of a model there, before anything starts.
+
+    a stage on the CPU      2 bytes per number, the least that any process holds
+    trainer on GPUs         its pinned copy of a checkpoint: a float32 weight and two moments per trained number
+    trainer, not `direct`   the versions handed over in shared memory
+
+A least need, which a host that fails can't meet. Does not import torch.
+"""
+
+import math
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from configs.training import TrainingConfig
+from millrace.models.weight_files import require
+from storage.stores.memory import memory_folder
+
+HANDOVER_COPIES = 3
+"""`millrace.weights.slots.USUAL_SLOTS`; that module imports torch."""
+_CHECKPOINT_BYTES = 3 * 4
+_LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)\.")
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+def check_memory(
+    folder: Path,
+    shapes: Mapping[str, Sequence[int]],
+    training: TrainingConfig | None,
+    *,
+    hosts: int = 1,
+    handover_dtype: str | None = None,
+) -> None:
+    """Raises ModelFolderError if this host can't hold the model in `folder`, whose tensors have these shapes.
+
+    `training`: the settings of the trainer, whose model `hosts` divide; None if it runs elsewhere. `handover_dtype`:
+    number format of whole versions in shared memory; None if there are none.
+    """
+    numbers = sum(map(math.prod, shapes.values()))
+    needs = {"weights": 2 * numbers // (hosts if training is not None else 1)}
+    if training is not None and training.device == "cuda":
+        needs = {"pinned copies of checkpoints": _CHECKPOINT_BYTES * _trained_numbers(shapes, training) // hosts}
+    if training is not None and handover_dtype is not None:
+        shared = HANDOVER_COPIES * numbers * (4 if handover_dtype == "float32" else 2)
+        place = memory_folder()
+        size = shutil.disk_usage(place).total
+        read = f"{HANDOVER_COPIES} versions of its weights take {_gib(shared)} and {place.parent} has {_gib(size)}"
+        require(shared <= size, read, "more shared memory: docker run --shm-size, or a smaller model", file=folder)
+        needs["versions in shared memory"] = shared
+    memory, needed = _memory(), sum(needs.values())
+    parts = " and ".join(f"at least {_gib(size)} of {what}" for what, size in needs.items() if size)
+    read = f"it takes {parts}, and this machine has {_gib(memory)}"
+    expected = "a larger machine, a smaller model, or fewer trained weights (training.lora.rank, frozen_layers)"
+    require(needed <= memory, read, expected, file=folder)
+
+
+def _trained_numbers(shapes: Mapping[str, Sequence[int]], training: TrainingConfig) -> int:
+    """The numbers that checkpoints hold; adapters, which are small, count as none."""
+    if training.lora.rank is not None:
+        return 0
+    return sum(math.prod(shape) for name, shape in shapes.items() if _is_trained(name, training.frozen_layers))
+
+
+def _is_trained(name: str, frozen_layers: int) -> bool:
+    if not frozen_layers:
+        return True
+    layer = _LAYER.match(name)
+    return "embed_tokens" not in name if layer is None else int(layer[1]) >= frozen_layers
+
+
+def _memory() -> int:
+    """Bytes of memory of this machine, or of its container."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    # `max` if there is no limit.
+    with suppress(OSError, ValueError):
+        return min(memory, int(_CGROUP_LIMIT.read_text()))
+    return memory
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:,.1f} GiB"

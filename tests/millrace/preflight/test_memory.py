@@ -1,0 +1,89 @@
+"""A model that a host can't hold is refused, with the sizes, before anything starts."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from configs.training import LoraConfig, TrainingConfig
+from millrace.errors import ModelFolderError
+from millrace.preflight import memory
+from millrace.preflight.memory import check_memory
+from millrace.weights.slots import USUAL_SLOTS
+
+GIB = 2**30
+SHAPES = {
+    "model.embed_tokens.weight": (1024, 1024, 256),
+    **{f"model.layers.{layer}.mlp.up_proj.weight": (1024, 1024, 1024) for layer in range(2)},
+    "lm_head.weight": (1024, 1024, 256),
+}
+"""2.5 GiB numbers: 30 GiB in a checkpoint, 5 GiB in 2 bytes each."""
+FOLDER = Path("/models/large")
+
+
+@pytest.fixture(autouse=True)
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A host of 16 GiB of memory and as much shared memory; the file holds the former in bytes."""
+    limit = tmp_path / "memory.max"
+    limit.write_text(str(16 * GIB))
+    monkeypatch.setattr(memory, "_CGROUP_LIMIT", limit)
+    monkeypatch.setattr(memory.shutil, "disk_usage", lambda _: SimpleNamespace(total=16 * GIB))
+    return limit
+
+
+def training(device: str = "cuda", **settings: object) -> TrainingConfig:
+    return TrainingConfig.model_validate({"max_steps": 1, "device": device, **settings})
+
+
+def refusal(trainer: TrainingConfig | None, hosts: int = 1, handover_dtype: str | None = None) -> str:
+    with pytest.raises(ModelFolderError) as caught:
+        check_memory(FOLDER, SHAPES, trainer, hosts=hosts, handover_dtype=handover_dtype)
+    assert caught.value.file == str(FOLDER) and caught.value.expected
+    return caught.value.read
+
+
+def test_pinned_copies_of_checkpoints_have_to_fit_into_memory() -> None:
+    read = refusal(training())
+    assert "30.0 GiB" in read and "16.0 GiB" in read
+
+
+@pytest.mark.parametrize(
+    ("trainer", "hosts"),
+    [
+        (training(), 2),
+        (training(frozen_layers=1), 1),
+        (training(lora=LoraConfig(rank=8).model_dump()), 1),
+        (training("cpu"), 1),
+        (None, 1),
+    ],
+    ids=["two hosts", "frozen layers", "adapters", "a CPU", "elsewhere"],
+)
+def test_smaller_copies_and_weights_alone_fit(trainer: TrainingConfig | None, hosts: int) -> None:
+    check_memory(FOLDER, SHAPES, trainer, hosts=hosts)
+
+
+@pytest.mark.parametrize("trainer", [None, training("cpu")])
+def test_weights_on_a_cpu_take_two_bytes_a_number(trainer: TrainingConfig | None, host: Path) -> None:
+    host.write_text(str(4 * GIB))
+    assert "5.0 GiB" in refusal(trainer)
+
+
+def test_only_a_trainer_divides_the_weights_among_hosts(host: Path) -> None:
+    host.write_text(str(4 * GIB))
+    check_memory(FOLDER, SHAPES, training("cpu"), hosts=2)
+    assert "5.0 GiB" in refusal(None, hosts=2)
+
+
+def test_versions_in_shared_memory_have_to_fit_there_and_count(host: Path) -> None:
+    assert "30.0 GiB" in refusal(training("cpu"), handover_dtype="float32")
+    assert "5.0 GiB" in refusal(training("cpu"), handover_dtype="bfloat16")
+    assert "15.0 GiB" in refusal(training(), hosts=2, handover_dtype="bfloat16")
+
+
+def test_without_a_limit_the_machines_own_memory_counts(host: Path) -> None:
+    host.write_text("max")
+    check_memory(FOLDER, {"weight": (1024,)}, training(), handover_dtype="float32")
+
+
+def test_the_handover_has_as_many_copies_as_are_counted() -> None:
+    assert memory.HANDOVER_COPIES == USUAL_SLOTS

