@@ -66,11 +66,11 @@ _GATHERING = ("unshard", "wait_for_unshard", "post_backward")
 """Methods of FSDP2's groups of parameters that make whole weights, or gather and scatter them."""
 
 
-class Meter(TorchDispatchMode):
+class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of tensors that are alive, and those that collectives move; for the `with` block."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.peak: Counter[str] = Counter()
         """Bytes by kind at the moment with the most."""
         self.traffic: Counter[str] = Counter()
@@ -100,11 +100,11 @@ class Meter(TorchDispatchMode):
         for name in _GATHERING:
             method = self._as_gathered(getattr(FSDPParamGroup, name))
             self._patches.enter_context(patch.object(FSDPParamGroup, name, method))
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._patches.close()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -130,7 +130,7 @@ class Meter(TorchDispatchMode):
         return called
 
     def _count(self, storage: torch.UntypedStorage, kind: str) -> None:
-        counted = self._storages.get(storage)
+        counted = self._storages.get(storage)  # type: ignore[no-untyped-call]
         if counted is None:
             counted = self._storages[storage] = [kind, 0]
             finalize(storage, self._recount, counted, 0).atexit = False
@@ -204,10 +204,9 @@ def measure(config: RunConfig, sizes: Mapping[str, Any]) -> tuple[Counter[str], 
     """
     training, meter = config.training, Meter()
     with fake_ranks(data=training.parallel.data, tensor=training.parallel.tensor) as ranks:
+        model_class: Any = AutoModelForCausalLM
         with _META:
-            model = AutoModelForCausalLM.from_config(
-                AutoConfig.for_model(**sizes), dtype=getattr(torch, config.model.dtype)
-            )
+            model = model_class.from_config(AutoConfig.for_model(**sizes), dtype=getattr(torch, config.model.dtype))
         trainer = Trainer(model, training, max_new_tokens=config.generation.max_new_tokens, ranks=ranks)
         trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
         zero_gradients(trained)
@@ -226,18 +225,18 @@ def measure(config: RunConfig, sizes: Mapping[str, Any]) -> tuple[Counter[str], 
     return meter.peak, meter.traffic
 
 
-def plan(config: RunConfig, sizes: Mapping[str, Any]) -> tuple[Counter[str], Counter[str]]:
+def plan(config: RunConfig, sizes: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
     """Returns the same as the planner has it, without its reserve."""
     shape, parallel = shape_of_config(sizes, config.name), config.training.parallel
     memory, traffic = asdict(trainer_memory(shape, config)), microbatch_traffic(shape, config)
     del memory["reserved"]
-    moved: Counter[str] = Counter()
+    moved: dict[str, float] = {}
     if parallel.data > 1:
-        moved |= {"gathered": traffic.gathered, "scattered": traffic.scattered}
+        moved = {"gathered": traffic.gathered, "scattered": traffic.scattered}
     if parallel.tensor > 1:
         message = message_bytes(shape, config, config.training.max_tokens_per_microbatch)
         moved["reduced"] = traffic.reductions * message
-    return Counter(memory), moved
+    return memory, moved
 
 
 def compare(name: str, settings: Sequence[str] = ()) -> dict[str, Any]:
@@ -254,9 +253,9 @@ def compare(name: str, settings: Sequence[str] = ()) -> dict[str, Any]:
         "preset": name,
         "ranks": parallel.data * parallel.tensor,
         "cpu_seconds": seconds,
-        "memory": {"measured": dict(memory), "planned": dict(planned_memory)},
-        "traffic": {"measured": dict(traffic), "planned": dict(planned_traffic)},
-        "memory_ratio": planned_memory.total() / memory.total(),
+        "memory": {"measured": dict(memory), "planned": planned_memory},
+        "traffic": {"measured": dict(traffic), "planned": planned_traffic},
+        "memory_ratio": sum(planned_memory.values()) / memory.total(),
         "traffic_ratios": {kind: planned_traffic[kind] / nbytes for kind, nbytes in traffic.items()},
     }
 

@@ -101,8 +101,12 @@ class ForkServer:
 
         Its process id is then free again. Raises ForkServerLost if the fork server has ended.
         """
-        self._send({"reap": pid})
+        self._send({"reap": pid, "reply": True})
         return int(self._receive()["status"])
+
+    def forget(self, pid: int) -> None:
+        """Frees the process id of a child that has ended or is ending, and does not wait for that."""
+        self._send({"reap": pid, "reply": False})
 
     def lost(self) -> ForkServerLost:
         """The error for a socket, its own or a child's, that was closed before anything came."""

@@ -90,7 +90,8 @@ def serve(control: socket.socket, *, adopted: bool) -> Order | None:
         values = json.loads(message)
         if not descriptors:
             _, status = os.waitpid(values["reap"], 0)
-            reply(control, {"status": os.waitstatus_to_exitcode(status)})
+            if values["reply"]:
+                reply(control, {"status": os.waitstatus_to_exitcode(status)})
             continue
         failpoint("fork_server.asked")
         if (forked := _fork(adopted)) == 0:

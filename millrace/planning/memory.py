@@ -46,7 +46,7 @@ class TrainerMemory:
 
     @property
     def total(self) -> float:
-        return sum(getattr(self, part.name) for part in fields(self))
+        return float(sum(getattr(self, part.name) for part in fields(self)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -172,16 +172,18 @@ class Pool:
         """Kill a worker: its current task gets `score`, by default how the worker ended; the others wait again."""
         number = worker.tasks.popleft()
         waiting.extendleft(reversed(worker.tasks))
-        code = self._kill(worker)
+        self._workers.remove(worker)
+        worker.kill()
+        code = self._server.exit_code(worker.pid)
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         score = score or failed(f"the process that scored it ended ({how})")
         return number, replace(score, seconds=worker.seconds())
 
-    def _kill(self, worker: "_RewardWorker") -> int:
-        """Kill a worker unless it has ended; return its exit code, or minus the signal that ended it."""
+    def _kill(self, worker: "_RewardWorker") -> None:
+        """Kill a worker unless it has ended."""
         self._workers.remove(worker)
         worker.kill()
-        return self._server.exit_code(worker.pid)
+        self._server.forget(worker.pid)
 
 
 class _RewardWorker:
