@@ -108,8 +108,8 @@ def step_seconds(shape: ModelShape, config: RunConfig, hardware: Hardware, *, to
     updates = training.minibatches * training.epochs
     seconds = updates * (update + adamw_bytes / (hardware.memory_rate * MEMORY_SHARE))
     if training.optimizer_offload:
-        moments = trained_parameters(shape, config) / trainer_gpus(config) * 2 * TRAINED_BYTES
-        # There and back.
+        # Two moments, there and back.
+        moments = 2 * trained_parameters(shape, config) / trainer_gpus(config) * TRAINED_BYTES
         seconds += updates * 2 * moments / (hardware.host_copy * HOST_COPY_SHARE)
     if forward_passes := int(updates > 1) + int(training.kl.coefficient > 0):
         flops = shape.layers * _layer_flops(shape, context) + 2 * shape.output_parameters
