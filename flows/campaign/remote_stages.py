@@ -139,7 +139,8 @@ class _RemoteStage:
             if status.get("ended"):
                 if status.get("sentence") is not None:
                     errors = {kind.__name__: kind for kind in FINAL_ERRORS}
-                    raise errors.get(status.get("final") or "", StageDied)(f"{where}: {status['sentence']}")
+                    place = f"{self._job.name} of work pool {self._job.work_pool} on {status['host']}"
+                    raise errors.get(status.get("final") or "", StageDied)(f"{place}: {status['sentence']}")
                 return
             if status:
                 self._accepted = self._accepted or now
@@ -210,6 +211,7 @@ def stages(run_url: str, attempt: int, job: Job) -> None:
         job.number,
         owner_id=str(runtime.flow_run.id),
         doing=f"on {socket.gethostname()}",
+        host=socket.gethostname(),
         draining=STOP.is_set,
     ) as publisher:
         over = threading.Event()
