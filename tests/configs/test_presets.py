@@ -33,7 +33,7 @@ def test_a_gpu_preset_fits_its_gpus_and_its_model_can_be_divided(path: Path) -> 
     config, hardware = load_config(path), hardware_named("h100")
     # Commands in the preset get its model into a folder of this name.
     name, hosts = Path(config.model.path or "").name, config.placement.train.hosts
-    check_training(published_config(name), config.training, on_this_host=False)
+    check_training(published_config(name), config.training)
     check_layout(published_config(name), config.training.parallel, gpus=hardware.gpus_per_host, hosts=hosts)
     memory = GpuMachine(shape=model_named(name), hardware=hardware).memory(config)
     assert memory.fits, memory.sentence
