@@ -6,7 +6,8 @@ import psutil
 import pytest
 from support.campaigns.campaigns import Millrace, send, stages_of, wait_until
 
-pytestmark = [pytest.mark.campaign, pytest.mark.vllm]
+# `tests/tasks/test_start.py` holds the environments of started stages in less time.
+pytestmark = [pytest.mark.campaign, pytest.mark.vllm, pytest.mark.extended]
 
 SETTINGS = {
     "generation.engine": "vllm",
