@@ -88,7 +88,7 @@ check: $(VENV)/check  ## checks style, types and import direction
 	@printf '%s\n' 3.11 3.12 3.13 | xargs -P 3 -I@ sh -c '$(BIN)/uv pip compile --quiet --no-header --no-annotate \
 	  --all-extras --python-version @ --python-platform x86_64-manylinux_2_28 --constraint constraints-gpu.txt \
 	  pyproject.toml > $(VENV)/resolved-@.txt && ! grep -vxFf constraints-gpu.txt $(VENV)/resolved-@.txt' \
-	  || { echo "constraints-gpu.txt does not resolve, or lacks these pins: make constraints-gpu renews it" >&2; exit 1; }
+	  || { echo "constraints-gpu.txt does not resolve, or these pins are missing from it: make constraints-gpu renews it" >&2; exit 1; }
 
 # Each package has one version for all Pythons, so a pin needs no marker.
 constraints-gpu: $(VENV)/check  ## renews constraints-gpu.txt: the pins of constraints.txt, and the newest of all else that extras need

@@ -9,16 +9,15 @@ GPUs from 0 each, may share the folder.
 
 import contextlib
 import fcntl
-import subprocess
 from collections.abc import Iterable, Iterator
 from typing import TextIO
 
 from configs.schema import RunConfig
+from millrace.doctor.driver import query_gpus
 from millrace.runtime.devices import Assignment, Process, assign, host_devices, may_use_devices
 from storage.stores.memory import memory_folder
 
 _LONGEST_HOLDER = 200
-_COMMAND_SECONDS = 60.0
 
 
 @contextlib.contextmanager
@@ -65,8 +64,4 @@ def leased_devices(config: RunConfig, processes: Iterable[Process], holder: str)
 
 def _uuids() -> dict[str, str]:
     """The UUID of each GPU of this host, or container, by its index; empty without the command nvidia-smi."""
-    command = ["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=True)
-        return dict(line.split(", ", 1) for line in ran.stdout.splitlines() if ", " in line)
-    return {}
+    return dict(line.split(", ", 1) for line in query_gpus("index", "uuid") if ", " in line)

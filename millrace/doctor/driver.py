@@ -19,11 +19,12 @@ from millrace.errors import InputError
 _OLDEST_SERIES = {"12": 525, "13": 580}
 """On Linux, by CUDA's major version: https://docs.nvidia.com/deploy/cuda-compatibility."""
 _CONSTRAINTS = Path(__file__).parents[2] / "constraints-gpu.txt"
-_COMMAND_SECONDS = 10.0
+_COMMAND_SECONDS = 60.0
+"""Without persistence mode, nvidia-smi first starts each GPU of the host."""
 
 
 def query_gpus(*fields: str) -> list[str]:
-    """These fields of each GPU, by nvidia-smi; none if there is no such command, or if it fails."""
+    """Returns these fields of each GPU, a line per GPU, by nvidia-smi; nothing without that command, or if it fails."""
     command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
     with suppress(OSError, subprocess.SubprocessError):
         ran = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=True)

@@ -74,7 +74,7 @@ def _is_trained(name: str, frozen_layers: int) -> bool:
 def _memory() -> int:
     """Bytes of memory of this machine, or of its container."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    # `max` if there is no limit.
+    # Without a limit the file holds `max`.
     with suppress(OSError, ValueError):
         return min(memory, int(_CGROUP_LIMIT.read_text()))
     return memory

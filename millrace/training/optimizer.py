@@ -28,7 +28,7 @@ from configs.training import TrainingConfig
 from millrace.errors import TrainingDiverged
 from millrace.training.batch import Sample
 
-_MOMENTS = frozenset({"exp_avg", "exp_avg_sq"})
+MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's names of its two moments."""
 
 
@@ -91,10 +91,10 @@ class OffloadedAdamW(AdamW):
             for parameter in group["params"]:
                 self.param_groups = [group | {"params": [parameter]}]
                 slots, host = self.state[parameter], dict(self.state[parameter])
-                for name in _MOMENTS & slots.keys():
+                for name in slots.keys() & MOMENTS:
                     slots[name] = slots[name].to(parameter.device, non_blocking=True)
                 super().step()
-                for name in _MOMENTS & slots.keys():
+                for name in slots.keys() & MOMENTS:
                     buffer = host[name] if name in host else empty_moment(self, slots[name])
                     slots[name] = buffer.copy_(slots[name], non_blocking=True)
         finally:

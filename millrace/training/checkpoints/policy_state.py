@@ -17,13 +17,13 @@ from millrace.errors import InputError
 from millrace.training.checkpoints.names import MODEL, OPTIMIZER, RNG
 from millrace.training.checkpoints.reading import StoredFiles, StoredTensors
 from millrace.training.lora import merged
-from millrace.training.optimizer import empty_moment
+from millrace.training.optimizer import MOMENTS, empty_moment
 from millrace.training.parallel.ranks import local
 from storage.checkpoints import Checkpoint
 from storage.stores.base import BytesLike, Store
 
-_STEP, _MOMENTS = "step", ("exp_avg", "exp_avg_sq")
-"""AdamW's state of a parameter: a number, and two tensors like the parameter."""
+_STEP = "step"
+"""AdamW's state of a parameter: this number, and two moments like the parameter."""
 _CPU, _SCALING, _FROZEN = "cpu", "lora_scaling", "frozen_layers"
 """Names of the CPU's random state, and among the parameters of alpha / rank and of the number of frozen layers."""
 _DOWN, _UP = ".lora_A.default.weight", ".lora_B.default.weight"
@@ -75,14 +75,14 @@ def restore_policy_state(
     stored = StoredTensors(files, OPTIMIZER)
     # A checkpoint of version 0 has no optimizer state yet.
     stepped = {name: parameter for name, parameter in parameters.items() if f"{_STEP}.{name}" in stored.shapes}
-    moments = stored.read({f"{slot}.{name}": parameter for name, parameter in stepped.items() for slot in _MOMENTS})
+    moments = stored.read({f"{slot}.{name}": parameter for name, parameter in stepped.items() for slot in MOMENTS})
     steps = stored.read({f"{_STEP}.{name}": torch.empty(()) for name in stepped})
     rng = StoredTensors(files, RNG).read_whole()[_CPU]
     for name, parameter in parameters.items():
         local(parameter.detach()).copy_(weights[name])
     optimizer.state.clear()
     for name, parameter in stepped.items():
-        slots = {slot: empty_moment(optimizer, parameter.detach()) for slot in _MOMENTS}
+        slots = {slot: empty_moment(optimizer, parameter.detach()) for slot in MOMENTS}
         for slot, tensor in slots.items():
             local(tensor).copy_(moments[f"{slot}.{name}"])
         step = steps[f"{_STEP}.{name}"]

@@ -140,8 +140,8 @@ class StoredTensors:
         if isinstance(self._files, StoredFiles):
             header = self._files.header(file)
         else:
-            whole = bytes(self._files[file])
-            header = whole[: header_length(whole)]
+            data = memoryview(self._files[file])
+            header = bytes(data[: header_length(bytes(data[:8]))])
         try:
             return extents(header, file)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -159,7 +159,7 @@ class StoredTensors:
         return read_into
 
     def _verify(self) -> None:
-        """Raises StreamCorrupt if a header is damaged: then that is why something seems to be missing."""
+        """Raises StreamCorrupt if a file is damaged: then that is why something seems to be missing."""
         for file in sorted({extent.file for blocks in self._stored.values() for extent in blocks}):
             self._files[file]
 
@@ -170,7 +170,7 @@ class StoredTensors:
 def plan_reads(
     like: Mapping[str, torch.Tensor], stored: Mapping[str, Sequence[Extent]]
 ) -> list[tuple[Extent, ReadItem]]:
-    """What this rank reads to fill its parts of `like`, and of which block; in the files' order.
+    """Plans the reads that fill this rank's parts of `like`: each with the block that it reads, in the files' order.
 
     `stored` are the blocks of each tensor. Raises ValueError if they have another shape than the tensor of `like`.
     """
