@@ -65,6 +65,7 @@
         asked.set(one, Date.now());
         try {
             const answer = await ask(...question);
+            await answer.clone().blob();  // Rejects if the connection is lost within the answer, which ends Dash's updates as well.
             wrong = answer.ok ? "" : `The dashboard's server refused to update this page (status ${answer.status}): load it again.`;
             return answer;
         } catch (error) {

@@ -71,6 +71,21 @@ def test_a_page_says_what_it_is_and_where_one_is(watched: Watched) -> None:
         expect(page.get_by_role("figure", name=block.title, exact=True)).to_be_visible()
 
 
+def test_a_page_says_that_an_answer_was_cut_off_and_loads_itself_again(watched: Watched) -> None:
+    page, banner = watched.page, watched.page.locator("#connection")
+    page.add_init_script(
+        """const ask = window.fetch;
+        const cutOff = () => new Response(new ReadableStream({ start: (body) => body.error(new TypeError("cut off")) }));
+        window.fetch = async (...question) => window.cut ? cutOff() : ask(...question);"""
+    )
+    watched.open("/run/read/ledger")
+    page.evaluate("() => { window.cut = true; }")
+    expect(banner).to_contain_text("does not answer")
+    page.wait_for_function("() => !window.cut")
+    expect(banner).to_be_hidden()
+    expect(page.locator("#ledger-balance")).to_be_visible()
+
+
 def test_a_page_whose_server_is_stopped_or_gone_says_so_until_it_is_back(root: Path, page: Page) -> None:
     port = free_port()
     banner, balance = page.locator("#connection"), page.locator("#ledger-balance")
