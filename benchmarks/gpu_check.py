@@ -1,6 +1,6 @@
 """Runs the GPU tests, campaigns and benchmarks on a machine with GPUs, and writes one report to send.
 
-    doctor ─► trainer ─► weights ─► ranks over NCCL ─► vLLM on CUDA ─► campaigns ─► benchmarks ─► gpu-check.txt
+    doctor ─► torch, one GPU ─► torch, several GPUs ─► vLLM, one GPU ─► vLLM, several GPUs ─► gpu-check.txt
 
 Each part is a separate process with a time limit, and a part that fails stops no other. Exit code 0 if all that
 could run passed, 1 if something failed, 2 without a GPU.
@@ -51,6 +51,8 @@ class Check:
     """Package that it needs besides what Millrace requires."""
     minutes: float = 10.0
     """Time limit."""
+    passed_before: str = ""
+    """GPU and date of the last report in which it passed; '' if there is no such report."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +91,7 @@ def _benchmark(name: str, *arguments: str) -> tuple[str, ...]:
 _VLLM_ON_CUDA = (
     "generation.engine_args.gpu_memory_utilization=0.3",
     "generation.engine_args.kv_cache_memory_bytes=null",
+    "generation.engine_args.enforce_eager=false",
     "model.dtype=bfloat16",
 )
 
@@ -109,15 +112,49 @@ PARTS: Sequence[Check] = (
         command=_tests("tests/gpu/test_shards_cuda.py"),
     ),
     Check(
+        name="CUDA IPC",
+        shows="Two processes share a tensor on a GPU by its memory handle.",
+        command=_tests("tests/gpu/test_ipc_cuda.py"),
+    ),
+    Check(
+        name="campaign that trains on a GPU",
+        shows="A whole campaign runs with its trainer on a GPU.",
+        command=_campaign("tiny-cpu", "trains-on-a-gpu"),
+    ),
+    Check(
+        name="benchmark of the trainer",
+        shows="Tokens per second, MFU and memory of a model of 1.24 billion parameters in bfloat16.",
+        command=_benchmark("trainer"),
+        minutes=20.0,
+    ),
+    Check(
+        name="benchmark of weight sync",
+        shows="Seconds from a trainer's GPU to a generator's, beside the GPU's own copy rates.",
+        command=_benchmark("weights", "--parameters", "1000"),
+        minutes=20.0,
+    ),
+    Check(
         name="weights by direct over NCCL",
         shows="Shards go over NCCL from a trainer's GPUs to a generator's; with two GPUs one rank, with four three.",
-        command=_tests("tests/gpu/test_direct_nccl.py"),
+        command=_tests("tests/gpu/test_direct_nccl.py", "-k", "bit_for_bit"),
+        gpus=2,
+    ),
+    Check(
+        name="killed member of a push",
+        shows="A generator that is killed in a push over NCCL is an error for the trainer within the deadline.",
+        command=_tests("tests/gpu/test_direct_nccl.py", "-k", "killed"),
         gpus=2,
     ),
     Check(
         name="trainer ranks over NCCL",
         shows="FSDP2 and tensor parallelism over NCCL train as one process does.",
         command=_tests("tests/gpu/test_ranks_cuda.py"),
+        gpus=2,
+    ),
+    Check(
+        name="campaign of two ranks over NCCL",
+        shows="A whole campaign runs with a trainer on two GPUs.",
+        command=_campaign("tiny-cpu", "two-ranks", "training.parallel.data=2"),
         gpus=2,
     ),
     Check(
@@ -128,13 +165,34 @@ PARTS: Sequence[Check] = (
         minutes=30.0,
     ),
     Check(
-        name="campaign that trains on a GPU",
-        shows="A whole campaign runs with its trainer on a GPU.",
-        command=_campaign("tiny-cpu", "trains-on-a-gpu"),
+        name="updates under CUDA graphs",
+        shows="New weights reach the responses in flight of an engine that captured its graphs before.",
+        command=_tests("tests/gpu/test_vllm_cuda.py", "-k", "graphs"),
+        package="vllm",
+    ),
+    Check(
+        name="updates of experts",
+        shows="New weights reach the experts of Qwen3-MoE and Mixtral, which vLLM packs for its kernels.",
+        command=_tests("tests/gpu/test_vllm_cuda.py", "-k", "reach_experts"),
+        package="vllm",
+        minutes=20.0,
+    ),
+    Check(
+        name="updates of gpt-oss",
+        shows="New weights reach the experts and sinks of gpt-oss.",
+        command=_tests("tests/gpu/test_vllm_cuda.py", "-k", "gpt_oss"),
+        package="vllm",
+    ),
+    Check(
+        name="updates in fp8",
+        shows="An engine in fp8 computes after an update as one that starts with the new weights.",
+        command=_tests("tests/gpu/test_vllm_cuda.py", "-k", "fp8"),
+        package="vllm",
+        minutes=20.0,
     ),
     Check(
         name="campaign on a GPU with vLLM",
-        shows="A whole campaign runs with trainer and vLLM on one GPU at the same time.",
+        shows="A whole campaign runs with trainer and vLLM, under CUDA graphs, on one GPU at the same time.",
         command=_campaign("tiny-vllm-cpu", "vllm-on-a-gpu", *_VLLM_ON_CUDA),
         package="vllm",
         minutes=20.0,
@@ -147,25 +205,24 @@ PARTS: Sequence[Check] = (
         minutes=20.0,
     ),
     Check(
-        name="campaign of two ranks over NCCL",
-        shows="A whole campaign runs with a trainer on two GPUs.",
-        command=_campaign("tiny-cpu", "two-ranks", "training.parallel.data=2"),
+        name="updates with tensor parallelism",
+        shows="New weights reach both GPUs of an engine.",
+        command=_tests("tests/gpu/test_vllm_cuda.py", "-k", "both_gpus"),
+        package="vllm",
         gpus=2,
     ),
     Check(
-        name="benchmark of the trainer",
-        shows="Tokens per second and memory of the trainer's step beside plain transformers.",
-        command=_benchmark("trainer"),
-        minutes=20.0,
-    ),
-    Check(
-        name="benchmark of weight sync",
-        shows="Seconds from a trainer's GPU to a generator's, beside the GPU's own copy rates.",
-        command=_benchmark("weights", "--parameters", "1000"),
+        name="two replicas on two GPUs",
+        shows="A whole campaign runs with two vLLM engines, each on its own GPU, and its trainer on the CPU.",
+        command=_campaign(
+            "tiny-vllm-cpu", "two-replicas", *_VLLM_ON_CUDA, "generation.replicas=2", "training.device=cpu"
+        ),
+        package="vllm",
+        gpus=2,
         minutes=20.0,
     ),
 )
-"""In the order in which they run: quick and general parts come first."""
+"""In the order in which they run."""
 
 
 def main() -> int:
@@ -185,6 +242,7 @@ def main() -> int:
             print(f"{part.name} …", flush=True)
             results.append(check(part, num_gpus))
             print(results[-1], flush=True)
+    print("", *_table(results), "", sep="\n")
     arguments.out.write_text("\n".join(_report(machine, num_gpus, results)))
     print(f"Written to {arguments.out}. Please send it: no part of it is secret but the names in its paths.")
     return 1 if any(result.outcome in ("failed", "too slow") for result in results) else 0
@@ -232,6 +290,19 @@ def _run(command: Sequence[str], log: Path, seconds: float) -> int | None:
         process.wait()
 
 
+def _table(results: Sequence[Result]) -> Iterator[str]:
+    """Yields a heading and a line per part: its outcome, whether it ever passed before, and what it shows."""
+    rows = [("part", "outcome", "seconds", "passed before", "what it shows, or why not")]
+    for result in results:
+        part, passed = result.part, result.outcome == "passed"
+        seconds = "" if result.outcome == "left out" else f"{result.seconds:.0f}"
+        text = part.shows if passed else result.reason
+        rows.append((part.name, result.outcome, seconds, part.passed_before or "never", text))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
 def _report(machine: Machine, num_gpus: int, results: Sequence[Result]) -> Iterator[str]:
     """Yields the report's lines: the machine, each part's outcome, then figures and the output of failures."""
     commit = subprocess.run(("git", "rev-parse", "HEAD"), capture_output=True, text=True, check=False).stdout.strip()
@@ -240,8 +311,8 @@ def _report(machine: Machine, num_gpus: int, results: Sequence[Result]) -> Itera
     yield f"{num_gpus} × {machine.gpus[0]}" if machine.gpus else f"{num_gpus} GPUs"
     for line in as_json(diagnose(machine))["lines"]:
         yield f"{line['what']}: {line['value']}"
-    for result in results:
-        yield f"\n{result}\n    {result.part.shows}"
+    yield ""
+    yield from _table(results)
     for result in results:
         if result.figures:
             yield f"\n==== {result.part.name}: figures ====\n{result.figures}"

@@ -130,6 +130,8 @@ def contenders(case: TrainerCase, samples: Sequence[Sample], device: torch.devic
         learning_rate=1e-6,
         max_tokens_per_microbatch=case.max_tokens,
         activation_checkpointing=case.checkpointing,
+        # A GPU's defaults: layers are compiled.
+        device="cuda" if device.type == "cuda" else "cpu",
     )
     trainer = Trainer(deepcopy(model), training, max_new_tokens=case.longest_response, ranks=Ranks.alone(device))
     if case.checkpointing:

@@ -75,8 +75,8 @@ def test_a_page_says_that_an_answer_was_cut_off_and_loads_itself_again(watched: 
     page, banner = watched.page, watched.page.locator("#connection")
     page.add_init_script(
         """const ask = window.fetch;
-        const cutOff = () => new Response(new ReadableStream({ start: (body) => body.error(new TypeError("cut off")) }));
-        window.fetch = async (...question) => window.cut ? cutOff() : ask(...question);"""
+        const body = () => new ReadableStream({ start: (stream) => stream.error(new TypeError("cut off")) });
+        window.fetch = async (...question) => window.cut ? new Response(body()) : ask(...question);"""
     )
     watched.open("/run/read/ledger")
     page.evaluate("() => { window.cut = true; }")

@@ -16,3 +16,7 @@ def test_shards_reach_the_generator_s_gpu_bit_for_bit_with_the_plan_s_bytes(trai
     if torch.cuda.device_count() <= trainer_ranks:
         pytest.skip(f"needs {trainer_ranks + 1} GPUs")
     push_between(trainer_ranks + 1, "cuda")
+
+
+def test_a_generator_killed_in_a_push_is_an_error_for_the_trainer_in_time() -> None:
+    push_between(2, "cuda", killed=True)

@@ -1,20 +1,17 @@
 """Fixtures of the tests of millrace/: a policy that is made in a few milliseconds, and trajectories of any group."""
 
 import shutil
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
-from support.engines.policies import offered
+from support.engines.policies import Offer, offering
 from support.stores.memory import unused_name
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from millrace.bootstrap.tiny_model import character_tokenizer
 from millrace.types import Prompt, Request, Response, Trajectory
-from millrace.weights.base import Weights
-from millrace.weights.shared_tensors import ReceiveBuffer
-from storage.stores.memory import MemoryStore, memory_folder
+from storage.stores.memory import MemoryStore
 
 # Two test processes with a thread pool each are far slower on two cores than two single threads.
 torch.set_num_threads(1)
@@ -28,11 +25,9 @@ def memory_store() -> Iterator[MemoryStore]:
 
 
 @pytest.fixture
-def offer() -> Iterator[Callable[[PreTrainedModel, int], Weights]]:
-    """`offer(model, policy_version)`: its parameters in shared memory, until the next call."""
-    buffer = ReceiveBuffer(memory_folder() / f"test-{uuid.uuid4().hex}")
-    yield lambda model, policy_version: offered(model, policy_version, buffer)
-    buffer.close()
+def offer() -> Iterator[Offer]:
+    with offering() as offer:
+        yield offer
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 The reference is transformers' own forward pass of each sequence alone, with its eager attention.
 """
 
-from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 
@@ -11,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 from support.engines.one_by_one import response_logprobs, taken
-from support.engines.policies import largest_mismatch
+from support.engines.policies import Offer, largest_mismatch
 from support.engines.vllm_processes import running_vllm
 from support.training.families import CASES, WINDOW, table
 from support.training.samples import make_sample
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from configs.schema import ModelConfig
 from configs.training import TrainingConfig
@@ -29,14 +28,12 @@ from millrace.training.packing import microbatches, pack
 from millrace.training.policy import PackedPolicy
 from millrace.training.trainer import Trainer
 from millrace.types import Request, Sampling, Trajectory
-from millrace.weights.base import Weights
 from storage.checkpoints import CheckpointWriter
 from storage.stores.local import LocalStore
 
 TOLERANCE = 1e-5
 """Nats, in float32."""
 families = pytest.mark.parametrize("family", CASES)
-Offer = Callable[[PreTrainedModel, int], Weights]
 
 
 def samples() -> list[Sample]:

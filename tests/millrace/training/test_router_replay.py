@@ -1,6 +1,6 @@
 """Mixtures of experts: engines say which experts computed a token, and the trainer routes by them, or keeps balance."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.engines.one_by_one import response_logprobs, taken
+from support.engines.policies import Offer
 from support.training.families import CASES
 from support.training.router_mismatch import measure
 from support.training.samples import make_sample
@@ -22,12 +23,10 @@ from millrace.training.packing import microbatches
 from millrace.training.policy import PackedPolicy
 from millrace.training.trainer import Trainer
 from millrace.types import Request, Response, Sampling
-from millrace.weights.base import Weights
 
 LAYERS, EXPERTS, K = 2, 4, 2
 MIXTURES = [kind for kind, family in FAMILIES.items() if family.experts]
 mixtures = pytest.mark.parametrize("kind", MIXTURES)
-Offer = Callable[[PreTrainedModel, int], Weights]
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=12)
 
 

@@ -4,7 +4,9 @@ model ─► ReceiveBuffer ─► Weights ─► update_weights
   └──► log-probabilities of the whole text at once: no padding, no cache, no batch
 """
 
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from transformers import PreTrainedModel
@@ -14,18 +16,29 @@ from millrace.types import Response, Trajectory
 from millrace.weights.base import Manifest, Weights, WeightsId
 from millrace.weights.fingerprint import fingerprint
 from millrace.weights.shared_tensors import ReceiveBuffer, shapes_of
+from storage.stores.memory import memory_folder
+
+Offer = Callable[[PreTrainedModel, int], Weights]
+"""`offer(model, policy_version)`: the model's parameters as a version in shared memory, until the next call."""
 
 
-def offered(model: PreTrainedModel, policy_version: int, buffer: ReceiveBuffer) -> Weights:
-    """The model's parameters as a version; they stay in `buffer` until the next ones come."""
-    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    tensors = buffer.tensors_for(shapes_of(parameters))
-    for name, parameter in parameters.items():
-        tensors[name].copy_(parameter)
-    manifest = Manifest(
-        id=WeightsId(incarnation=0, policy_version=policy_version, t_offered=0.5), fingerprint=fingerprint(tensors)
-    )
-    return Weights(manifest=manifest, tensors=tensors, shared=buffer.shared)
+@contextmanager
+def offering() -> Iterator[Offer]:
+    """Yields an `Offer`."""
+    buffer = ReceiveBuffer(memory_folder() / f"test-{uuid.uuid4().hex}")
+
+    def offer(model: PreTrainedModel, policy_version: int) -> Weights:
+        parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        tensors = buffer.tensors_for(shapes_of(parameters))
+        for name, parameter in parameters.items():
+            tensors[name].copy_(parameter)
+        manifest = Manifest(
+            id=WeightsId(incarnation=0, policy_version=policy_version, t_offered=0.5), fingerprint=fingerprint(tensors)
+        )
+        return Weights(manifest=manifest, tensors=tensors, shared=buffer.shared)
+
+    yield offer
+    buffer.close()
 
 
 def all_of(engine: Engine) -> list[Trajectory]:
@@ -51,17 +64,22 @@ def spans(response: Response) -> list[tuple[int, int, int]]:
     return [(version, start, end) for (version, start), end in zip(response.version_spans, ends, strict=True)]
 
 
-def largest_mismatch(models: Mapping[int, PreTrainedModel], prompt: Sequence[int], response: Response) -> float:
-    """Largest |rollout − trainer log-probability| of a token sampled at temperature 1, nats.
+def mismatches(models: Mapping[int, PreTrainedModel], prompt: Sequence[int], response: Response) -> list[float]:
+    """|rollout − trainer log-probability| of each token sampled at temperature 1, nats.
 
     Each token is scored by the model of the version that its span names, from everything before it. Tokens of an
     environment are left out.
     """
-    worst = 0.0
+    result = []
     mask = response.loss_mask
     for version, start, end in spans(response):
         logprobs_RV = torch.log_softmax(response_logits(models[version], prompt, response), dim=-1)
         for r in (r for r in range(start, end) if mask[r]):
             expected = logprobs_RV[r, response.tokens[r]].item()
-            worst = max(worst, abs(response.rollout_logprobs[r] - expected))
-    return worst
+            result.append(abs(response.rollout_logprobs[r] - expected))
+    return result
+
+
+def largest_mismatch(models: Mapping[int, PreTrainedModel], prompt: Sequence[int], response: Response) -> float:
+    """The largest of `mismatches`; 0.0 if there is no such token."""
+    return max(mismatches(models, prompt, response), default=0.0)

@@ -30,7 +30,7 @@ ENGINE_ARGS: dict[str, Any] = {
 
 @contextmanager
 def running_vllm(
-    model: PreTrainedModel, folder: Path, stop: Sequence[str] = (), **engine_args: Any
+    model: PreTrainedModel, folder: Path, stop: Sequence[str] = (), dtype: str = "float32", **engine_args: Any
 ) -> Iterator["VllmEngine"]:
     """The engine with this model, whose files are put into `folder`. It takes some 20 seconds to start.
 
@@ -46,7 +46,7 @@ def running_vllm(
     try:
         engine = VllmEngine(
             folder,
-            dtype="float32",
+            dtype=dtype,
             stop_token_ids=[model.config.eos_token_id],
             engine_args={**ENGINE_ARGS, **engine_args},
             stop=stop,

@@ -3,13 +3,11 @@
 from collections.abc import Callable, Iterator
 
 import pytest
+from support.engines.policies import Offer
 from support.engines.vllm_processes import HIDDEN_SIZE, running_vllm
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaForCausalLM
 
 from millrace.generation.engines.base import Engine
-from millrace.weights.base import Weights
-
-Offer = Callable[[PreTrainedModel, int], Weights]
 
 _LONGEST = 576
 """Tokens of a prompt with its response."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support.engines.policies import all_of, response_logits
+from support.engines.policies import Offer, all_of, response_logits
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from millrace.errors import WeightsMismatch
@@ -16,10 +16,8 @@ from millrace.training.batch import Sample
 from millrace.training.packing import microbatches
 from millrace.training.policy import PackedPolicy
 from millrace.types import Request, Response, Sampling
-from millrace.weights.base import Weights
 
 MakePolicy = Callable[[int], LlamaForCausalLM]
-Offer = Callable[[PreTrainedModel, int], Weights]
 
 PROMPTS = [[1, 3], [1, 4, 5, 6, 7, 8], [1, 9, 10], [1, 11, 12, 13, 14]] * 4
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=8)

@@ -7,16 +7,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.engines.policies import all_of, largest_mismatch, spans
+from support.engines.policies import Offer, all_of, largest_mismatch, spans
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from millrace.generation.engines.transformers import TransformersEngine
 from millrace.types import NO_RESPONSE, Request, Sampling, Trajectory
-from millrace.weights.base import Weights
 
 MakeModel = Callable[[int], LlamaForCausalLM]
 MakeEngine = Callable[..., TransformersEngine]
-Offer = Callable[[PreTrainedModel, int], Weights]
 
 PROMPTS = [(1, 3), (1, 4, 5, 6, 7, 8), (1, 9, 10), (1, 11, 12, 13, 14)]
 LIMIT = 24

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from support.engines.policies import all_of, largest_mismatch, spans
+from support.engines.policies import Offer, all_of, largest_mismatch, spans
 from support.engines.vllm_processes import (
     BLOCK_SIZE,
     HIDDEN_SIZE,
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.vllm
 
 MakePolicy = Callable[[int], LlamaForCausalLM]
-Offer = Callable[[PreTrainedModel, int], Weights]
 
 TOLERANCE = tolerance_between("float32", "float32")
 LONG = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=50)

@@ -6,14 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from support.engines.policies import all_of, largest_mismatch
+from support.engines.policies import Offer, all_of, largest_mismatch
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from benchmarks.sleeping.engine_alone import make_endless
 from millrace.generation.engines.base import unstarted
 from millrace.rollouts.groups_in_flight import derived_seed
 from millrace.types import Request, Response, Sampling, Trajectory
-from millrace.weights.base import Weights
 from millrace.weights.probe import tolerance_between
 
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.vllm, pytest.mark.extended]
 
 MakePolicy = Callable[[int], LlamaForCausalLM]
-Offer = Callable[[PreTrainedModel, int], Weights]
 
 TOLERANCE = tolerance_between("float32", "float32")
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=512)

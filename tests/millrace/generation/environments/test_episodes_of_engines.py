@@ -1,11 +1,10 @@
 """Real policies in an environment, by every engine: what they were told to have sampled is what a trainer finds."""
 
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.engines.policies import all_of, largest_mismatch, offered
+from support.engines.policies import all_of, largest_mismatch, offering
 from support.engines.scripted_engine import Counting
 from support.engines.vllm_processes import HIDDEN_SIZE, running_vllm
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
@@ -18,8 +17,6 @@ from millrace.generation.environments.episodes import Episodes
 from millrace.types import Prompt, Request, Response, Sampling, Trajectory
 from millrace.weights.base import Weights
 from millrace.weights.probe import tolerance_between
-from millrace.weights.shared_tensors import ReceiveBuffer
-from storage.stores.memory import memory_folder
 
 TOLERANCE = tolerance_between("float32", "float32")
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=30)
@@ -40,9 +37,8 @@ def models(make_model: MakeModel) -> dict[int, PreTrainedModel]:
 @pytest.fixture
 def offer(models: dict[int, PreTrainedModel]) -> Iterator[Offer]:
     """`offer(policy_version)`: its parameters in shared memory, until the next call."""
-    buffer = ReceiveBuffer(memory_folder() / f"test-{uuid.uuid4().hex}")
-    yield lambda version: offered(models[version], version, buffer)
-    buffer.close()
+    with offering() as offer:
+        yield lambda version: offer(models[version], version)
 
 
 @pytest.fixture(
