@@ -43,6 +43,10 @@ def _stage(stage: StageNow) -> Component:
     if stage.doing == "not started":
         heard = ""
     lines = [html.Strong(title), html.Span(busy + tokens), html.Span(heard, className="none")]
+    if stage.devices:
+        count = sum(len(devices) for devices in stage.devices.values())
+        each = "; ".join(f"{name}: {', '.join(devices)}" for name, devices in stage.devices.items())
+        lines.append(html.Span(f"{count} GPU{'s' * (count > 1)}", title=visible(each), className="none"))
     if stage.is_bottleneck:
         lines.insert(1, html.Span("bottleneck", className="label"))
     return html.Div(lines, className="stage bottleneck" if stage.is_bottleneck else "stage")

@@ -1,6 +1,6 @@
 """The pipeline now: its stages, the queues between them, and the bottleneck."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +39,8 @@ class StageNow:
     doing: str
     """Activity in that status record."""
     is_bottleneck: bool
+    devices: Mapping[str, Sequence[str]]
+    """Replica → its GPUs; only replicas with GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +87,7 @@ def pipeline_now(run: RunData) -> PipelineNow:
         names = [name for name in facts.doing if name.rpartition("-")[0] == stage]
         slowest = max(names, key=lambda name: facts.silent.get(name, -1.0), default=None)
         idle = facts.idle.get(stage)
+        devices = {name: run.stage_status[name].get("devices") or () for name in names if name in run.stage_status}
         stages.append(
             StageNow(
                 name=stage,
@@ -94,6 +97,7 @@ def pipeline_now(run: RunData) -> PipelineNow:
                 silent=None if slowest is None else facts.silent.get(slowest),
                 doing="not started" if slowest is None else facts.doing[slowest],
                 is_bottleneck=stage == slowest_stage,
+                devices={name: gpus for name, gpus in devices.items() if gpus},
             )
         )
     return PipelineNow(

@@ -25,8 +25,8 @@ def _run(**changes: Any) -> RunData:
         "metrics": {"train-0": times, "generate-0": generating, "generate-1": generating},
         "stage_status": {
             "train-0": written,
-            "generate-0": written | {"t": T - 1},
-            "generate-1": written | {"t": T - 9, "doing": "generate"},
+            "generate-0": written | {"t": T - 1, "devices": ["0", "1"]},
+            "generate-1": written | {"t": T - 9, "doing": "generate", "devices": ["2", "3"]},
             "score-0": written | {"doing": "stopped"},
         },
     }
@@ -50,6 +50,14 @@ def test_a_queue_grows_or_shrinks_by_its_newest_steps_against_those_before(value
     now = pipeline_now(_run(metrics={"train-0": {"buffered_rollouts": measured(values)}}))
     assert (now.scored.rollouts, now.scored.trend) == (8, trend)
     assert (now.unscored.rollouts, now.unscored.trend) == (6, 0)
+
+
+def test_the_picture_counts_and_names_the_gpus_of_a_stage() -> None:
+    generate = picture(_run()).children[0]
+    assert [(line.children, line.title) for line in generate.children if getattr(line, "title", None)] == [
+        ("4 GPUs", "generate-0: 0, 1; generate-1: 2, 3")
+    ]
+    assert pipeline_now(_run()).stages[2].devices == {}
 
 
 def test_the_picture_outlines_the_bottleneck() -> None:
