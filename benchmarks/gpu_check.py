@@ -179,7 +179,7 @@ PARTS: Sequence[Check] = (
     ),
     Check(
         name="updates of gpt-oss",
-        shows="New weights reach the experts and sinks of gpt-oss.",
+        shows="An update of gpt-oss is refused: vLLM would keep its experts and sinks.",
         command=_tests("tests/gpu/test_vllm_cuda.py", "-k", "gpt_oss"),
         package="vllm",
     ),

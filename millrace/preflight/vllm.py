@@ -128,9 +128,11 @@ def _mistakes(question: Question, folder: Path) -> Iterator[InputError]:
         return
     if config.model_config.runner_type != "generate":
         yield _unfit(question, "which vLLM does not generate text with", "a causal language model")
-    if current_platform.is_cpu() and config.model_config.hf_config.model_type == "gpt_oss":
-        read = "a gpt_oss model, for whose experts vLLM has no kernel on a CPU"
-        yield _unfit(question, read, "a GPU, or generation.engine transformers (docs/models.md)")
+    if config.model_config.hf_config.model_type == "gpt_oss":
+        # It copies them without the weight loaders that a reload waits for; on a CPU it has no kernel for them either.
+        read = "a gpt_oss model, whose experts and sinks vLLM would keep at each update"
+        yield _unfit(question, read, "generation.engine transformers (docs/models.md)")
+    yield from _quantization(config)
     yield from _attention(config, question)
     yield from _context(config, question, folder)
     yield from _memory(config, question)
@@ -165,6 +167,53 @@ def _named(detail: Mapping[str, Any], engine_args: Mapping[str, Any]) -> list[st
         or [name for name, argument in engine_args.items() if detail["loc"] and value in json.dumps(argument)]
         or [name for name in engine_args if name.replace("_", " ") in words]
     )
+
+
+def _quantization(config: Any) -> Iterator[InputError]:
+    """Each version arrives in full precision, so vLLM has to quantize at each reload."""
+    from vllm.config.quantization import ONLINE_QUANT_SHORTHAND_NAMES
+    from vllm.model_executor.layers.quantization.online.base import OnlineQuantizationConfig
+    from vllm.platforms import current_platform
+
+    if config.quant_config is None:
+        return
+    key, name = f"{_KEY}quantization", json.dumps(config.model_config.quantization)
+    if not isinstance(config.quant_config, OnlineQuantizationConfig):
+        read = f"{name}, which can't quantize the weights of an update"
+        yield InputError(read, key=key, expected=f"one of {', '.join(ONLINE_QUANT_SHORTHAND_NAMES)}")
+    elif current_platform.is_cpu():
+        try:
+            _quantize_one_layer(config)
+        except Exception as error:  # noqa: BLE001 — vLLM raises errors of any kind for kernels that it does not have
+            read = f"{name}, which vLLM does not compute on this CPU: {textwrap.shorten(str(error), _LONGEST_REASON)}"
+            yield InputError(read, key=key, expected="fp8_per_channel, or a GPU")
+
+
+def _quantize_one_layer(config: Any) -> None:
+    """Quantize and compute a layer. vLLM's CPU build reports some missing kernels only then."""
+    import torch
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import parallel_state
+    from vllm.model_executor.layers.linear import ReplicatedLinear
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    model = config.model_config
+    size = model.get_hidden_size()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        set_current_vllm_config(config),
+        set_default_torch_dtype(model.dtype),
+        torch.no_grad(),
+    ):
+        parallel_state.init_distributed_environment(1, 0, f"file://{folder}/rendezvous", 0, "gloo")
+        try:
+            parallel_state.initialize_model_parallel()
+            layer = ReplicatedLinear(size, size, bias=False, quant_config=config.quant_config, prefix="mlp.down_proj")
+            layer.weight.weight_loader(layer.weight, torch.ones(size, size))
+            layer(torch.ones(1, size))
+        finally:
+            parallel_state.destroy_model_parallel()
+            parallel_state.destroy_distributed_environment()
 
 
 def _attention(config: Any, question: Question) -> Iterator[InputError]:

@@ -80,20 +80,24 @@ REFUSED = {
         ["gpu_memory_utilization is 1.0 of all memory", "GiB are free", "generation.engine_args.kv_cache_memory_bytes"],
     ),
 }
+QUANTIZED = replace(given(quantization="fp8_per_channel"), dtype="bfloat16")
 if not torch.cuda.device_count():
     REFUSED["turns on a CPU"] = (
         replace(GOOD, colocated=True),
         ["placement.colocated is true", "vLLM can't sleep on the device it finds here, cpu", "expected a GPU"],
     )
+    REFUSED["no kernel on a CPU"] = (
+        replace(QUANTIZED, engine_args={**QUANTIZED.engine_args, "quantization": "fp8"}),
+        ['generation.engine_args.quantization is "fp8"', "on this CPU", "fp8_per_channel"],
+    )
 FOLDERS: dict[str, tuple[dict[str, object], list[str]]] = {
     "architecture": ({"architectures": ["XyzzyForCausalLM"]}, ["XyzzyForCausalLM", "not supported"]),
     "heads of a folder": ({"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16}, ["16 features"]),
-}
-if not torch.cuda.device_count():
-    FOLDERS["experts without a kernel"] = (
+    "experts and sinks that are not loaded again": (
         {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "num_local_experts": 4},
-        ["gpt_oss", "no kernel on a CPU", "generation.engine transformers"],
-    )
+        ["gpt_oss", "experts and sinks", "generation.engine transformers"],
+    ),
+}
 """Changes to a good model folder's config.json, and parts of the error; the folder is named too."""
 
 
@@ -132,6 +136,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
         questions[name] = replace(GOOD, folder=model_folder(folders / name.replace(" ", "-"), changes))
     # The model that bootstrap makes for an environment has a longer context.
     questions["good in an environment"] = replace(REFUSED["short of itself"][0], environment="calculator")
+    questions["good and quantized"] = QUANTIZED
     questions["good and truncated"] = replace(GOOD, truncates=True)
     path = folders / "answers.json"
     done = ask({"good": GOOD, **questions}, path)
@@ -151,7 +156,9 @@ def test_a_config_that_vllm_refuses_is_refused_in_one_sentence(answers: dict[str
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("case", ["good", "good folder", "good in an environment", "good and truncated"])
+@pytest.mark.parametrize(
+    "case", ["good", "good folder", "good in an environment", "good and truncated", "good and quantized"]
+)
 def test_a_config_that_would_start_is_accepted(answers: dict[str, str | None], case: str) -> None:
     assert answers[case] is None
 

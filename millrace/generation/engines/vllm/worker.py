@@ -28,13 +28,11 @@ from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedM
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from millrace.errors import WeightsMismatch
+from millrace.generation.engines.vllm.reload_audit import check_reload
 from millrace.models.loading import empty_model
-from millrace.weights.fingerprint import names_of
 from millrace.weights.shared_tensors import SharedTensors
 
-# It warns at every update of layers without own weights, such as rotary embeddings. `receive_weights` itself reports
-# parameters that are really missing.
+# It warns at every update of layers without own weights, such as rotary embeddings. `check_reload` reports the others.
 logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
 
@@ -59,18 +57,20 @@ class SharedMemoryEngine(WeightTransferEngine[WeightTransferInitInfo, Update]):
         """Does nothing: the model stays as it is until the new weights arrive."""
 
     def receive_weights(self, update_info: Update) -> None:
-        """Loads the weights. Raises WeightsMismatch if a parameter of the model got no value."""
+        """Loads the weights. Raises WeightsMismatch if a layer did not receive all of them."""
         tensors = SharedTensors.from_json(update_info.tensors).map()
-        # Before the reload, which separates tied parameters temporarily.
-        expected = {name for name, _ in self.model.named_parameters()}
         initialize_layerwise_reload(self.model)
         for method in _experts_on_a_cpu(self.model):
             # With a kernel in place, vLLM 0.32 takes the experts' weights for new ones of a GPU and does not repack
             # them for the CPU's kernel, which then reads the wrong numbers. Without one it makes both again.
             method.moe_kernel = None
-        loaded = self.model.load_weights(_as_in_files(tensors, self._skeleton))
-        if loaded is not None and (missing := expected - loaded):
-            raise WeightsMismatch(f"vLLM's model got no value for {names_of(sorted(missing))}")
+        try:
+            self.model.load_weights(_as_in_files(tensors, self._skeleton))
+            check_reload(self.model)
+        except BaseException:
+            # Otherwise the next version would be counted together with the part of this one that arrived.
+            finalize_layerwise_reload(self.model, self.model_config)
+            raise
 
     def finish_weight_update(self) -> None:
         """Ends the reload; the new weights are live."""

@@ -1,0 +1,64 @@
+"""Finds layers that a reload of vLLM's model has left without their new weights.
+
+A reload moves each layer to the meta device and counts the elements that weight loaders copy. A layer that is complete
+is processed at once: repacked, quantized, copied to where the kernels read it. Layers that are not complete in the end
+get their old tensors back, or are processed with whatever memory held. vLLM logs the first case and not the second.
+
+    initialize_layerwise_reload ─► load_weights ─► check_reload ─► finalize_layerwise_reload
+                                    └ a bare `copy_` in it ends on the meta device, and is lost
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+from vllm.model_executor.model_loader.reload.meta import SKIP_LOAD_TENSORS
+from vllm.model_executor.model_loader.reload.utils import get_tensor_load_numel
+
+from millrace.errors import WeightsMismatch
+from millrace.weights.fingerprint import names_of
+
+
+def check_reload(model: nn.Module) -> None:
+    """Raises WeightsMismatch, with the layers' names, unless every layer has received all its elements.
+
+    Call it after the last `load_weights` and before `finalize_layerwise_reload`.
+    """
+    if incomplete := list(_incomplete_layers(model)):
+        raise WeightsMismatch(f"vLLM's model did not load all weights of {names_of(incomplete)}")
+
+
+def _incomplete_layers(model: nn.Module) -> Iterator[str]:
+    seen: set[int] = set()
+    for name, layer in model.named_modules():
+        info = get_layerwise_info(layer)
+        # A complete layer has its tensors back; the others are on the meta device, with the shapes of model files.
+        kernel_tensors = info.kernel_tensors[0] if info.kernel_tensors is not None else dict(layer._parameters)
+        # Tied to an earlier layer, which receives the values for both.
+        tied = {key for key, parameter in kernel_tensors.items() if id(parameter) in seen}
+        seen |= {id(parameter) for parameter in kernel_tensors.values() if parameter is not None}
+        # Scales of the key-value cache have defaults.
+        if not info.can_load() or isinstance(getattr(layer, "quant_method", None), BaseKVCacheMethod):
+            continue
+        expected = sum(
+            _num_loaded(layer, parameter)
+            for key, parameter in layer._parameters.items()
+            if parameter is not None and key not in tied | SKIP_LOAD_TENSORS
+        )
+        if info.load_numel < expected:
+            yield f"{name} ({info.load_numel} of {expected} elements)"
+
+
+def _num_loaded(layer: nn.Module, parameter: torch.Tensor) -> int:
+    """Elements of a whole parameter without its padding, which no file holds."""
+    if isinstance(layer, VocabParallelEmbedding):
+        return parameter.numel() // len(parameter) * layer.shard_indices.num_org_elements
+    moe = getattr(layer, "moe_config", None)
+    if moe is None or hasattr(parameter, "weight_loader_numel") or parameter.dim() != 3:
+        return get_tensor_load_numel(parameter)
+    # vLLM declares the padding of experts unless it quantizes them.
+    padded = moe.hidden_dim * moe.intermediate_size_per_partition
+    return parameter.numel() * moe.hidden_dim_unpadded * moe.intermediate_size_per_partition_unpadded // padded
