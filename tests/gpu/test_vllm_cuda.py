@@ -106,7 +106,9 @@ def test_an_fp8_engine_computes_after_an_update_as_one_that_starts_with_it(offer
     probes = []
     for start, update in ((first, second), (second, None)):
         folder = tmp_path / f"{len(probes)}"
-        with running_vllm(start, folder, dtype="bfloat16", enforce_eager=False, quantization="fp8_per_tensor") as engine:
+        with running_vllm(
+            start, folder, dtype="bfloat16", enforce_eager=False, quantization="fp8_per_tensor"
+        ) as engine:
             if update is not None:
                 engine.update_weights(offer(update, 1))
             probes.append(engine.next_logprobs([1, 3, 5], NUM_LOGPROBS))

@@ -1,4 +1,4 @@
-"""A version that did not reach every layer of vLLM's model is refused. The reload, the model and its loaders are vLLM's."""
+"""A version that did not reach every layer of vLLM's model is refused. Model, loaders and reload are vLLM's own."""
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -45,15 +45,18 @@ def engine(policy: MakePolicy, tmp_path_factory: pytest.TempPathFactory) -> "Sha
 
 
 def tensors(engine: "SharedMemoryEngine") -> dict[str, torch.Tensor]:
-    """What the kernels read."""
+    """Returns copies of the tensors that the kernels read."""
     return {name: parameter.detach().clone() for name, parameter in engine.model.named_parameters()}
 
 
-def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    assert one.keys() == other.keys()
-    # As bytes: nothing compares numbers of eight bits.
-    differing = [name for name in one if not torch.equal(one[name].view(torch.uint8), other[name].view(torch.uint8))]
-    assert differing == []
+def assert_same(updated: dict[str, torch.Tensor], fresh: dict[str, torch.Tensor]) -> None:
+    assert updated.keys() == fresh.keys()
+    assert [name for name in fresh if not same_bytes(updated[name], fresh[name])] == []
+
+
+def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
+    # torch does not compare numbers of eight bits.
+    return a.dtype == b.dtype and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
 def copying_bare(model: Any, name: str) -> Callable[[Pairs], set[str]]:
@@ -61,9 +64,9 @@ def copying_bare(model: Any, name: str) -> Callable[[Pairs], set[str]]:
     load = model.load_weights
 
     def load_weights(weights: Pairs) -> set[str]:
-        others = dict(weights)
-        model.get_parameter(name).data.copy_(others.pop(name))
-        return {name, *load(others.items())}
+        pairs = dict(weights)
+        model.get_parameter(name).data.copy_(pairs.pop(name))
+        return {name, *load(pairs.items())}
 
     return load_weights
 
