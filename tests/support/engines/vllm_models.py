@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 @contextmanager
 def one_process_group(folder: Path) -> Iterator[None]:
     """vLLM's groups of ranks, with this process as the only one."""
+    from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.distributed import parallel_state
 
-    parallel_state.init_distributed_environment(1, 0, f"file://{folder / 'rendezvous'}", 0, "gloo")
     try:
-        parallel_state.initialize_model_parallel()
+        with set_current_vllm_config(VllmConfig()):
+            parallel_state.init_distributed_environment(1, 0, f"file://{folder / 'rendezvous'}", 0, "gloo")
+            parallel_state.initialize_model_parallel()
         yield
     finally:
         parallel_state.destroy_model_parallel()
