@@ -192,26 +192,6 @@ def test_after_many_updates_weights_are_bit_for_bit_those_of_a_fresh_start(
     assert checksums(vllm_engine) != at_first
 
 
-@pytest.mark.extended
-def test_a_quantized_engine_computes_after_updates_as_one_started_with_the_last(
-    make_policy: MakePolicy, offer: Offer, tmp_path: Path
-) -> None:
-    options = {"dtype": "bfloat16", "quantization": "fp8_per_channel"}
-    with running_vllm(make_policy(0).bfloat16(), tmp_path / "old", **options) as engine:
-        for version in range(1, 5):
-            engine.submit(requests([[1, 3]] * 8, first_group=8 * version), LONG)
-            engine.update_weights(offer(make_policy(version).bfloat16(), version))
-            assert {len(done.response.tokens) > 0 for done in all_of(engine)} == {True}
-        updated = [engine.next_logprobs(tokens, NUM_LOGPROBS) for tokens in ([1, 3], SHARED_PREFIX)]
-    with running_vllm(make_policy(4).bfloat16(), tmp_path / "new", **options) as fresh:
-        started = [fresh.next_logprobs(tokens, NUM_LOGPROBS) for tokens in ([1, 3], SHARED_PREFIX)]
-    assert updated == started
-    # The quantization is real, and near the trainer's policy.
-    rounded = largest_difference(said_by_trainer(make_policy(4), [1, 3]), started[0])[0]
-    print(f"|Δ log π| ≤ {rounded:.2g} in fp8")
-    assert TOLERANCE < rounded < 1.0
-
-
 def test_an_update_that_fails_stops_generation_until_one_succeeds(
     vllm_engine: "VllmEngine", make_policy: MakePolicy, offer: Offer
 ) -> None:
