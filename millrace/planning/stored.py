@@ -6,7 +6,8 @@ runs ─► responses of engines, spans of the trainer ─► least squares ─�
 
 A response of n tokens takes n steps of its engine. Each step has a fixed cost, a cost per response in flight and one
 per token in the cache; caches that are recomputed after new weights (without `keep_cache`) cost something per token.
-Prompts are counted with the steps. The factor stands for the rest: other processes of the machine, stages that hold each other up.
+Prompts are counted with the steps. The factor stands for the rest: other processes of the machine, stages that hold
+each other up.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -66,8 +66,8 @@ class Engine(ABC):
         """Replaces the weights by name; returns the seconds that generation was paused.
 
         Requests in flight continue under the new weights; `generation.keep_cache` says what becomes of their key-value
-        caches. Requests submitted later are computed under the new weights alone. Raises WeightsMismatch naming the tensors that are missing,
-        unknown or of another shape; the old weights then stay.
+        caches. Requests submitted later are computed under the new weights alone. Raises WeightsMismatch naming the
+        tensors that are missing, unknown or of another shape; the old weights then stay.
         """
 
     @abstractmethod

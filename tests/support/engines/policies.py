@@ -91,7 +91,9 @@ def mismatches(
     result = []
     mask = response.loss_mask
     for version, start, end in spans(response):
-        logits = kept_cache_logits(models, prompt, response) if kept else response_logits(models[version], prompt, response)
+        logits = (
+            kept_cache_logits(models, prompt, response) if kept else response_logits(models[version], prompt, response)
+        )
         logprobs_RV = torch.log_softmax(logits, dim=-1)
         for r in (r for r in range(start, end) if mask[r]):
             expected = logprobs_RV[r, response.tokens[r]].item()

@@ -203,8 +203,8 @@ class VllmEngine(Engine):
         t_started = time.time()
         try:
             parameters = self._parameters(sampling, request.seed, logprobs=0, num_given=len(request.response_tokens))
-            # A response to continue is a new request with a longer prompt. Its blocks are in the prefix cache unless the
-            # weights have changed since.
+            # A response to continue is a new request with a longer prompt. Until the next update its blocks are in the
+            # prefix cache.
             output = await self._complete([*request.prompt_tokens, *request.response_tokens], parameters)
             response = self._response(output.outputs[0], truncated=sampling.truncates)
             trajectory = Trajectory(request=request, response=response, t_started=t_started, t_finished=time.time())

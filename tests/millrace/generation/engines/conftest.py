@@ -41,9 +41,7 @@ def _running(
 
 
 @pytest.fixture
-def vllm_engine(
-    _running: "VllmEngine", make_policy: Callable[[int], LlamaForCausalLM], offer: Offer
-) -> "VllmEngine":
+def vllm_engine(_running: "VllmEngine", make_policy: Callable[[int], LlamaForCausalLM], offer: Offer) -> "VllmEngine":
     """vLLM with nothing in flight and the weights of `make_policy(0)`, version 0; for tests marked `vllm`.
 
     It recomputes caches after an update.
