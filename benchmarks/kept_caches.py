@@ -4,11 +4,11 @@
                        ├─► updated, caches kept      ÷ without, |Δ log π| of tokens after an update in their response
                        └─► updated, recomputed       ÷ without, |Δ log π|
 
-One vLLM runs all three in turn. Its policy is small and random and never ends a response. Each version is a step of
+One engine runs all three in turn. Its policy is small and random and never ends a response. Each version is a step of
 AdamW after the one before; an update comes every `--every` tokens. Δ log π is the difference between the engine's
 log-probability of a token and that of the weights of its version, computed from the whole text.
 
-    python -m benchmarks.kept_caches [--lengths 128 512 1024] [--rounds 3] [--json PATH]
+    python -m benchmarks.kept_caches [--engine vllm] [--lengths 128 512 1024] [--rounds 3] [--json PATH]
 """
 
 import tempfile
@@ -19,7 +19,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel
@@ -27,12 +27,17 @@ from transformers import PreTrainedModel
 from benchmarks.harness import finish, make_parser, median_ratio, print_table, transpose
 from benchmarks.sleeping.engine_alone import save_model
 from benchmarks.sleeping.metered_engine import cpu_seconds
-from millrace.generation.engines.vllm.engine import VllmEngine
+from configs.generation import GenerationConfig
+from millrace.generation.engines.factory import make_engine
 from millrace.models.loading import load_model, load_tokenizer
 from millrace.types import Request, Sampling, Trajectory
 from millrace.weights.base import Manifest, Weights, WeightsId
 from millrace.weights.shared_tensors import ReceiveBuffer, shapes_of
 from storage.stores.memory import memory_folder
+
+if TYPE_CHECKING:
+    from millrace.generation.engines.transformers import TransformersEngine
+    from millrace.generation.engines.vllm.engine import VllmEngine
 
 TARGET = 0.92
 _PROMPT = 16
@@ -45,7 +50,7 @@ _SCORED = 16
 class Contest:
     """The engine, and the versions of its policy."""
 
-    engine: VllmEngine
+    engine: "TransformersEngine | VllmEngine"
     models: Sequence[PreTrainedModel]
     buffer: ReceiveBuffer
     slots: int
@@ -120,22 +125,20 @@ class Contest:
 def main() -> None:
     """Measures, prints the figures and writes them as JSON."""
     parser = make_parser(__doc__)
+    parser.add_argument("--engine", choices=("vllm", "transformers"), default="vllm")
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512, 1024], help="tokens of a response")
     parser.add_argument("--rounds", type=int, default=3, help="rounds that count, after one to warm up")
     parser.add_argument("--slots", type=int, default=32, help="requests in flight")
-    parser.add_argument("--every", type=int, default=8192, help="tokens between two updates")
+    parser.add_argument("--every", type=int, default=7000, help="tokens between two updates")
     parser.add_argument("--versions", type=int, default=4, help="versions in a run")
     parser.add_argument("--learning-rate", type=float, default=1e-5, help="of the steps between two versions")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="millrace-benchmark-") as name:
         folder, context = Path(name), _PROMPT + max(arguments.lengths)
         save_model(folder, context)
-        engine = VllmEngine(
-            folder,
-            dtype="float32",
-            stop_token_ids=[load_tokenizer(folder).eos_token_id],
-            engine_args={"max_model_len": context, "max_num_seqs": arguments.slots, "enforce_eager": True},
-        )
+        settings = {"max_model_len": context, "max_num_seqs": arguments.slots, "enforce_eager": True}
+        config = GenerationConfig(engine=arguments.engine, engine_args=settings if arguments.engine == "vllm" else {})
+        engine: Any = make_engine(config, folder, load_tokenizer(folder), dtype="float32")
         buffer = ReceiveBuffer(memory_folder() / f"benchmark-{uuid.uuid4().hex}")
         try:
             models = _versions(folder, arguments.versions, arguments.learning_rate)
