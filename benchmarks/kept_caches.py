@@ -1,4 +1,4 @@
-"""What keeping the key-value caches of responses in flight saves, and what it costs in log-probabilities.
+"""Compares kept and recomputed caches of responses in flight: generation speed and error of log-probabilities.
 
     the same requests ─┬─► without updates           tokens/s
                        ├─► updated, caches kept      ÷ without, |Δ log π| of tokens after an update in their response

@@ -212,7 +212,7 @@ class TrainerBench:
         return [row for part in iter(reader.next, None) for row in part.table.to_pylist()]
 
     def trainer_logprobs(self) -> list[list[float]]:
-        """Of each trained member, in the order of the steps."""
+        """Returns the stored log-probabilities of each trained member, in the order of the steps."""
         reader = StreamReader(self.store, layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS)
         return [row for part in iter(reader.next, None) for row in part.table["trainer_logprobs"].to_pylist()]
 

@@ -262,7 +262,7 @@ def test_only_responses_in_flight_read_kept_caches(
     done = sorted(all_of(engine), key=lambda trajectory: trajectory.request.group_id)
     for prompt, old, new in zip(prompts, done[:8], done[8:], strict=True):
         assert [version for version, _ in old.response.version_spans] == [1, 2]
-        # What it says of a token is what it was drawn from, and not what the new weights alone would say.
+        # Log-probabilities are those of the distribution it sampled from, which the new weights alone do not give.
         assert largest_mismatch(models, prompt, old.response, kept=True) < 1e-4
         assert largest_mismatch(models, prompt, old.response) > 1e-2
         assert new.response.version_spans == ((2, 0),)
