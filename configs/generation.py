@@ -94,5 +94,9 @@ class GenerationConfig(Section):
     limits how many kept tokens are stored."""
     max_new_tokens: Count = 16
     """Maximum length of a response, tokens, end-of-sequence token included."""
+    keep_cache: bool = True
+    """Whether responses in flight keep their key-value cache when new weights arrive; later tokens then also read keys
+    and values of older versions. `false`: the cache is recomputed from the prompt and the tokens so far. Later tokens
+    carry the new version either way, and requests that enter later never read caches of older versions."""
     threads: Count = 1
     """CPU threads per generator."""

@@ -130,11 +130,12 @@ class MeteredEngine(Engine):
             update_seconds=self._seconds["update"],
             probe_seconds=self._seconds["probe"],
             outside_seconds=self._seconds["outside"],
-            cpu_seconds=_cpu_seconds(),
+            cpu_seconds=cpu_seconds(),
         )
 
 
-def _cpu_seconds() -> float:
+def cpu_seconds() -> float:
+    """Returns the CPU time of this process and its children."""
     this_process = psutil.Process()
     times = [process.cpu_times() for process in (this_process, *this_process.children(recursive=True))]
     return sum(cpu.user + cpu.system for cpu in times)

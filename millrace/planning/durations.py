@@ -22,7 +22,7 @@ class Costs:
     it `pads`, these tokens are counted as if all requests were as long as the longest of them."""
     prefill: Callable[[int], float]
     """Tokens that a generator computes at once → seconds: prompts of new groups, each once for all of its requests, or
-    after new weights the prompts and responses so far of all requests."""
+    after new weights, without `generation.keep_cache`, the prompts and responses so far of all requests."""
     score: float
     """One scorer per rollout."""
     train: Callable[[int, int], float]

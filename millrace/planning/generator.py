@@ -2,7 +2,7 @@
 
     own groups ─► under the bound, room? ─► requests wait ─► a free slot? ─► prefill ─► decode ─► whole groups
                                                                               ▲           │
-                                               new weights: pause, all caches ┴───────────┘
+                          new weights: pause, caches unless they are kept ────┴───────────┘
 
 All requests that are decoded advance together, a token each per `rate` seconds. So a request ends when the generator's
 token clock has advanced by its length, whatever happens to the rate: ends are kept in tokens.
@@ -97,7 +97,7 @@ class SimulatedGenerator:
             return
         self._run_until(campaign.now)
         self._t += campaign.costs.pause
-        if self._running:
+        if self._running and not campaign.config.generation.keep_cache:
             self._t += campaign.costs.prefill(round(self._cached_tokens(self._clock)))
         self._t_loaded = self._t
         self._policy_version = campaign.arrived

@@ -5,8 +5,9 @@ runs ─► responses of engines, spans of the trainer ─► least squares ─�
                                                                                     one factor for all of its costs
 
 A response of n tokens takes n steps of its engine. Each step has a fixed cost, a cost per response in flight and one
-per token in the cache; caches that are computed again after new weights cost something per token. Prompts are counted
-with the steps. The factor stands for the rest: other processes of the machine, stages that hold each other up.
+per token in the cache; caches that are recomputed after new weights (without `keep_cache`) cost something per token.
+Prompts are counted with the steps. The factor stands for the rest: other processes of the machine, stages that hold
+each other up.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +38,7 @@ class StoredMachine:
     runs: Sequence[MeasuredRun]
     engine: Sequence[float]
     """Seconds per engine step, per response in flight and step, per token in the cache and step, and per token of
-    caches that are computed again."""
+    caches that are recomputed; the last is 0 if all runs kept theirs."""
     train: Sequence[float]
     """Seconds per optimizer step, per token of it with a forward and a backward pass, and per rollout."""
     cores: float | None
@@ -166,6 +167,7 @@ def _engine_rows(run: MeasuredRun, generator: int, rollouts: Rollouts) -> tuple[
     running = in_flight.sum(axis=1)
     cached = running * attended.max(axis=1) if _pads(run.config) else attended.sum(axis=1)
     updates = np.array([t for t, _ in times.values.get("pause_seconds", ())])
+    recomputed = updates[:0] if run.config.generation.keep_cache else updates
     inside = (started >= times.begin) & (finished <= times.end)
     begin, end, steps = started[inside], finished[inside], tokens[inside]
 
@@ -185,7 +187,7 @@ def _engine_rows(run: MeasuredRun, generator: int, rollouts: Rollouts) -> tuple[
         steps,
         steps * mean_over_life(running),
         steps * mean_over_life(cached),
-        sum_over_life(updates, np.interp(updates, t, cached)),
+        sum_over_life(recomputed, np.interp(recomputed, t, cached)),
     )
     return np.stack(columns, axis=1), end - begin - handled - paused
 

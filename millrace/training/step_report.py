@@ -93,7 +93,22 @@ class StepReport:
             "truncated_share": sum(sum(group.truncated) for group in groups) / len(lengths),
             **component_means(text for group in groups for text in group.components),
             **self.measured(),
+            **self._mismatch_after_update(groups),
         }
+
+    def _mismatch_after_update(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
+        """`mismatch_kl` of the tokens after the first update in their response; empty if there are none.
+
+        With `generation.keep_cache` they were sampled with keys and values of older versions.
+        """
+        parts = []
+        members = [(group, i) for group in groups for i in group.trained]
+        for (group, i), logprobs_R in zip(members, self.trainer_logprobs, strict=True):
+            if len(group.span_starts[i]) > 1:
+                later = slice(group.span_starts[i][1], None)
+                parts.append((group.rollout_logprobs[i] - logprobs_R)[later][group.loss_mask[i][later] > 0])
+        values = np.concatenate(parts) if parts else np.zeros(0)
+        return {"mismatch_kl_after_update": float(values.mean())} if len(values) else {}
 
 
 _OF_LOSS = ("loss", "importance_ratio", "weight", "clipped", "kl_to_reference", "non_finite")

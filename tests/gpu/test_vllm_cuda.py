@@ -62,6 +62,7 @@ def assert_follows_updates(family: str, offer: Offer, folder: Path, *, workers: 
     done: list[Trajectory] = []
     model = in_bfloat16(models[0])
     with running_vllm(model, folder, dtype="bfloat16", enforce_eager=False, tensor_parallel_size=workers) as engine:
+        engine.keep_cache = False
         for version in VERSIONS:
             if version:
                 engine.update_weights(offer(in_bfloat16(models[version]), version))

@@ -65,8 +65,9 @@ class Engine(ABC):
     def update_weights(self, weights: Weights) -> float:
         """Replaces the weights by name; returns the seconds that generation was paused.
 
-        Requests in flight continue under the new weights. Raises WeightsMismatch naming the tensors that are missing,
-        unknown or of another shape; the old weights then stay.
+        Requests in flight continue under the new weights; `generation.keep_cache` decides whether they keep their
+        key-value caches. Requests submitted later are computed under the new weights alone. Raises WeightsMismatch
+        naming the tensors that are missing, unknown or of another shape; the old weights then stay.
         """
 
     @abstractmethod

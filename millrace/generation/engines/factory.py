@@ -40,6 +40,7 @@ def make_engine(
             stop=stop,
             sleeps=sleeps,
             truncates=config.top_p < 1 or config.top_k is not None,
+            keep_cache=config.keep_cache,
         )
     return TransformersEngine(
         load_model(folder, dtype),
@@ -47,5 +48,6 @@ def make_engine(
         stop=stop,
         stop_token_ids=stop_token_ids,
         records_experts=records_experts,
+        keep_cache=config.keep_cache,
         on_progress=on_progress,
     )

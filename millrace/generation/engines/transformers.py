@@ -5,12 +5,12 @@
 submit ─► waiting ─► prefill ─┬─► logits ─► draw ─► ended? ─no─► rows ─► decode
              ▲                │                       │ yes               │
              │                └───────────────────────┼───────────────────┘
-             └──── all rows: update_weights           ▼
+             └── not keep_cache: update_weights       ▼
                                                    collect
 
 The batch changes between two tokens: rows that end leave it, and requests that were submitted enter it. So no response
-waits for the longest. New weights arrive between two tokens as well. The caches of all rows are then dropped, and the
-rows enter again from their prompts and the tokens that they have (docs/decisions/06).
+waits for the longest. New weights arrive between two tokens as well. Rows keep their caches, or with
+`keep_cache=False` enter again from their prompts and the tokens that they have (docs/decisions/06).
 """
 
 import time
@@ -100,6 +100,7 @@ class TransformersEngine(Engine):
         stop: Sequence[str] = (),
         stop_token_ids: Sequence[int] = (),
         records_experts: bool = False,
+        keep_cache: bool = True,
         on_progress: Callable[[], None] | None = None,
     ) -> None:
         """Without `stop_token_ids`, the tokenizer's end-of-sequence token ends a response.
@@ -111,6 +112,7 @@ class TransformersEngine(Engine):
         if on_progress is not None:
             call_at_each_layer(model, on_progress)
         self.policy_version = policy_version
+        self.keep_cache = keep_cache
         self._device: torch.device = model.device
         self.vocab_size: int = model.config.vocab_size
         self._criteria = StopCriteria(tokenizer, stop, stop_token_ids or [tokenizer.eos_token_id])
@@ -164,8 +166,9 @@ class TransformersEngine(Engine):
             for name, parameter in parameters.items():
                 parameter.copy_(weights.tensors[name])
         self.policy_version = weights.id.policy_version
-        self._cache.clear()
-        self._rows, self._waiting = [], self._rows + self._waiting
+        if not self.keep_cache:
+            self._cache.clear()
+            self._rows, self._waiting = [], self._rows + self._waiting
         return time.monotonic() - started
 
     @torch.inference_mode()

@@ -84,11 +84,13 @@ def test_the_rate_follows_the_cache_padded_where_the_engine_pads(
     assert result.step_seconds == pytest.approx(1.0 + 0.001 * cached, rel=0.01)
 
 
-def test_caches_are_computed_again_under_new_weights() -> None:
-    script = Script(steps=200, max_staleness=4, groups_per_step=1, groups_per_batch=1)
+def test_caches_that_are_not_kept_are_recomputed_under_new_weights() -> None:
+    kept = Script(steps=200, max_staleness=4, groups_per_step=1, groups_per_batch=1)
     costs = replace(EXACT, pause=0.5, prefill=lambda tokens: 0.001 * tokens)
-    without = outcome(script, EXACT, alike(1000)).step_seconds
-    assert outcome(script, costs, alike(1000)).step_seconds > without + 0.5
+    without = outcome(kept, EXACT, alike(1000)).step_seconds
+    seconds = outcome(kept, costs, alike(1000)).step_seconds
+    assert seconds > without
+    assert outcome(replace(kept, keep_cache=False), costs, alike(1000)).step_seconds > seconds + 0.1
 
 
 def test_the_slowest_scorer_holds_everything_up() -> None:

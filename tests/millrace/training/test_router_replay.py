@@ -166,7 +166,7 @@ def test_a_response_keeps_the_experts_that_computed_a_token_first(
     tokenizer: PreTrainedTokenizerFast, offer: Offer
 ) -> None:
     models = [CASES["qwen3_moe"].model(seed=seed) for seed in range(2)]
-    engine = TransformersEngine(deepcopy(models[0]), tokenizer, records_experts=True)
+    engine = TransformersEngine(deepcopy(models[0]), tokenizer, records_experts=True, keep_cache=False)
     engine.submit(requests()[:1], SAMPLING)
     for _ in range(4):
         assert not engine.collect(0.0)

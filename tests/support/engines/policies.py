@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from millrace.generation.engines.base import Engine
 from millrace.types import Response, Trajectory
@@ -57,6 +57,22 @@ def response_logits(model: PreTrainedModel, prompt: Sequence[int], response: Res
     return logits_RV
 
 
+def kept_cache_logits(models: Mapping[int, PreTrainedModel], prompt: Sequence[int], response: Response) -> torch.Tensor:
+    """[R, V] before each token of the response, if keys and values of earlier versions were kept at each update.
+
+    The newest token at an update has none yet: the new version computes them.
+    """
+    tokens = torch.tensor([[*prompt, *response.tokens]])
+    cache, logits, first = DynamicCache(), [], 0
+    for version, start, end in spans(response):
+        last = len(prompt) + end - 1
+        with torch.no_grad():
+            output = models[version](input_ids=tokens[:, first:last], past_key_values=cache, use_cache=True)
+        logits.append(output.logits[0, start - end :])
+        first = last
+    return torch.cat(logits)
+
+
 def spans(response: Response) -> list[tuple[int, int, int]]:
     """(policy version, index of its first token, index after its last) of each version span."""
     starts = [start for _, start in response.version_spans]
@@ -64,22 +80,29 @@ def spans(response: Response) -> list[tuple[int, int, int]]:
     return [(version, start, end) for (version, start), end in zip(response.version_spans, ends, strict=True)]
 
 
-def mismatches(models: Mapping[int, PreTrainedModel], prompt: Sequence[int], response: Response) -> list[float]:
+def mismatches(
+    models: Mapping[int, PreTrainedModel], prompt: Sequence[int], response: Response, *, kept: bool = False
+) -> list[float]:
     """|rollout − trainer log-probability| of each token sampled at temperature 1, nats.
 
-    Each token is scored by the model of the version that its span names, from everything before it. Tokens of an
-    environment are left out.
+    Each token is scored by the model of the version that its span names, from everything before it; `kept`: with the
+    keys and values that earlier versions computed. Tokens of an environment are left out.
     """
     result = []
     mask = response.loss_mask
     for version, start, end in spans(response):
-        logprobs_RV = torch.log_softmax(response_logits(models[version], prompt, response), dim=-1)
+        logits = (
+            kept_cache_logits(models, prompt, response) if kept else response_logits(models[version], prompt, response)
+        )
+        logprobs_RV = torch.log_softmax(logits, dim=-1)
         for r in (r for r in range(start, end) if mask[r]):
             expected = logprobs_RV[r, response.tokens[r]].item()
             result.append(abs(response.rollout_logprobs[r] - expected))
     return result
 
 
-def largest_mismatch(models: Mapping[int, PreTrainedModel], prompt: Sequence[int], response: Response) -> float:
+def largest_mismatch(
+    models: Mapping[int, PreTrainedModel], prompt: Sequence[int], response: Response, *, kept: bool = False
+) -> float:
     """The largest of `mismatches`; 0.0 if there is no such token."""
-    return max(mismatches(models, prompt, response), default=0.0)
+    return max(mismatches(models, prompt, response, kept=kept), default=0.0)

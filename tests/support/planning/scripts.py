@@ -25,6 +25,7 @@ class Script:
     groups_per_step: int = 2
     groups_per_batch: int = 2
     group_size: int = 2
+    keep_cache: bool = True
     mean_tokens: float = 100.0
     sigma: float = 0.8
     seed: int = 0
@@ -63,6 +64,7 @@ class Script:
                 "replicas": self.generators,
                 "groups_per_batch": self.groups_per_batch,
                 "group_size": self.group_size,
+                "keep_cache": self.keep_cache,
                 "max_new_tokens": round(8 * self.mean_tokens),
             },
             "scoring": {"replicas": self.scorers},

@@ -34,7 +34,7 @@ from millrace.weights.base import HandoverSender, Weights
 from storage import layout
 from storage.checkpoints import read_latest
 from storage.progress import read_status, write_progress
-from storage.schema import CONSUMED, METRIC, SCORE, TRAJECTORY
+from storage.schema import CONSUMED, METRIC, SCORE, TRAINER_LOGPROBS, TRAJECTORY
 from storage.stores.memory import MemoryStore
 from storage.streams.stream import StreamReader, StreamWriter
 
@@ -210,6 +210,11 @@ class TrainerBench:
     def consumed(self) -> list[dict[str, Any]]:
         reader = StreamReader(self.store, layout.CONSUMED, CONSUMED)
         return [row for part in iter(reader.next, None) for row in part.table.to_pylist()]
+
+    def trainer_logprobs(self) -> list[list[float]]:
+        """Returns the stored log-probabilities of each trained member, in the order of the steps."""
+        reader = StreamReader(self.store, layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS)
+        return [row for part in iter(reader.next, None) for row in part.table["trainer_logprobs"].to_pylist()]
 
     def outcomes(self) -> dict[int, list[str]]:
         """The outcome of each member, by group."""

@@ -3,10 +3,13 @@
     submit ─► an asyncio task per request ─► AsyncLLM ─► engine core ─► workers (one per tensor-parallel rank)
     collect ◄─ queue ◄─ finished ◄──────────────┘                         ▲
     interrupt: AsyncLLM ends each request with the tokens that the core has reported
-    update_weights: pause, requests kept ─► caches cleared ─► workers load from shared memory ─► resume
+    update_weights: pause, requests kept ─► new salt ─► workers load from shared memory ─► resume
 
-Weights change between two tokens of a request: its tokens are kept, and its key-value cache is computed again under the
-new weights (docs/decisions/06). vLLM reports which version drew each token.
+Weights change between two tokens of a request: its tokens are kept. Its key-value cache is kept too, or with
+`keep_cache=False` recomputed under the new weights (docs/decisions/06). vLLM reports which version drew each token.
+
+Blocks of the prefix cache are found by their tokens and a salt, which each update changes: requests submitted later
+share blocks with each other, but never read blocks of older weights.
 """
 
 import asyncio
@@ -33,6 +36,7 @@ from vllm import SamplingParams
 from vllm.config import WeightTransferConfig
 from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -62,9 +66,11 @@ class VllmEngine(Engine):
         stop: Sequence[str] = (),
         sleeps: bool = False,
         truncates: bool = False,
+        keep_cache: bool = True,
     ) -> None:
         model = empty_model(folder)
         self.policy_version = 0
+        self.keep_cache = keep_cache
         self.vocab_size: int = model.config.vocab_size
         self._ends = list(stop_token_ids)
         self._stop = list(stop)
@@ -78,6 +84,8 @@ class VllmEngine(Engine):
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_flight = 0
         self._num_requests = 0
+        # The salt of the prefix cache. A rolled-back trainer repeats policy versions, with other weights.
+        self._num_updates = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
         self._thread.start()
@@ -195,7 +203,8 @@ class VllmEngine(Engine):
         t_started = time.time()
         try:
             parameters = self._parameters(sampling, request.seed, logprobs=0, num_given=len(request.response_tokens))
-            # A response to continue is a new request with a longer prompt, whose blocks are in the prefix cache.
+            # A response to continue is a new request with a longer prompt. Until the next update its blocks are in the
+            # prefix cache.
             output = await self._complete([*request.prompt_tokens, *request.response_tokens], parameters)
             response = self._response(output.outputs[0], truncated=sampling.truncates)
             trajectory = Trajectory(request=request, response=response, t_started=t_started, t_finished=time.time())
@@ -206,7 +215,7 @@ class VllmEngine(Engine):
 
     async def _complete(self, tokens: Sequence[int], parameters: SamplingParams) -> RequestOutput:
         self._num_requests += 1
-        prompt = {"prompt_token_ids": list(tokens)}
+        prompt = {"prompt_token_ids": list(tokens), "cache_salt": str(self._num_updates)}
         outputs = self._llm.generate(prompt, parameters, request_id=str(self._num_requests))
         (output,) = [output async for output in outputs]
         return output
@@ -214,7 +223,8 @@ class VllmEngine(Engine):
     async def _update(self, tensors: dict[str, Any], version: str) -> float:
         # If one of these fails, generation stays paused: nothing is sampled from half-loaded weights.
         started = time.monotonic()
-        await self._llm.pause_generation(mode="keep", clear_cache=True)
+        await self._llm.pause_generation(mode="keep", clear_cache=not self.keep_cache)
+        self._num_updates += 1
         await self._llm.start_weight_update()
         await self._llm.update_weights(WeightTransferUpdateRequest(update_info={"tensors": tensors}))
         await self._llm.finish_weight_update(version)
@@ -243,8 +253,7 @@ class VllmEngine(Engine):
             max_tokens=sampling.max_new_tokens - num_given,
             seed=seed,
             logprobs=logprobs,
-            # Fewer objects: there may be thousands of log-probabilities for each token.
-            flat_logprobs=logprobs == -1,
+            flat_logprobs=True,
             stop_token_ids=self._ends,
             # vLLM looks for stop texts in the decoded text, so special tokens must be in it.
             stop=self._stop,
@@ -254,15 +263,14 @@ class VllmEngine(Engine):
         )
 
     def _response(self, completion: CompletionOutput, *, truncated: bool) -> Response:
-        assert completion.logprobs is not None
+        flat = completion.logprobs
+        assert isinstance(flat, FlatLogprobs)
         assert completion.weight_versions is not None
-        tokens = tuple(completion.token_ids)
-        kept = _kept_tokens(completion) if truncated else []
+        kept = _kept_tokens(completion, flat) if truncated else []
         return Response(
-            tokens=tokens,
-            rollout_logprobs=tuple(
-                entry[token].logprob for token, entry in zip(tokens, completion.logprobs, strict=True)
-            ),
+            tokens=tuple(completion.token_ids),
+            # The token that was sampled is the first entry of its position.
+            rollout_logprobs=tuple(map(flat.logprobs.__getitem__, flat.start_indices)),
             version_spans=tuple((int(span.version), span.start) for span in completion.weight_versions),
             finish_reason=_FINISH_REASONS[str(completion.finish_reason)],
             kept_tokens=tuple(token for ids in kept for token in ids),
@@ -277,7 +285,7 @@ async def _end_all_tasks() -> None:
     await asyncio.gather(*other_tasks, return_exceptions=True)
 
 
-def _kept_tokens(completion: CompletionOutput) -> list[list[int]]:
+def _kept_tokens(completion: CompletionOutput, flat: FlatLogprobs) -> list[list[int]]:
     """[R] the token ids that each token was drawn from, where top-p or top-k leave some out.
 
     vLLM returns masks on a GPU. On a CPU it returns the log-probabilities of the distribution it drew from: minus
@@ -286,7 +294,8 @@ def _kept_tokens(completion: CompletionOutput) -> list[list[int]]:
     if completion.sampling_mask is not None:
         masks: list[list[int]] = completion.sampling_mask.token_ids
         return masks
-    assert completion.logprobs is not None
     return [
-        [token for token, entry in of_token.items() if entry.logprob > -math.inf] for of_token in completion.logprobs
+        # The first entry is the token that was sampled, which the others repeat.
+        [flat.token_ids[i] for i in range(start + 1, end) if flat.logprobs[i] > -math.inf]
+        for start, end in zip(flat.start_indices, flat.end_indices, strict=True)
     ]

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
-from support.engines.policies import Offer, all_of, response_logits
+from support.engines.policies import Offer, all_of, largest_mismatch, response_logits
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from benchmarks.sleeping.engine_alone import make_endless
 from millrace.errors import WeightsMismatch
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.transformers import TransformersEngine
@@ -16,6 +18,9 @@ from millrace.training.batch import Sample
 from millrace.training.packing import microbatches
 from millrace.training.policy import PackedPolicy
 from millrace.types import Request, Response, Sampling
+
+if TYPE_CHECKING:
+    from millrace.generation.engines.vllm.engine import VllmEngine
 
 MakePolicy = Callable[[int], LlamaForCausalLM]
 
@@ -238,6 +243,30 @@ def test_new_weights_give_their_version_and_outputs_to_what_follows(
     assert {response.version_spans for response in after} == {((7, 0),)}
     assert_sampled_from(make_policy(1), after, SAMPLING)
     assert tokens(after) != tokens(previous)
+
+
+def test_only_responses_in_flight_read_kept_caches(
+    engine: "TransformersEngine | VllmEngine", make_policy: MakePolicy, offer: Offer
+) -> None:
+    models: dict[int, PreTrainedModel] = {version: make_endless(make_policy(version)) for version in (1, 2)}
+    # Longer than a block of vLLM's prefix cache.
+    prompts = [(1, *(3 + i * i % 12 for i in range(40)), 3 + n) for n in range(8)]
+    sampling = replace(SAMPLING, max_new_tokens=200)
+    engine.update_weights(offer(models[1], 1))
+    engine.keep_cache = True
+    engine.submit(requests(prompts), sampling)
+    while engine.tokens_in_flight < 200:
+        assert engine.collect(0.0) == []
+    engine.update_weights(offer(models[2], 2))
+    engine.submit(requests(prompts, first_group=8), sampling)
+    done = sorted(all_of(engine), key=lambda trajectory: trajectory.request.group_id)
+    for prompt, old, new in zip(prompts, done[:8], done[8:], strict=True):
+        assert [version for version, _ in old.response.version_spans] == [1, 2]
+        # Log-probabilities are those of the distribution it sampled from, which the new weights alone do not give.
+        assert largest_mismatch(models, prompt, old.response, kept=True) < 1e-4
+        assert largest_mismatch(models, prompt, old.response) > 1e-2
+        assert new.response.version_spans == ((2, 0),)
+        assert largest_mismatch(models, prompt, new.response) < 1e-4
 
 
 @pytest.mark.parametrize("damage", ["missing", "unknown", "of another shape"])

@@ -77,9 +77,10 @@ def text(request: Request) -> tuple[int, ...]:
     return (*request.prompt_tokens, *request.response_tokens)
 
 
-def mismatch(models: dict[int, PreTrainedModel], done: Sequence[Trajectory]) -> float:
+def mismatch(models: dict[int, PreTrainedModel], done: Sequence[Trajectory], *, kept: bool = False) -> float:
     """Largest |log μ − log π| of a token, each under the model of its version, nats."""
-    return max((largest_mismatch(models, text(t.request), t.response) for t in done if t.response.tokens), default=0.0)
+    sampled = [trajectory for trajectory in done if trajectory.response.tokens]
+    return max((largest_mismatch(models, text(t.request), t.response, kept=kept) for t in sampled), default=0.0)
 
 
 def tokens_of(done: Sequence[Trajectory]) -> dict[int, tuple[int, ...]]:
@@ -117,6 +118,7 @@ def test_tokens_after_an_update_in_mid_response_are_the_new_weights_own(
     make_engine: MakeEngine, make_policy: MakeModel, offer: Offer
 ) -> None:
     engine = make_engine()
+    engine.keep_cache = False
     models: dict[int, PreTrainedModel] = {0: make_policy(0)}
     done: list[Trajectory] = []
     for version in range(1, 12):
@@ -262,11 +264,15 @@ EVENTS = st.lists(
 
 # `offer` writes each version over the last one, which the engine has copied.
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(events=EVENTS)
+@given(events=EVENTS, keep_cache=st.booleans())
 def test_in_a_storm_each_request_comes_back_once_with_its_versions_tokens(
-    make_policy: MakeModel, tokenizer: PreTrainedTokenizerFast, offer: Offer, events: list[tuple[str, int, int]]
+    make_policy: MakeModel,
+    tokenizer: PreTrainedTokenizerFast,
+    offer: Offer,
+    events: list[tuple[str, int, int]],
+    keep_cache: bool,
 ) -> None:
-    engine = TransformersEngine(make_policy(0), tokenizer)
+    engine = TransformersEngine(make_policy(0), tokenizer, keep_cache=keep_cache)
     models: dict[int, PreTrainedModel] = {0: make_policy(0)}
     waiting: dict[int, Request] = {}
     done: list[Trajectory] = []
@@ -301,4 +307,4 @@ def test_in_a_storm_each_request_comes_back_once_with_its_versions_tokens(
             waiting.clear()
         assert engine.in_flight == len(waiting)
     assert not waiting
-    assert mismatch(models, done) < TOLERANCE
+    assert mismatch(models, done, kept=keep_cache) < TOLERANCE

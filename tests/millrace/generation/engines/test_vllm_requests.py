@@ -55,14 +55,17 @@ def test_on_a_cpu_prompts_are_computed_in_one_piece_unless_the_user_says_otherwi
 
 
 def completion(*, mask: list[list[int]] | None = None, logprobs: list[dict[int, float]] | None = None) -> Any:
-    """The result of vLLM for a request with two tokens, 5 and 7."""
+    """The result of vLLM for a request with two tokens, 5 and 7; `logprobs` are those of the likeliest tokens."""
+    from vllm.logprobs import FlatLogprobs
+
+    flat = FlatLogprobs()
+    for sampled, of_token in zip(({5: -0.5}, {7: -0.25}), logprobs or ({}, {}), strict=True):
+        ids, values = ([*first, *rest] for first, rest in ((sampled, of_token), (sampled.values(), of_token.values())))
+        flat.append_fast(ids, values, range(len(ids)), [None] * len(ids))
     return SimpleNamespace(
         token_ids=[5, 7],
         sampling_mask=None if mask is None else SimpleNamespace(token_ids=mask),
-        logprobs=[
-            {token: SimpleNamespace(logprob=value) for token, value in of_token.items()}
-            for of_token in logprobs or [{5: -0.5}, {7: -0.25}]
-        ],
+        logprobs=flat,
         weight_versions=[SimpleNamespace(version="3", start=0)],
         finish_reason="length",
     )

@@ -50,14 +50,15 @@ def started(
     tokenizer: PreTrainedTokenizerFast,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Engine]:
-    """One that stops at the environment's texts."""
+    """One that stops at the environment's texts, and recomputes caches after an update."""
     model = make_model(0, hidden_size=HIDDEN_SIZE)
     if request.param == "transformers":
-        yield TransformersEngine(model, tokenizer, stop=Counting.stop)
+        yield TransformersEngine(model, tokenizer, stop=Counting.stop, keep_cache=False)
         return
     folder: Path = tmp_path_factory.mktemp("policy")
     tokenizer.save_pretrained(folder)
     with running_vllm(model, folder, stop=Counting.stop) as engine:
+        engine.keep_cache = False
         yield engine
 
 

@@ -70,6 +70,9 @@ def test_tokens_beyond_the_bound_are_masked_and_counted(make_bench: MakeBench) -
     # All three rewards make the baseline, 0.5.
     assert [row["advantage"] for row in rows] == [0.5, None, 0.0]
     assert bench.metric("masked_token_share")[-1] == pytest.approx(2 / 6)
+    # One trained token came after an update in its response.
+    [[*_, logprob]] = [logprobs for logprobs in bench.trainer_logprobs() if len(logprobs) == 3]
+    assert bench.metric("mismatch_kl_after_update") == pytest.approx([-1.0 - logprob], abs=1e-6)
     assert bench.status["account"] == account.to_json()
 
 
