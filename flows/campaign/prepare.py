@@ -199,6 +199,7 @@ def _vllm_question(config: RunConfig, prompts: PromptSet, longest: int | None, r
         environment=config.environment.name,
         colocated=config.placement.colocated,
         truncates=config.generation.top_p < 1 or config.generation.top_k is not None,
+        adapters=config.vllm_adapter_arguments,
         prompts=tuple((prompt.text, prompt.answer) for prompt in prompts.train) if longest is None else (),
         longest_prompt=longest,
     )

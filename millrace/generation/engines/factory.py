@@ -1,7 +1,8 @@
 """Which engine a run generates with."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -21,6 +22,7 @@ def make_engine(
     stop_token_ids: Sequence[int] = (),
     sleeps: bool = False,
     records_experts: bool = False,
+    adapters: Mapping[str, Any] | None = None,
     on_progress: Callable[[], None] | None = None,
 ) -> Engine:
     """The configured engine with the model in `folder`, at policy version 0. Raises ModelFolderError.
@@ -40,6 +42,7 @@ def make_engine(
             stop=stop,
             sleeps=sleeps,
             truncates=config.top_p < 1 or config.top_k is not None,
+            adapters=adapters,
         )
     return TransformersEngine(
         load_model(folder, dtype),

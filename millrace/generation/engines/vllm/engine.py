@@ -5,6 +5,8 @@
     interrupt: AsyncLLM ends each request with the tokens that the core has reported
     update_weights: pause, requests kept ─► caches cleared ─► workers load from shared memory ─► resume
 
+    update_weights, a LoRA adapter: loaded next to the others (adapters.py); requests in flight keep theirs
+
 Weights change between two tokens of a request: its tokens are kept, and its key-value cache is computed again under the
 new weights (docs/decisions/06). vLLM reports which version drew each token.
 """
@@ -17,9 +19,12 @@ import threading
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from millrace.errors import WeightsMismatch
 from millrace.generation.engines.base import Engine, check_names, unstarted
 from millrace.generation.engines.vllm.startup import ENVIRONMENT, end, vllm_arguments, vllm_processes
 from millrace.models.loading import empty_model
@@ -36,6 +41,8 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
+
+from millrace.generation.engines.vllm.adapters import LoadedAdapters
 
 _T = TypeVar("_T")
 _LOOK_SECONDS = 1.0
@@ -62,6 +69,7 @@ class VllmEngine(Engine):
         stop: Sequence[str] = (),
         sleeps: bool = False,
         truncates: bool = False,
+        adapters: Mapping[str, Any] | None = None,
     ) -> None:
         model = empty_model(folder)
         self.policy_version = 0
@@ -70,7 +78,13 @@ class VllmEngine(Engine):
         self._stop = list(stop)
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         arguments = vllm_arguments(
-            folder, dtype=dtype, engine_args=engine_args, reads_text=bool(stop), sleeps=sleeps, truncates=truncates
+            folder,
+            dtype=dtype,
+            engine_args=engine_args,
+            reads_text=bool(stop),
+            sleeps=sleeps,
+            truncates=truncates,
+            adapters=adapters,
         )
         self._returns_masks: bool = arguments["return_sampling_mask"]
         arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
@@ -90,6 +104,7 @@ class VllmEngine(Engine):
 
         self._llm: AsyncLLM = self._call(start()).result()
         self._processes = vllm_processes() - processes_before
+        self._adapters = LoadedAdapters(self._llm, adapters["max_loras"]) if adapters else None
 
     @property
     def in_flight(self) -> int:
@@ -128,18 +143,32 @@ class VllmEngine(Engine):
         self._in_flight = 0
         return [trajectory if trajectory.response.tokens else unstarted(trajectory.request) for trajectory in ended]
 
+    @property
+    def accepts_weights(self) -> bool:
+        return self._adapters is None or self._adapters.has_room
+
     def update_weights(self, weights: Weights) -> float:
         check_names(self._shapes, weights)
         if weights.shared is None:
             raise ValueError("vLLM's workers are other processes: they need weights in shared memory")
-        pause_seconds = self._run(self._update(weights.shared.to_json(), str(weights.id.policy_version)))
+        if (weights.manifest.adapter is None) != (self._adapters is None):
+            kinds = ("adapters", "the whole model") if self._adapters is None else ("the whole model", "adapters")
+            raise WeightsMismatch(
+                f"version {weights.id.policy_version} is one of {kinds[0]}, and vLLM was started for {kinds[1]}"
+            )
+        started = time.monotonic()
+        if self._adapters is not None:
+            self._run(self._adapters.load(weights))
+            pause_seconds = time.monotonic() - started
+        else:
+            pause_seconds = self._run(self._update(weights.shared.to_json(), str(weights.id.policy_version)))
         self.policy_version = weights.id.policy_version
         return pause_seconds
 
     def next_logprobs(self, tokens: Sequence[int], most: int) -> dict[int, float]:
         sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=1)
         parameters = self._parameters(sampling, seed=0, logprobs=most)
-        completion = self._run(self._complete(tokens, parameters)).outputs[0]
+        completion = self._run(self._complete(tokens, parameters))[0].outputs[0]
         assert completion.logprobs is not None
         # vLLM always adds the token that it sampled.
         return {token: entry.logprob for token, entry in completion.logprobs[0].items() if (entry.rank or 0) <= most}
@@ -156,6 +185,8 @@ class VllmEngine(Engine):
         # vLLM's own tasks first: they would report the end of its processes as a failure.
         self._call(_end_all_tasks()).result()
         self._llm.shutdown()
+        if self._adapters is not None:
+            self._adapters.close()
         # It ends its core, which ends the workers, unless the core was killed.
         end(self._processes)
         # Its destructor shuts down once more. That fails at the interpreter's exit, so run it now.
@@ -196,20 +227,29 @@ class VllmEngine(Engine):
         try:
             parameters = self._parameters(sampling, request.seed, logprobs=0, num_given=len(request.response_tokens))
             # A response to continue is a new request with a longer prompt, whose blocks are in the prefix cache.
-            output = await self._complete([*request.prompt_tokens, *request.response_tokens], parameters)
+            output, version = await self._complete([*request.prompt_tokens, *request.response_tokens], parameters)
             response = self._response(output.outputs[0], truncated=sampling.truncates)
+            if version is not None:
+                response = replace(response, version_spans=((version, 0),))
             trajectory = Trajectory(request=request, response=response, t_started=t_started, t_finished=time.time())
         except Exception as error:  # noqa: BLE001 — raised again by `collect`, in the caller's thread
             self._finished.put(error)
         else:
             self._finished.put(trajectory)
 
-    async def _complete(self, tokens: Sequence[int], parameters: SamplingParams) -> RequestOutput:
+    async def _complete(self, tokens: Sequence[int], parameters: SamplingParams) -> tuple[RequestOutput, int | None]:
+        """(output, version of the adapter that computed it; None without adapters)."""
         self._num_requests += 1
         prompt = {"prompt_token_ids": list(tokens)}
-        outputs = self._llm.generate(prompt, parameters, request_id=str(self._num_requests))
-        (output,) = [output async for output in outputs]
-        return output
+        with self._adapters.newest() if self._adapters is not None else nullcontext() as adapter:
+            outputs = self._llm.generate(
+                prompt,
+                parameters,
+                request_id=str(self._num_requests),
+                lora_request=None if adapter is None else adapter.request,
+            )
+            (output,) = [output async for output in outputs]
+        return output, None if adapter is None else adapter.policy_version
 
     async def _update(self, tensors: dict[str, Any], version: str) -> float:
         # If one of these fails, generation stays paused: nothing is sampled from half-loaded weights.
