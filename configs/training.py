@@ -29,7 +29,8 @@ class ParallelConfig(Section):
 
 
 class LoraConfig(Section):
-    """Low-rank adapters that are trained instead of the weights (arXiv 2106.09685)."""
+    """Low-rank adapters that are trained instead of the weights (arXiv 2106.09685). Generators get A and B of each
+    version; with `weights.transport: direct` they get the merged weights."""
 
     alpha: ClassVar[float] = 16.0
     """Adapter outputs are scaled by alpha / rank, no unit."""

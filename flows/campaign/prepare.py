@@ -126,12 +126,13 @@ def _check_model(config: RunConfig, stages: Collection[str]) -> tuple[Mapping[st
         check_folder_files(folder, model)
         shapes = check_weight_files(folder, model)
         if "train" in stages or "generate" in stages:
+            whole = config.weights.transport != "direct" and not config.sends_adapters
             check_memory(
                 folder,
                 shapes,
                 config.training if "train" in stages else None,
                 hosts=config.placement.train.hosts,
-                handover_dtype=None if config.weights.transport == "direct" else config.generation_dtype,
+                handover_dtype=config.generation_dtype if whole else None,
             )
         wait = ask_in_background(model_folder.MODULE, {"folder": str(folder)}, "the model folder").result
     check_training(model, config.training)

@@ -20,7 +20,7 @@ from support.campaigns.start_model import make_start_model
 from support.streams.rows import read_rows
 
 from millrace.models.loading import load_model
-from millrace.training.checkpoints.policy_state import load_weights
+from millrace.training.checkpoints.policy_state import load_adapter, load_weights
 from millrace.weights.fingerprint import fingerprint
 from storage import layout
 from storage.checkpoints import Checkpoint, checkpoints_backwards, read_latest
@@ -166,7 +166,10 @@ class WeightCampaign:
         return Ended(self._process.returncode, output)
 
     def digests(self, dtype: str) -> dict[Version, str]:
-        """Digests of the start model and of every checkpointed version, each cast to the generators' `dtype`."""
+        """Digests of the start model and of every checkpointed version, each cast to the generators' `dtype`.
+
+        Of a LoRA run those of the adapters, which travel in float32.
+        """
 
         def digest(tensors: dict[str, torch.Tensor]) -> str:
             return fingerprint({name: tensor.to(getattr(torch, dtype)) for name, tensor in tensors.items()}).digest
@@ -180,7 +183,11 @@ class WeightCampaign:
         def policy(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
             return load_weights(self.store, checkpoint, {name: tensor.clone() for name, tensor in base.items()})
 
-        trained = {version: digest(policy(checkpoint)) for version, checkpoint in checkpoints.items()}
+        def digest_of(checkpoint: Checkpoint) -> str:
+            loaded = load_adapter(self.store, checkpoint)
+            return digest(policy(checkpoint)) if loaded is None else fingerprint(loaded[1]).digest
+
+        trained = {version: digest_of(checkpoint) for version, checkpoint in checkpoints.items()}
         return {(0, 0): digest(base), **trained}
 
     def token_versions(self, generator: int) -> dict[int, set[Version]]:
@@ -200,7 +207,7 @@ class WeightCampaign:
         return {(row["incarnation"], row["policy_version"]) for row in rows if row["name"] == name}
 
     def stored_kinds(self) -> set[str]:
-        """How versions are stored: as `anchor`, as `delta`."""
+        """How versions are stored: as `anchor`, `delta` or `adapter`."""
         records = iter(LogReader(self.store, layout.WEIGHTS).next, None)
         return {record.body["state"]["kind"] for record in records if record.kind == "checkpoint"}
 
