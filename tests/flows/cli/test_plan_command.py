@@ -1,6 +1,8 @@
 """Output of `millrace plan`."""
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,8 @@ import pytest
 from configs.load import load_config
 from flows.cli.main import USER_ERROR, main
 
-PRESET = str(Path(__file__).parents[3] / "configs" / "presets" / "qwen3-8b-8gpu.yaml")
+ROOT = Path(__file__).parents[3]
+PRESET = str(ROOT / "configs" / "presets" / "qwen3-8b-8gpu.yaml")
 H100 = ["--hardware", "h100", "--gpus", "4", "--model", "qwen2.5-1.5b", "--steps", "10", "--lengths", "200,0.5,150"]
 
 
@@ -48,6 +51,33 @@ def test_a_what_if_shows_both_side_by_side(capsys: pytest.CaptureFixture[str]) -
     assert "as it is" in output
     assert "generation.replicas=2" in output
     assert "runners-up" not in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted(ROOT.glob("configs/presets/*gpu.yaml")), ids=lambda path: path.stem)
+def test_a_presets_header_has_the_figures_that_its_command_prints(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    lines = [line.removeprefix("#") for line in path.read_text().splitlines(True) if line.startswith("#")]
+    header = "".join(lines).replace("\\\n", "")
+    (command,) = re.findall(r"millrace (plan .*)", header)
+    assert main([*shlex.split(command), "--json", "-"]) == 0
+    plan, changed = json.loads(capsys.readouterr().out)["entries"]
+    memory, idle = plan["memory_bytes_per_gpu"], plan["outcome"]["idle"]
+
+    def figure(pattern: str) -> float:
+        (text,) = re.findall(pattern, header)
+        return float(text.replace(",", ""))
+
+    assert figure(r"step +([\d.]+) s") == pytest.approx(plan["outcome"]["step_seconds"], rel=0.03)
+    if "with the change of --what-if" in header and "as long with" not in header:
+        assert figure(r"step .*, or ([\d.]+) s") == pytest.approx(changed["outcome"]["step_seconds"], rel=0.03)
+    assert figure(r"speed +([\d,]+) response tokens") == pytest.approx(plan["outcome"]["tokens_per_second"], rel=0.03)
+    assert figure(r"idle +generate (\d+)%") == pytest.approx(100 * idle["generate"], abs=0.51)
+    assert figure(r"idle .*train (\d+)%") == pytest.approx(100 * idle["train"], abs=0.51)
+    assert figure(r"memory +trainer (\d+)") == pytest.approx(memory["trainer"] / 2**30, abs=0.51)
+    assert figure(r"memory .*generator (\d+)") == pytest.approx(memory["generator"] / 2**30, abs=0.51)
 
 
 @pytest.mark.parametrize(
