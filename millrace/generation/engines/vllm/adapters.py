@@ -22,7 +22,7 @@ from millrace.weights.base import Weights
 
 
 @dataclass(kw_only=True)
-class LoadedAdapter:
+class _Loaded:
     """A policy version in vLLM."""
 
     policy_version: int
@@ -37,7 +37,7 @@ class LoadedAdapters:
     def __init__(self, llm: AsyncLLM, num_slots: int) -> None:
         self._llm = llm
         self._num_slots = num_slots
-        self._loaded: list[LoadedAdapter] = []
+        self._loaded: list[_Loaded] = []
         """Oldest first."""
         self._num_made = 0
 
@@ -47,16 +47,20 @@ class LoadedAdapters:
         return sum(adapter.num_in_flight > 0 for adapter in self._loaded) < self._num_slots
 
     @contextmanager
-    def newest(self) -> Iterator[LoadedAdapter]:
+    def newest(self) -> Iterator[LoRARequest]:
         """Yields the adapter for a new request, and keeps it loaded meanwhile. Raises RuntimeError if there is none."""
         if not self._loaded:
             raise RuntimeError("no adapter is loaded, and the base model is not the policy")
         adapter = self._loaded[-1]
         adapter.num_in_flight += 1
         try:
-            yield adapter
+            yield adapter.request
         finally:
             adapter.num_in_flight -= 1
+
+    def version_of(self, request: LoRARequest | None) -> int:
+        """The policy version of a loaded adapter, from the output of a request."""
+        return next(adapter.policy_version for adapter in self._loaded if adapter.request == request)
 
     async def load(self, weights: Weights) -> None:
         """Loads a version; later requests begin under it. Raises WeightsMismatch if vLLM refuses it."""
@@ -79,7 +83,7 @@ class LoadedAdapters:
         except Exception as error:
             shutil.rmtree(folder)
             raise WeightsMismatch(f"vLLM refuses the adapter of version {version}: {error}") from error
-        self._loaded.append(LoadedAdapter(policy_version=version, request=request))
+        self._loaded.append(_Loaded(policy_version=version, request=request))
 
     def close(self) -> None:
         """Removes the files."""

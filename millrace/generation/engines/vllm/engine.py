@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,6 +38,7 @@ from vllm import SamplingParams
 from vllm.config import WeightTransferConfig
 from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -168,7 +169,7 @@ class VllmEngine(Engine):
     def next_logprobs(self, tokens: Sequence[int], most: int) -> dict[int, float]:
         sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=1)
         parameters = self._parameters(sampling, seed=0, logprobs=most)
-        completion = self._run(self._complete(tokens, parameters))[0].outputs[0]
+        completion = self._run(self._complete(tokens, parameters)).outputs[0]
         assert completion.logprobs is not None
         # vLLM always adds the token that it sampled.
         return {token: entry.logprob for token, entry in completion.logprobs[0].items() if (entry.rank or 0) <= most}
@@ -227,29 +228,25 @@ class VllmEngine(Engine):
         try:
             parameters = self._parameters(sampling, request.seed, logprobs=0, num_given=len(request.response_tokens))
             # A response to continue is a new request with a longer prompt, whose blocks are in the prefix cache.
-            output, version = await self._complete([*request.prompt_tokens, *request.response_tokens], parameters)
+            output = await self._complete([*request.prompt_tokens, *request.response_tokens], parameters)
             response = self._response(output.outputs[0], truncated=sampling.truncates)
-            if version is not None:
-                response = replace(response, version_spans=((version, 0),))
+            if self._adapters is not None:
+                response = replace(response, version_spans=((self._adapters.version_of(output.lora_request), 0),))
             trajectory = Trajectory(request=request, response=response, t_started=t_started, t_finished=time.time())
         except Exception as error:  # noqa: BLE001 — raised again by `collect`, in the caller's thread
             self._finished.put(error)
         else:
             self._finished.put(trajectory)
 
-    async def _complete(self, tokens: Sequence[int], parameters: SamplingParams) -> tuple[RequestOutput, int | None]:
-        """(output, version of the adapter that computed it; None without adapters)."""
+    async def _complete(self, tokens: Sequence[int], parameters: SamplingParams) -> RequestOutput:
         self._num_requests += 1
         prompt = {"prompt_token_ids": list(tokens)}
-        with self._adapters.newest() if self._adapters is not None else nullcontext() as adapter:
-            outputs = self._llm.generate(
-                prompt,
-                parameters,
-                request_id=str(self._num_requests),
-                lora_request=None if adapter is None else adapter.request,
-            )
+        newest: AbstractContextManager[LoRARequest | None]
+        newest = nullcontext() if self._adapters is None else self._adapters.newest()
+        with newest as adapter:
+            outputs = self._llm.generate(prompt, parameters, request_id=str(self._num_requests), lora_request=adapter)
             (output,) = [output async for output in outputs]
-        return output, None if adapter is None else adapter.policy_version
+        return output
 
     async def _update(self, tensors: dict[str, Any], version: str) -> float:
         # If one of these fails, generation stays paused: nothing is sampled from half-loaded weights.

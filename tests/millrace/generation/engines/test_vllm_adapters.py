@@ -167,11 +167,11 @@ def test_an_adapter_stays_until_its_last_request_has_ended(
             await loaded.load(make_weights(policies[2]))
             assert loaded.has_room
             with loaded.newest() as second:
-                assert (first.policy_version, second.policy_version) == (1, 2)
+                assert (loaded.version_of(first), loaded.version_of(second)) == (1, 2)
                 assert not loaded.has_room
             await loaded.load(make_weights(policies[3]))
-            assert Path(first.request.lora_path).is_dir()
-            assert not Path(second.request.lora_path).exists()
+            assert Path(first.lora_path).is_dir()
+            assert not Path(second.lora_path).exists()
         await loaded.load(make_weights(policies[4]))
 
     asyncio.run(run())
