@@ -20,7 +20,10 @@ from support.campaigns.start_model import make_start_model
 from support.streams.rows import read_rows
 
 from millrace.models.loading import load_model
+from millrace.runs.record import latest_attempt
+from millrace.runtime.arguments import attempt_config
 from millrace.training.checkpoints.policy_state import load_adapter, load_weights
+from millrace.training.trainer import Trainer, load_trainer
 from millrace.weights.fingerprint import fingerprint
 from storage import layout
 from storage.checkpoints import Checkpoint, checkpoints_backwards, read_latest
@@ -188,7 +191,14 @@ class WeightCampaign:
             return digest(policy(checkpoint)) if loaded is None else fingerprint(loaded[1]).digest
 
         trained = {version: digest_of(checkpoint) for version, checkpoint in checkpoints.items()}
-        return {(0, 0): digest(base), **trained}
+        config, first = attempt_config(latest_attempt(self.store)), digest(base)
+        if config.sends_adapters:
+            # No checkpoint holds the first adapter, which is drawn from the seed.
+            seeds: dict[str, Any] = {"max_new_tokens": config.generation.max_new_tokens, "seed": config.seed}
+            dtypes = {"dtype": "float32", "generation_dtype": "float32"}
+            trainer = load_trainer(Trainer, self._start_model, config.training, **dtypes, **seeds)
+            first = fingerprint(trainer.adapter()).digest
+        return {(0, 0): first, **trained}
 
     def token_versions(self, generator: int) -> dict[int, set[Version]]:
         """The versions that the generator's tokens are tagged with, by epoch of its process."""

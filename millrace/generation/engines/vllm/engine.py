@@ -188,6 +188,7 @@ class VllmEngine(Engine):
         self._llm.shutdown()
         if self._adapters is not None:
             self._adapters.close()
+            self._adapters = None
         # It ends its core, which ends the workers, unless the core was killed.
         end(self._processes)
         # Its destructor shuts down once more. That fails at the interpreter's exit, so run it now.

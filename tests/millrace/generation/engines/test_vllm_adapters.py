@@ -133,7 +133,7 @@ def test_an_adapter_that_vllm_can_not_use_is_named(
 
 
 class RecordedLlm:
-    """Stands in for vLLM, and names what it was asked for."""
+    """Stands in for vLLM, and records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
