@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -17,7 +17,7 @@ from millrace.errors import WeightsMismatch
 from millrace.training.lora import add_adapters, is_adapter
 from millrace.training.parallel.sharding import adapter_tensors, base_tensors
 from millrace.types import Request, Sampling
-from millrace.weights.adapter import Adapter
+from millrace.weights.adapter import TENSORS_FILE, Adapter
 from millrace.weights.base import Manifest, Weights, WeightsId
 from millrace.weights.fingerprint import fingerprint
 from millrace.weights.probe import tolerance_between
@@ -123,11 +123,25 @@ def test_requests_in_flight_finish_under_the_adapter_they_began_with(
         assert max(largest_mismatch(other, each.request.prompt_tokens, each.response) for each in late) > 0.1
 
 
+@pytest.mark.parametrize("damage", ["higher rank", "corrupt file", "missing files"])
 def test_an_adapter_that_vllm_can_not_use_is_named(
-    engine: "VllmEngine", make_policy: MakePolicy, make_weights: Callable[[Policy], Weights]
+    engine: "VllmEngine",
+    make_policy: MakePolicy,
+    make_weights: Callable[[Policy], Weights],
+    monkeypatch: pytest.MonkeyPatch,
+    damage: str,
 ) -> None:
-    with pytest.raises(WeightsMismatch, match="version 40"):
-        engine.update_weights(make_weights(Policy(make_policy(0), 40, rank=9)))
+    def write_damaged(adapter: Adapter, folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+        if damage == "corrupt file":
+            for name, data in adapter.files(tensors).items():
+                (folder / name).write_bytes(data[: len(data) // 2] if name == TENSORS_FILE else data)
+
+    with monkeypatch.context() as patch:
+        if damage != "higher rank":
+            patch.setattr(Adapter, "write", write_damaged)
+        policy = Policy(make_policy(0), 40, rank=9 if damage == "higher rank" else RANK)
+        with pytest.raises(WeightsMismatch, match="version 40"):
+            engine.update_weights(make_weights(policy))
     engine.update_weights(make_weights(Policy(make_policy(0), 41)))
     assert engine.policy_version == 41
 
