@@ -147,7 +147,7 @@ def _serves_adapters(model_config: Any) -> bool:
     from vllm.model_executor.models import ModelRegistry, supports_lora
 
     model_class, _ = ModelRegistry.resolve_model_cls(model_config.architectures, model_config)
-    return supports_lora(model_class)
+    return bool(supports_lora(model_class))
 
 
 def _refusal(error: Exception, question: Question) -> InputError:
