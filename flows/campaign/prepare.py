@@ -19,7 +19,7 @@ from millrace.errors import InputError, RunExists
 from millrace.evaluation.examiner import evaluation_sets, with_evaluation_sets
 from millrace.generation.environments.base import environment_class
 from millrace.preflight import model_folder
-from millrace.preflight.memory import check_gpu_memory, check_memory
+from millrace.preflight.memory import check_generator_gpus, check_memory, check_trainer_gpus
 from millrace.preflight.model import check_training, read_model
 from millrace.preflight.model_folder import check_folder_files, check_weight_files
 from millrace.preflight.prompts import check_answers, check_prompts
@@ -30,6 +30,7 @@ from millrace.rewards.scorer import make_scorer
 from millrace.runs.provenance import Origin
 from millrace.runs.record import Attempt, changed_inputs, create_run, latest_attempt, resume_run
 from millrace.runtime.arguments import attempt_config
+from millrace.runtime.devices import generator_devices
 from storage import layout
 from storage.stores.base import Store, probe
 from storage.stores.factory import open_store
@@ -144,9 +145,17 @@ def _check_model(config: RunConfig, stages: Collection[str]) -> tuple[Mapping[st
 
 
 def _check_gpu_memory(config: RunConfig, stages: Collection[str]) -> None:
+    """Checks that the GPUs of this host hold these stages' shares of the model."""
     sizes = [int(size.split()[0]) << 20 for size in query_gpus("memory.total")]
-    if config.model.path is not None and sizes:
-        check_gpu_memory(Path(config.model.path).expanduser(), config, stages, min(sizes))
+    if config.model.path is None or not sizes:
+        return
+    folder, generation = Path(config.model.path).expanduser(), config.generation
+    if "train" in stages and config.training.device == "cuda":
+        check_trainer_gpus(folder, config.training, config.model.dtype, min(sizes))
+    if "generate" in stages and generation.engine == "vllm":
+        quantized = bool(generation.engine_args.get("quantization"))
+        num_gpus = generator_devices(config)
+        check_generator_gpus(folder, config.generation_dtype, min(sizes), num_gpus=num_gpus, quantized=quantized)
 
 
 def _check_lengths(config: RunConfig, model: Mapping[str, Any], prompts: PromptSet) -> int | None:

@@ -13,15 +13,13 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from configs.schema import RunConfig
 from configs.training import TrainingConfig
 from millrace.models.weight_files import require
 from millrace.preflight.model_folder import read_shapes
-from millrace.runtime.devices import generator_devices
 from storage.stores.memory import memory_folder
 
 HANDOVER_COPIES = 3
@@ -63,27 +61,28 @@ def check_memory(
     require(needed <= memory, read, expected, file=folder)
 
 
-def check_gpu_memory(folder: Path, config: RunConfig, stages: Collection[str], smallest: int) -> None:
-    """Raises ModelFolderError if a GPU can't hold its share of the model in `folder` for these stages.
+def check_trainer_gpus(folder: Path, training: TrainingConfig, dtype: str, smallest: int) -> None:
+    """Raises ModelFolderError if a trainer's GPU can't hold its share of the model in `folder`.
 
-    `smallest`: memory of this host's smallest GPU, bytes.
+    `dtype`: number format of weights that are not trained; `smallest`: memory of this host's smallest GPU, bytes.
     """
-    shapes, training = read_shapes(folder), config.training
-    numbers = sum(map(math.prod, shapes.values()))
-    if "train" in stages and training.device == "cuda":
-        trained, ranks = _trained_numbers(shapes, training), training.parallel
-        per_number = 4 + 4 + (0 if training.optimizer_offload else 8)
-        share = per_number * trained + _BYTES[config.model.dtype] * (numbers - trained)
-        share //= (ranks.shard or ranks.data) * ranks.tensor
-        read = f"a trainer's GPU keeps at least {_gib(share)} of it, and the smallest here has {_gib(smallest)}"
-        expected = "more ranks (training.parallel), training.optimizer_offload, training.lora.rank, or larger GPUs"
-        require(share <= smallest, read, expected, file=folder)
-    if "generate" in stages and config.generation.engine == "vllm":
-        width = 1 if config.generation.engine_args.get("quantization") else _BYTES[config.generation_dtype]
-        share = numbers * width // generator_devices(config)
-        read = f"a generator's GPU keeps at least {_gib(share)} of it, and the smallest here has {_gib(smallest)}"
-        expected = "more GPUs per engine (generation.engine_args.tensor_parallel_size), quantization, or larger GPUs"
-        require(share <= smallest, read, expected, file=folder)
+    shapes, ranks = read_shapes(folder), training.parallel
+    numbers, trained = sum(map(math.prod, shapes.values())), _trained_numbers(shapes, training)
+    per_number = 4 + 4 + (0 if training.optimizer_offload else 8)
+    share = per_number * trained + _BYTES[dtype] * (numbers - trained)
+    share //= (ranks.shard or ranks.data) * ranks.tensor
+    read = f"a trainer's GPU keeps at least {_gib(share)} of it, and the smallest here has {_gib(smallest)}"
+    expected = "more ranks (training.parallel), training.optimizer_offload, training.lora.rank, or larger GPUs"
+    require(share <= smallest, read, expected, file=folder)
+
+
+def check_generator_gpus(folder: Path, dtype: str, smallest: int, *, num_gpus: int, quantized: bool) -> None:
+    """Raises ModelFolderError if a GPU of an engine with `num_gpus` can't hold its share of the model in `folder`."""
+    numbers = sum(map(math.prod, read_shapes(folder).values()))
+    share = numbers * (1 if quantized else _BYTES[dtype]) // num_gpus
+    read = f"a generator's GPU keeps at least {_gib(share)} of it, and the smallest here has {_gib(smallest)}"
+    expected = "more GPUs per engine (generation.engine_args.tensor_parallel_size), quantization, or larger GPUs"
+    require(share <= smallest, read, expected, file=folder)
 
 
 def _trained_numbers(shapes: Mapping[str, Sequence[int]], training: TrainingConfig) -> int:

@@ -1,15 +1,15 @@
 """A model that a host can't hold is refused, with the sizes, before anything starts."""
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from configs.load import PRESETS, load_config
 from configs.training import LoraConfig, TrainingConfig
 from millrace.errors import ModelFolderError
 from millrace.preflight import memory
-from millrace.preflight.memory import check_gpu_memory, check_memory
+from millrace.preflight.memory import check_generator_gpus, check_memory, check_trainer_gpus
 from millrace.weights.slots import USUAL_SLOTS
 
 GIB = 2**30
@@ -20,7 +20,6 @@ SHAPES = {
 }
 """2.5 GiB numbers: 30 GiB in a checkpoint, 5 GiB in 2 bytes each."""
 FOLDER = Path("/models/large")
-PRESET = PRESETS / "qwen3-8b-8gpu.yaml"
 
 
 @pytest.fixture(autouse=True)
@@ -91,12 +90,10 @@ def test_the_handover_has_as_many_copies_as_are_counted() -> None:
     assert memory.HANDOVER_COPIES == USUAL_SLOTS
 
 
-def gpu_refusal(monkeypatch: pytest.MonkeyPatch, gib: int, *settings: str) -> str | None:
-    """What is read where a GPU has this much memory; None if the model fits."""
-    monkeypatch.setattr(memory, "read_shapes", lambda folder: SHAPES)
+def read_of(check: Callable[..., None], *arguments: object, **names: object) -> str | None:
+    """What the check reads; None if the model fits."""
     try:
-        config = load_config(PRESET, ["training.parallel.data=1", *settings])
-        check_gpu_memory(FOLDER, config, {"train", "generate"}, gib * GIB)
+        check(FOLDER, *arguments, **names)
     except ModelFolderError as error:
         assert error.file == str(FOLDER) and error.expected
         return error.read
@@ -104,35 +101,34 @@ def gpu_refusal(monkeypatch: pytest.MonkeyPatch, gib: int, *settings: str) -> st
 
 
 @pytest.mark.parametrize(
-    ("settings", "gib"),
+    ("settings", "dtype", "gib"),
     [
-        ([], 40),
-        (["training.optimizer_offload=true"], 20),
-        (["training.parallel.data=2"], 20),
-        (["training.parallel.data=4", "training.parallel.shard=2"], 20),
-        (["training.parallel.tensor=4"], 10),
-        (["training.lora.rank=8", "model.dtype=bfloat16"], 5),
+        ({}, "float32", 40),
+        ({"optimizer_offload": True}, "float32", 20),
+        ({"parallel": {"data": 2}}, "float32", 20),
+        ({"parallel": {"data": 4, "shard": 2}}, "float32", 20),
+        ({"parallel": {"tensor": 4}}, "float32", 10),
+        ({"lora": {"rank": 8}}, "float32", 10),
+        ({"lora": {"rank": 8}}, "bfloat16", 5),
     ],
 )
-def test_a_gpu_holds_its_share_of_what_is_trained(
-    settings: list[str], gib: int, monkeypatch: pytest.MonkeyPatch
+def test_a_trainers_gpu_has_to_hold_its_share(
+    settings: dict[str, object], dtype: str, gib: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert gpu_refusal(monkeypatch, gib, *settings) is None
-    read = gpu_refusal(monkeypatch, gib - 1, *settings)
+    monkeypatch.setattr(memory, "read_shapes", lambda folder: SHAPES)
+    assert read_of(check_trainer_gpus, training(**settings), dtype, gib * GIB) is None
+    read = read_of(check_trainer_gpus, training(**settings), dtype, (gib - 1) * GIB)
     assert read is not None and f"{gib}.0 GiB" in read and f"{gib - 1}.0 GiB" in read
 
 
 @pytest.mark.parametrize(
-    ("settings", "gib"),
-    [
-        ([], 5),
-        (["generation.engine_args.tensor_parallel_size=5"], 1),
-        (["generation.dtype=float32", "generation.engine_args.quantization=fp8"], 3),
-    ],
+    ("num_gpus", "dtype", "quantized", "gib"),
+    [(1, "bfloat16", False, 5), (5, "float32", False, 2), (1, "float32", True, 2.5)],
 )
-def test_a_gpu_holds_its_share_of_an_engines_weights(
-    settings: list[str], gib: int, monkeypatch: pytest.MonkeyPatch
+def test_a_generators_gpu_has_to_hold_its_share(
+    num_gpus: int, dtype: str, quantized: bool, gib: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = ["training.parallel.data=64", "training.groups_per_step=64"]
-    assert gpu_refusal(monkeypatch, gib, *trainer, *settings) is None
-    assert gpu_refusal(monkeypatch, 0, *trainer, *settings) is not None
+    monkeypatch.setattr(memory, "read_shapes", lambda folder: SHAPES)
+    sizes = {"num_gpus": num_gpus, "quantized": quantized}
+    assert read_of(check_generator_gpus, dtype, int(gib * GIB), **sizes) is None
+    assert read_of(check_generator_gpus, dtype, int((gib - 0.1) * GIB), **sizes) is not None
