@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from configs.errors import UserError
+from configs.generation import VLLM_RANKS
 
 if TYPE_CHECKING:
     from configs.schema import RunConfig
@@ -153,6 +154,11 @@ _RULES = (
         "generation.engine_args generation.engine",
         lambda c: c.generation.engine != "vllm" and bool(c.generation.engine_args),
         "no arguments, or the engine vllm",
+    ),
+    Rule(
+        "training.lora.rank generation.engine",
+        lambda c: c.sends_adapters and c.generation.engine == "vllm" and (c.training.lora.rank or 0) > VLLM_RANKS[-1],
+        f"at most {VLLM_RANKS[-1]}, the highest rank that vLLM serves",
     ),
     Rule(
         "training.router_replay generation.engine",

@@ -36,11 +36,31 @@ RESERVED = frozenset(
     {
         "model", "tokenizer", "skip_tokenizer_init", "dtype", "seed", "generation_config", "override_generation_config",
         "logprobs_mode", "return_sampling_mask", "logits_processors", "watermark_config", "enable_prefix_caching",
-        "enable_sleep_mode", "weight_transfer_config",
+        "enable_sleep_mode", "weight_transfer_config", "enable_lora", "max_loras", "max_cpu_loras", "max_lora_rank",
+        "lora_target_modules",
     }
 )  # fmt: skip
 """Arguments of vLLM that Millrace sets (`millrace/generation/engines/vllm/startup.py`), because the trainer knows no
 other distribution than that of `generation.temperature`, `top_p`, `top_k` and `max_new_tokens`."""
+
+
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM's LoRA kernels are made for; an adapter of a rank between two of them uses the higher one."""
+
+
+def adapter_arguments(rank: int, target_modules: list[str], max_staleness: int) -> dict[str, Any]:
+    """Arguments of vLLM for versions that are LoRA adapters.
+
+    There are slots for each version of a trajectory that is not too old, and for the version that arrives.
+    """
+    num_slots = max_staleness + 2
+    return {
+        "enable_lora": True,
+        "max_lora_rank": next(served for served in VLLM_RANKS if served >= rank),
+        "max_loras": num_slots,
+        "max_cpu_loras": num_slots,
+        "lora_target_modules": target_modules,
+    }
 
 
 def _is_free(name: str) -> str:

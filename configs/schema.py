@@ -7,14 +7,14 @@ one is expected. `configs.combinations` checks settings against each other.
 """
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from configs.combinations import impossible_combinations
 from configs.errors import ConfigError
-from configs.generation import GenerationConfig
+from configs.generation import GenerationConfig, adapter_arguments
 from configs.operation import (
     BudgetConfig,
     PlacementConfig,
@@ -105,6 +105,22 @@ class RunConfig(Section):
         """Number format of the weights in generators."""
         on_gpus = self.generation.engine == "vllm" and self.training.device == "cuda"
         return self.generation.dtype or ("bfloat16" if on_gpus else self.model.dtype)
+
+    @property
+    def sends_adapters(self) -> bool:
+        """Whether generators get the LoRA adapter of each version instead of the whole model.
+
+        `direct` sends each rank's shards of the merged weights.
+        """
+        return self.training.lora.rank is not None and self.weights.transport != "direct"
+
+    @property
+    def vllm_adapter_arguments(self) -> dict[str, Any]:
+        """Arguments of vLLM for this run's LoRA adapters; none with another engine, or if versions are whole models."""
+        lora = self.training.lora
+        if lora.rank is None or not self.sends_adapters or self.generation.engine != "vllm":
+            return {}
+        return adapter_arguments(lora.rank, lora.target_modules, self.effective_max_staleness)
 
     @field_validator("name")
     @classmethod

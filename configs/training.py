@@ -35,7 +35,8 @@ class LoraConfig(Section):
     """Adapter outputs are scaled by alpha / rank, no unit."""
     rank: Count | None = None
     """Inner dimension of the adapters, whose outputs are scaled by 16 / `rank`; null: no adapters, all weights are
-    trained."""
+    trained. Generators get the adapter of each version, with `weights.transport: direct` the merged weights. At most
+    512 with `generation.engine: vllm`."""
     target_modules: Annotated[list[Text], Field(min_length=1)] = Field(
         default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj"]
     )

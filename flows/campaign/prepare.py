@@ -131,12 +131,13 @@ def _check_model(config: RunConfig, stages: Collection[str]) -> tuple[Mapping[st
         check_folder_files(folder, model)
         shapes = check_weight_files(folder, model)
         if "train" in stages or "generate" in stages:
+            whole = config.weights.transport != "direct" and not config.sends_adapters
             check_memory(
                 folder,
                 shapes,
                 config.training if "train" in stages else None,
                 hosts=config.placement.train.hosts,
-                handover_dtype=None if config.weights.transport == "direct" else config.generation_dtype,
+                handover_dtype=config.generation_dtype if whole else None,
             )
         wait = ask_in_background(model_folder.MODULE, {"folder": str(folder)}, "the model folder").result
     check_training(model, config.training)
@@ -218,6 +219,7 @@ def _vllm_question(config: RunConfig, prompts: PromptSet, longest: int | None, r
         environment=config.environment.name,
         colocated=config.placement.colocated,
         truncates=config.generation.top_p < 1 or config.generation.top_k is not None,
+        adapters=config.vllm_adapter_arguments,
         prompts=tuple((prompt.text, prompt.answer) for prompt in prompts.train) if longest is None else (),
         longest_prompt=longest,
     )

@@ -1,6 +1,7 @@
 """Writes a checkpoint of a stored run as a Hugging Face folder, completely or not at all.
 
 checkpoint ─► weights of all its ranks, adapters merged in ─┐   (none for the base model)
+           ─► adapter/, in PEFT's format, of a LoRA run ────┤
 start model ─► configuration, tokenizer ────────────────────┴─► a temporary folder next to it ─► renamed
 
 A promoted checkpoint is already stored as such a folder; `millrace.evaluation.promotion.fetch_promoted` copies it.
@@ -18,7 +19,7 @@ from millrace.models.loading import load_model, save_model
 from millrace.models.start_folder import start_folder
 from millrace.runs.record import attempt_of_step, read_run
 from millrace.runtime.arguments import attempt_config
-from millrace.training.checkpoints.policy_state import load_weights
+from millrace.training.checkpoints.policy_state import load_adapter, load_weights
 from storage.checkpoints import Checkpoint, stored_checkpoints
 from storage.stores.base import Store
 
@@ -26,9 +27,9 @@ from storage.stores.base import Store
 def export_checkpoint(store: Store, folder: Path, version: int | None = None, *, best: bool = False) -> int:
     """Writes the checkpoint of policy version `version`, the best one evaluated, or the newest, to `folder`.
 
-    Returns its version; 0 if the base model is the best one evaluated, which is then written. Raises InputError if
-    `folder` exists and is not empty, or if no such checkpoint is stored; RunMissing, ModelFolderError, and
-    StreamCorrupt for a damaged file.
+    A LoRA run's adapter is in its subfolder `adapter`. Returns its version; 0 if the base model is the best one
+    evaluated, which is then written. Raises InputError if `folder` exists and is not empty, or if no such checkpoint is
+    stored; RunMissing, ModelFolderError, and StreamCorrupt for a damaged file.
     """
     # Before the checkpoints, because "no run" says more than "no checkpoint".
     read_run(store)
@@ -48,6 +49,10 @@ def export_checkpoint(store: Store, folder: Path, version: int | None = None, *,
     with new_folder(folder) as made, tempfile.TemporaryDirectory() as temporary:
         start = start_folder(store, model.path, Path(temporary))
         write_model_folder(store, stored.get(step), start, model, made)
+        if step in stored and (loaded := load_adapter(store, stored[step])) is not None:
+            adapter, tensors = loaded
+            (made / "adapter").mkdir()
+            adapter.write(made / "adapter", tensors)
     return step
 
 

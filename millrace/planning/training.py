@@ -16,6 +16,8 @@ float32, and so are their gradients and moments.
     direct    its shards ─► CPU's memory      sums, the model over gloo, sums        its share ─► GPU
     shm       all gathered ─► shared memory   hash                                   the same
     store     as shm                          hash, write, read and verify           the same
+
+LoRA adapters travel by `shm` and `store` instead of whole models; `direct` sends merged shards.
 """
 
 import math
@@ -163,14 +165,19 @@ def _layer_flops(shape: ModelShape, context: float) -> float:
 def sync_seconds(
     shape: ModelShape, config: RunConfig, hardware: Hardware, *, generator_gpus: int, dtype: str
 ) -> tuple[float, float, float]:
-    """Returns the hand-over, push and pause of a version in `dtype`, as in `Costs`."""
-    nbytes, gpus = float(shape.parameters * BYTES[dtype]), trainer_gpus(config)
+    """Returns the hand-over, push and pause of a version in `dtype`, or of an adapter, as in `Costs`."""
+    gpus = trainer_gpus(config)
+    if config.sends_adapters:
+        numbers, width = trained_parameters(shape, config), TRAINED_BYTES
+    else:
+        numbers, width = shape.parameters, BYTES[dtype]
+    nbytes = float(numbers * width)
     host_copy = hardware.host_copy * HOST_COPY_SHARE
     pause, verify = nbytes / generator_gpus / host_copy, nbytes / _HASH_RATE + _POLL_SECONDS
     if config.weights.transport == "direct":
         shard = nbytes / gpus
         return shard / host_copy, shard / _HASH_RATE + nbytes / _SOCKET_RATE + verify, pause
-    gathered = all_gather_seconds(float(shape.parameters * TRAINED_BYTES), hardware, gpus, hardware.gpus_per_host)
+    gathered = all_gather_seconds(float(numbers * TRAINED_BYTES), hardware, gpus, hardware.gpus_per_host)
     stored = nbytes / _WRITE_RATE + nbytes / _READ_RATE if config.weights.transport == "store" else 0.0
     return gathered + nbytes / host_copy, stored + verify, pause
 

@@ -2,7 +2,7 @@
 
     a stage on the CPU      2 bytes per number, the least that any process holds
     trainer on GPUs         its pinned copy of a checkpoint: a float32 weight and two moments per trained number
-    trainer, not `direct`   the versions handed over in shared memory
+    trainer, not `direct`   the versions handed over in shared memory, unless they are LoRA adapters
     a trainer's GPU         its share of weights, gradients and moments
     a generator's GPU       its share of the weights
 

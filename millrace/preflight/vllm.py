@@ -16,7 +16,7 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,8 @@ class Question:
     """Whether the trainer uses the device while vLLM sleeps."""
     truncates: bool = False
     """Whether `generation.top_p` or `top_k` leave a part of the vocabulary out."""
+    adapters: Mapping[str, Any] = field(default_factory=dict)
+    """vLLM's arguments for versions that are LoRA adapters; none if they are not."""
 
 
 def check_vllm(question: Question) -> None:
@@ -119,6 +121,7 @@ def _mistakes(question: Question, folder: Path) -> Iterator[InputError]:
         reads_text=environment is not None and bool(environment.stop),
         sleeps=question.colocated,
         truncates=question.truncates,
+        adapters=question.adapters,
     )
     arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
     try:
@@ -133,9 +136,20 @@ def _mistakes(question: Question, folder: Path) -> Iterator[InputError]:
         read = "a gpt_oss model, whose experts and sinks vLLM would keep at each update"
         yield _unfit(question, read, "generation.engine transformers (docs/models.md)")
     yield from _quantization(config)
+    if question.adapters and not _serves_adapters(config.model_config):
+        read = "set, and vLLM serves no adapters of this kind of model"
+        expected = "null, weights.transport direct, which sends merged weights, or generation.engine transformers"
+        yield InputError(read, key="training.lora.rank", expected=expected)
     yield from _attention(config, question)
     yield from _context(config, question, folder)
     yield from _memory(config, question)
+
+
+def _serves_adapters(model_config: Any) -> bool:
+    from vllm.model_executor.models import ModelRegistry, supports_lora
+
+    model_class, _ = ModelRegistry.resolve_model_cls(model_config.architectures, model_config)
+    return bool(supports_lora(model_class))
 
 
 def _refusal(error: Exception, question: Question) -> InputError:

@@ -84,6 +84,7 @@ def _engine(stage: Stage, folder: Path, encoder: PromptEncoder, environment: typ
             stop_token_ids=encoder.stop_token_ids,
             sleeps=config.placement.colocated,
             records_experts=config.training.router_replay,
+            adapters=config.vllm_adapter_arguments,
             on_progress=stage.advance,
         )
 

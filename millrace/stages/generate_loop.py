@@ -177,7 +177,7 @@ class Generator:
         return self.admission.has_room(self.weights.policy_version)
 
     def _look_for_weights(self) -> None:
-        if self.arrived is not None:
+        if self.arrived is not None or not self.engine.accepts_weights:
             return
         try:
             self.arrived = self.receiver.poll(self.weights)

@@ -3,8 +3,8 @@
     hidden ─┬─► W [out, in], frozen ──────────────────────────────┐
             └─► A [rank, in] ─► B [out, rank] ─► · alpha / rank ──┴─► + ─► out
 
-B starts at 0, so that the policy starts as the base model (arXiv 2106.09685). Generators never see adapters: they get
-W + (alpha / rank) · B · A under the base model's names.
+B starts at 0, so that the policy starts as the base model (arXiv 2106.09685). Generators get A and B
+(`millrace/weights/adapter.py`); with the transport `direct` they get W + (alpha / rank) · B · A.
 """
 
 import math
@@ -15,7 +15,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from configs.training import TrainingConfig
 from millrace.errors import InputError
+from millrace.weights.adapter import Adapter
 
 _ADAPTER = "default"
 """peft's name for the only adapter."""
@@ -53,6 +55,15 @@ def add_adapters(
     peft.inject_adapter_in_model(config, model, adapter_name=_ADAPTER)
 
 
+def described(training: TrainingConfig) -> Adapter:
+    """What generators and PEFT's files need to know of the adapters of a run with `training.lora.rank`."""
+    lora, frozen_layers = training.lora, training.frozen_layers
+    if lora.rank is None:
+        raise ValueError("the run has no adapters")
+    targets = tuple(lora.target_modules)
+    return Adapter(rank=lora.rank, alpha=lora.alpha, target_modules=targets, frozen_layers=frozen_layers)
+
+
 def adapters(model: nn.Module) -> dict[str, nn.Module]:
     """peft's layers with adapters, by the name of their frozen weight."""
     modules = model.named_modules()
@@ -62,12 +73,6 @@ def adapters(model: nn.Module) -> dict[str, nn.Module]:
 def parts(layer: Any) -> tuple[torch.Tensor, torch.Tensor, float]:
     """A [rank, in], B [out, rank] and alpha / rank of a layer with adapters; A and B are the live parameters."""
     return layer.lora_A[_ADAPTER].weight, layer.lora_B[_ADAPTER].weight, float(layer.scaling[_ADAPTER])
-
-
-def merged(weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scaling: float) -> torch.Tensor:
-    """W + (alpha / rank) · B · A, in W's dtype; summed in float32 at least."""
-    wide = torch.promote_types(weight.dtype, torch.float32)
-    return (weight.to(wide) + up.to(wide) @ down.to(wide) * scaling).to(weight.dtype)
 
 
 def drawn(layer: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -42,7 +42,7 @@ from millrace.training.optimizer import (
 from millrace.training.packing import microbatches, pack
 from millrace.training.parallel.loading import StartModel
 from millrace.training.parallel.ranks import ALONE, Ranks
-from millrace.training.parallel.sharding import base_tensors, changed_share, sample_weights, shard
+from millrace.training.parallel.sharding import adapter_tensors, base_tensors, changed_share, sample_weights, shard
 from millrace.training.policy import PackedPolicy
 from millrace.training.step_report import StepReport, TokenTable, ratio_effective_sample_size, report
 from storage.failpoints import failpoint
@@ -130,6 +130,10 @@ class Trainer:
         Without other ranks and adapters these are the live tensors, which change with the next step.
         """
         return dict(base_tensors(self.model, whole=True))
+
+    def adapter(self) -> dict[str, torch.Tensor]:
+        """A and B of every adapted layer by PEFT's names, whole; without other ranks these are the live tensors."""
+        return dict(adapter_tensors(self.model))
 
     @property
     def vocab_size(self) -> int:

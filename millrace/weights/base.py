@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter
 
+from millrace.weights.adapter import Adapter
 from millrace.weights.fingerprint import Fingerprint
 from millrace.weights.shared_tensors import SharedTensors
 
@@ -52,6 +53,8 @@ class Manifest:
     probe: Probe | None = None
     fingerprint: Fingerprint | None = None
     """None only between the trainer and sync_weights, which computes it: hashing would delay the trainer."""
+    adapter: Adapter | None = None
+    """What the tensors are if they are a LoRA adapter on the run's start model; None: the whole model."""
     max_staleness: int | None = None
     """Bound by which a generator with these weights admits groups, policy versions; None: as configured."""
 
@@ -76,7 +79,8 @@ class Weights:
 
     manifest: Manifest
     tensors: Mapping[str, torch.Tensor]
-    """By parameter name; tied parameters once. Views of the transport's memory: copy them before the next `poll`."""
+    """By parameter name, tied parameters once; of an adapter by PEFT's name. Views of the transport's memory: copy them
+    before the next `poll`."""
     shared: SharedTensors | None = None
     """The file in which other processes of this host find the same bytes until the next `poll`; receivers set it."""
 

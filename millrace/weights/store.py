@@ -1,7 +1,9 @@
 """Weights through the run's store: between any hosts, and for late generators.
 
     StoreSender ─┬─► weights/data/<version>-<uuid>/weights.safetensors   whole ─────────┬─► weights/log: a record,
-                 └─► weights/data/<version>-<uuid>/weights.delta         changes ───────┘   the commit
+                 ├─► weights/data/<version>-<uuid>/weights.delta         changes ───────┤   the commit
+                 └─► weights/data/<version>-<uuid>/adapter_model.safetensors            │
+                                                   adapter_config.json   an adapter ────┘
 
     log   anchor 0 ◄── delta 1 ◄── delta 2 … delta 15   anchor 16 ◄── delta 17 ◄── delta 18
                                                             └────────── chain ─────────┘
@@ -9,7 +11,8 @@
                             └── no ─► the anchor ─► all deltas ────────────────────────────┘   ─► Weights
 
 A delta is against the version stored before it. A writer begins with an anchor, because it holds no earlier version,
-and writes another whenever a delta would save little.
+and writes another whenever a delta would save little. Each version of a LoRA run is a whole adapter, in a folder that
+PEFT and vLLM load.
 """
 
 from collections.abc import Iterable
@@ -23,6 +26,7 @@ import torch
 
 from millrace.errors import WeightsCorrupt
 from millrace.weights import delta
+from millrace.weights.adapter import TENSORS_FILE
 from millrace.weights.base import Manifest, Weights, WeightsId, WeightsReceiver, WeightsSender
 from millrace.weights.fingerprint import Fingerprint
 from millrace.weights.shared_tensors import ReceiveBuffer, shapes_of
@@ -40,7 +44,8 @@ _WORTH_IT = 4
 """A delta of more than 1 / this of the tensors' bytes is not worth applying."""
 _TOO_MANY = 0.5
 """If this share of the elements changed, as it does in float32, a delta is not even tried: it takes seconds."""
-_ANCHOR_FILE, _DELTA_FILE = "weights.safetensors", "weights.delta"
+_FILES = {"anchor": "weights.safetensors", "delta": "weights.delta", "adapter": TENSORS_FILE}
+"""Kind of a record → its file of tensors."""
 
 
 class StoreSender(WeightsSender):
@@ -60,15 +65,18 @@ class StoreSender(WeightsSender):
 
         After an OSError it is unknown whether it was committed, and the sender must be opened again.
         """
-        digest = weights.fingerprint.digest
+        digest, adapter = weights.fingerprint.digest, weights.manifest.adapter
         encoded = self._encode(weights, digest)
-        if encoded is None:
+        kind = "adapter" if adapter is not None else "anchor" if encoded is None else "delta"
+        if adapter is not None:
+            files = adapter.files(weights.tensors)
+        elif encoded is None:
             whole = {name: tensor.contiguous() for name, tensor in weights.tensors.items()}
-            files = {_ANCHOR_FILE: safetensors.torch.save(whole)}
+            files = {_FILES[kind]: safetensors.torch.save(whole)}
         else:
-            files = {_DELTA_FILE: encoded}
+            files = {_FILES[kind]: encoded}
         state = {
-            "kind": "anchor" if encoded is None else "delta",
+            "kind": kind,
             "base": None if encoded is None else self._digest,
             "manifest": weights.manifest.to_json(),
         }
@@ -83,6 +91,9 @@ class StoreSender(WeightsSender):
 
     def _encode(self, weights: Weights, digest: str) -> bytes | None:
         """The delta from the version stored last; None where an anchor is better."""
+        if weights.manifest.adapter is not None:
+            # Small, and each version has to be a folder that others can load.
+            return None
         if self._stored is None or self._stored.incarnation != weights.id.incarnation:
             return None
         if self._deltas + 1 == ANCHOR_EVERY or not self._like(weights):
@@ -114,6 +125,7 @@ class _Stored:
     manifest: Manifest
     fingerprint: Fingerprint
     is_anchor: bool
+    """Whether it needs no earlier version; an adapter needs none."""
     file: FileRef
     seq: int
     """Number of the record."""
@@ -228,15 +240,14 @@ def _stored(record: Record) -> _Stored | None:
         return None
     try:
         state, files = record.body["state"], record.body["files"]
-        is_anchor = state["kind"] == "anchor"
         manifest = Manifest.from_json(state["manifest"])
         if manifest.fingerprint is None:
             raise ValueError("no fingerprint")
         return _Stored(
             manifest=manifest,
             fingerprint=manifest.fingerprint,
-            is_anchor=is_anchor,
-            file=FileRef(**files[_ANCHOR_FILE if is_anchor else _DELTA_FILE]),
+            is_anchor=state["kind"] != "delta",
+            file=FileRef(**files[_FILES[state["kind"]]]),
             seq=record.seq,
         )
     except (KeyError, TypeError, ValueError) as error:

@@ -109,6 +109,10 @@ IMPOSSIBLE: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
         {"training": {"max_steps": 3, "router_replay": True}, "generation": {"engine": "vllm"}},
         ("training.router_replay", "generation.engine"),
     ),
+    "rank": (
+        {"training": {"max_steps": 3, "lora": {"rank": 513}}, "generation": {"engine": "vllm"}},
+        ("training.lora.rank", "generation.engine"),
+    ),
     "arithmetic": (
         {"prompts": {"num_eval": 55, "digits": 1}},
         ("prompts.digits", "prompts.num_eval"),
@@ -367,3 +371,27 @@ def test_a_template_has_one_place_for_the_prompt(template: str) -> None:
     with pytest.raises(ValidationError) as caught:
         make_config(prompts={"source": "a.jsonl", "template": template})
     assert caught.value.error_count() == 1
+
+
+@pytest.mark.parametrize(
+    ("transport", "rank", "adapters"),
+    [("shm", 12, True), ("store", 12, True), ("direct", 12, False), ("shm", None, False)],
+)
+def test_vllm_gets_a_slot_for_each_version_in_flight_and_the_next(
+    transport: str, rank: int | None, adapters: bool
+) -> None:
+    config = make_config(
+        training={"max_steps": 3, "lora": {"rank": rank, "target_modules": ["q_proj"]}},
+        generation={"engine": "vllm"},
+        weights={"transport": transport},
+        staleness={"max_staleness": 3},
+    )
+    assert config.sends_adapters == adapters
+    expected = {
+        "enable_lora": True,
+        "max_lora_rank": 16,
+        "max_loras": 5,
+        "max_cpu_loras": 5,
+        "lora_target_modules": ["q_proj"],
+    }
+    assert config.vllm_adapter_arguments == (expected if adapters else {})

@@ -61,13 +61,19 @@ class Engine(ABC):
         A response that is not at its end is `unfinished`. Ended responses that were not collected are returned too.
         """
 
+    @property
+    def accepts_weights(self) -> bool:
+        """Whether `update_weights` may be called; if not, it may once more requests have ended."""
+        return True
+
     @abstractmethod
     def update_weights(self, weights: Weights) -> float:
-        """Replaces the weights by name; returns the seconds that generation was paused.
+        """Replaces the weights by name, or the adapter; returns the seconds that generation was paused.
 
         Requests in flight continue under the new weights; `generation.keep_cache` decides whether they keep their
-        key-value caches. Requests submitted later are computed under the new weights alone. Raises WeightsMismatch
-        naming the tensors that are missing, unknown or of another shape; the old weights then stay.
+        key-value caches. With vLLM they finish under the adapter that they began with. Requests submitted later are
+        computed under the new weights alone. Raises WeightsMismatch naming the tensors that are missing, unknown or of
+        another shape; the old weights then stay.
         """
 
     @abstractmethod
@@ -120,8 +126,13 @@ def unstarted(request: Request) -> Trajectory:
     return Trajectory(request=request, response=NO_RESPONSE, t_started=0.0, t_finished=0.0)
 
 
-def check_names(expected: Mapping[str, torch.Size], weights: Weights) -> None:
-    """Raises WeightsMismatch, naming the tensors, unless the weights are exactly the expected parameters."""
+def check_names(parameters: Mapping[str, torch.Size], weights: Weights) -> None:
+    """Raises WeightsMismatch, naming the tensors, unless the weights are exactly these parameters.
+
+    Of an adapter: unless they are exactly an A and a B for each of the parameters that it adapts.
+    """
+    adapter = weights.manifest.adapter
+    expected = parameters if adapter is None else adapter.shapes(parameters)
     shapes = {name: tensor.shape for name, tensor in weights.tensors.items()}
     wrong = {
         "missing": expected.keys() - shapes.keys(),

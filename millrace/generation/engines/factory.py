@@ -1,7 +1,8 @@
 """Which engine a run generates with."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -21,6 +22,7 @@ def make_engine(
     stop_token_ids: Sequence[int] = (),
     sleeps: bool = False,
     records_experts: bool = False,
+    adapters: Mapping[str, Any] | None = None,
     on_progress: Callable[[], None] | None = None,
 ) -> Engine:
     """The configured engine with the model in `folder`, at policy version 0. Raises ModelFolderError.
@@ -41,6 +43,7 @@ def make_engine(
             sleeps=sleeps,
             truncates=config.top_p < 1 or config.top_k is not None,
             keep_cache=config.keep_cache,
+            adapters=adapters,
         )
     return TransformersEngine(
         load_model(folder, dtype),

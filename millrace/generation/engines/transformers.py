@@ -10,12 +10,13 @@ submit ─► waiting ─► prefill ─┬─► logits ─► draw ─► ende
 
 The batch changes between two tokens: rows that end leave it, and requests that were submitted enter it. So no response
 waits for the longest. New weights arrive between two tokens as well. Rows keep their caches, or with
-`keep_cache=False` enter again from their prompts and the tokens that they have (docs/decisions/06).
+`keep_cache=False` enter again from their prompts and the tokens that they have (docs/decisions/06). A LoRA
+adapter is merged into the weights when it arrives.
 """
 
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -26,6 +27,7 @@ from millrace.generation.engines.kv_rows import KvRows
 from millrace.generation.engines.sampling import StopCriteria, draw, uniforms
 from millrace.models.modules import ExpertRecorder, call_at_each_layer, move
 from millrace.types import FinishReason, Request, Response, Sampling, Trajectory
+from millrace.weights.adapter import Adapter, merged, peft_names
 from millrace.weights.base import Weights
 
 
@@ -122,6 +124,8 @@ class TransformersEngine(Engine):
         self._cache = KvRows(model, self._recorder)
         self._rows: list[_Row] = []
         self._waiting: list[_Row] = []
+        self._base: dict[str, torch.Tensor] = {}
+        """Copies of the weights that have an adapter, without it, on the CPU; empty before the first adapter."""
 
     @property
     def in_flight(self) -> int:
@@ -163,13 +167,25 @@ class TransformersEngine(Engine):
         check_names({name: parameter.shape for name, parameter in parameters.items()}, weights)
         started = time.monotonic()
         with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.copy_(weights.tensors[name])
+            if weights.manifest.adapter is not None:
+                self._merge(weights.manifest.adapter, weights.tensors)
+            else:
+                self._base = {}
+                for name, parameter in parameters.items():
+                    parameter.copy_(weights.tensors[name])
         self.policy_version = weights.id.policy_version
         if not self.keep_cache:
             self._cache.clear()
             self._rows, self._waiting = [], self._rows + self._waiting
         return time.monotonic() - started
+
+    def _merge(self, adapter: Adapter, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Merges the adapter into copies of the base weights, so that no rounding adds up from version to version."""
+        adapted = {name: weight for name, weight in self.model.named_parameters() if adapter.adapts(name)}
+        self._base = self._base or {name: weight.to("cpu", copy=True) for name, weight in adapted.items()}
+        for name, weight in adapted.items():
+            down, up = peft_names(name)
+            weight.copy_(merged(self._base[name], tensors[down], tensors[up], adapter.scaling))
 
     @torch.inference_mode()
     def next_logprobs(self, tokens: Sequence[int], most: int) -> dict[int, float]:

@@ -159,6 +159,10 @@ class Episodes(Engine):
         self._engine.abort()
         return [unstarted(request) for request in requests]
 
+    @property
+    def accepts_weights(self) -> bool:
+        return self._engine.accepts_weights
+
     def update_weights(self, weights: Weights) -> float:
         pause_seconds = self._engine.update_weights(weights)
         self.policy_version = self._engine.policy_version

@@ -16,9 +16,9 @@ import torch
 from millrace.errors import InputError
 from millrace.training.checkpoints.names import MODEL, OPTIMIZER, RNG
 from millrace.training.checkpoints.reading import StoredFiles, StoredTensors
-from millrace.training.lora import merged
 from millrace.training.optimizer import MOMENTS, empty_moment
 from millrace.training.parallel.ranks import local
+from millrace.weights.adapter import Adapter, merged, peft_names
 from storage.checkpoints import Checkpoint
 from storage.stores.base import BytesLike, Store
 
@@ -119,3 +119,27 @@ def load_weights(store: Store, checkpoint: Checkpoint, start: Mapping[str, torch
     else:
         return stored.read_whole()
     return dict(start)
+
+
+def load_adapter(store: Store, checkpoint: Checkpoint) -> tuple[Adapter, dict[str, torch.Tensor]] | None:
+    """The adapter in a LoRA run's checkpoint and its A and B by PEFT's names, whole; None if other weights are trained.
+
+    Raises StreamCorrupt.
+    """
+    stored = StoredTensors(StoredFiles(store, checkpoint), MODEL)
+    if _SCALING not in stored.shapes:
+        return None
+    tensors = stored.read_whole()
+    modules = [name.removesuffix(_DOWN) for name in tensors if name.endswith(_DOWN)]
+    rank = len(tensors[modules[0] + _DOWN])
+    adapter = Adapter(
+        rank=rank,
+        alpha=tensors[_SCALING].item() * rank,
+        target_modules=tuple(sorted({module.rpartition(".")[2] for module in modules})),
+        frozen_layers=int(tensors.get(_FROZEN, torch.tensor(0))),
+    )
+    by_peft_name: dict[str, torch.Tensor] = {}
+    for module in modules:
+        down, up = peft_names(module)
+        by_peft_name |= {down: tensors[module + _DOWN], up: tensors[module + _UP]}
+    return adapter, by_peft_name

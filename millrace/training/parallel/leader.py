@@ -20,7 +20,7 @@ from millrace.training.batch import Sample
 from millrace.training.checkpoints.reading import StoredFiles
 from millrace.training.checkpoints.saving import AsyncCheckpoints, Tensors
 from millrace.training.parallel.messages import exchange, pack, receive, send, unpack
-from millrace.training.parallel.sharding import base_tensors
+from millrace.training.parallel.sharding import adapter_tensors, base_tensors
 from millrace.training.step_report import StepReport
 from millrace.training.trainer import Trainer
 from millrace.weights.base import Manifest, Weights, WeightsSender
@@ -62,6 +62,11 @@ class LeaderTrainer(Trainer):
         """`Trainer.weights` in the CPU's memory: a device never holds more than one whole tensor."""
         with self.together("weights"):
             return {name: tensor.cpu() for name, tensor in base_tensors(self.model, whole=True)}
+
+    def adapter(self) -> dict[str, torch.Tensor]:
+        """`Trainer.adapter` in the CPU's memory."""
+        with self.together("adapter"):
+            return {name: tensor.cpu() for name, tensor in adapter_tensors(self.model)}
 
     def next_logprobs(self, tokens: Sequence[int], most: int) -> dict[int, float]:
         with self.together("next_logprobs", tokens=list(tokens), most=most):
@@ -143,6 +148,8 @@ def follow(trainer: Trainer, checkpoints: AsyncCheckpoints, sender: WeightsSende
                 # All ranks take part in gathering; only rank 0 uses the result.
                 for _ in base_tensors(trainer.model, whole=True):
                     pass
+            case "adapter":
+                trainer.adapter()
             case "next_logprobs":
                 trainer.next_logprobs(**arguments)
             case "checkpoint":

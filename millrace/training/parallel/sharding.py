@@ -19,10 +19,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from transformers import PreTrainedModel
 
 from millrace.models.modules import decoder_layers
-from millrace.training.lora import adapters, base_name, is_adapter, merged, parts
+from millrace.training.lora import adapters, base_name, is_adapter, parts
 from millrace.training.parallel.ranks import TENSOR, Ranks, data_dims, local, mesh_of_one
 from millrace.training.parallel.tensor import replicate, split_layer
 from millrace.training.policy import PackedPolicy
+from millrace.weights.adapter import merged, peft_names
 from millrace.weights.direct.layout import ShardLayout, TensorSpec
 
 _SAMPLE = 1 << 20
@@ -86,6 +87,15 @@ def base_tensors(model: PreTrainedModel, *, whole: bool) -> Iterator[tuple[str, 
             else:
                 tensor = merged(tensor, _own_columns(down.detach()), local(up.detach()), scaling)
         yield base_name(name), tensor
+
+
+@torch.no_grad()
+def adapter_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name in PEFT's files, tensor) of each A and B, whole. Every rank has to iterate to the end, as above."""
+    for name, layer in adapters(model).items():
+        down, up, _ = parts(layer)
+        for peft_name, parameter in zip(peft_names(base_name(name)), (down, up), strict=True):
+            yield peft_name, _gathered(parameter)
 
 
 @torch.no_grad()

@@ -13,9 +13,12 @@ from support.campaigns.weight_campaigns import (
     WeightCampaign,
     make_weak_start_model,
 )
+from support.streams.rows import read_rows
 
 from millrace.maintenance.fsck import fsck
 from millrace.models.loading import empty_model
+from storage import layout
+from storage.schema import METRIC
 
 pytestmark = pytest.mark.campaign
 
@@ -119,6 +122,31 @@ def test_a_frozen_generator_delays_nobody_and_gets_the_newest_version_when_back(
     assert any(line.startswith("generator 1 is back at version ") for line in lines), lines
     if transport == "store":
         assert campaign.stored_kinds() == {"anchor", "delta"}
+
+
+@pytest.mark.parametrize("transport", ["shm", pytest.param("store", marks=pytest.mark.extended)])
+def test_generators_of_a_lora_campaign_get_adapters_also_after_a_kill(
+    transport: str, millrace: Millrace, start_model: Path, prefect_api: str, tmp_path: Path
+) -> None:
+    num_layers, num_targets = empty_model(start_model).config.num_hidden_layers, 4
+    num_tensors = 2 * num_targets * num_layers
+    kill = f"generate-0 weights.mid_hash {3 * num_tensors + num_tensors // 2} kill"
+    lora: dict[str, object] = {"training.lora.rank": 2, "training.learning_rate": 3e-3}
+    with WeightCampaign(
+        millrace, f"lora-{transport}", transport, start_model, tmp_path / "fired", kill, steps=8, **lora
+    ) as campaign:
+        ended = campaign.finish()
+    assert ended.code == 0, ended.output
+    check_the_run(campaign, millrace, transport)
+    assert not any("ALARM" in line for line in log_messages(prefect_api, campaign.run_id))
+    hidden = empty_model(start_model).config.hidden_size
+    rows = read_rows(campaign.store, layout.metrics("sync_weights", 0), METRIC)
+    # A and B of square layers in float32, for each generator.
+    assert {row["value"] for row in rows if row["name"] == "push_bytes"} == {
+        num_tensors * 2 * hidden * 4 * len(GENERATORS)
+    }
+    if transport == "store":
+        assert campaign.stored_kinds() == {"adapter"}
 
 
 def kills(transport: str, num_tensors: int) -> list[str]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import PeftModel
 from support.campaigns.command import run_command
 from support.training.rank_files import rank_files
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel
@@ -113,7 +114,7 @@ def test_files_of_several_ranks_are_exported_whole(run: Run, tmp_path: Path) -> 
     assert_same_policy(tmp_path / "model", model)
 
 
-def test_adapters_are_exported_merged(run: Run, tmp_path: Path) -> None:
+def test_adapters_are_exported_merged_and_for_peft(run: Run, tmp_path: Path) -> None:
     adapted = AutoModelForCausalLM.from_pretrained(run.start)
     add_adapters(adapted, rank=2, alpha=4.0, target_modules=["q_proj", "v_proj"])
     parameters = {name: weight for name, weight in adapted.named_parameters() if weight.requires_grad}
@@ -129,6 +130,8 @@ def test_adapters_are_exported_merged(run: Run, tmp_path: Path) -> None:
     assert torch.allclose(logits(exported, tokens), logits(adapted, tokens), atol=1e-5)
     base = AutoModelForCausalLM.from_pretrained(run.start)
     assert not torch.allclose(logits(exported, tokens), logits(base, tokens), atol=1e-2)
+    with_adapter = PeftModel.from_pretrained(base, str(tmp_path / "model/adapter"))
+    assert torch.allclose(logits(with_adapter, tokens), logits(adapted, tokens), atol=1e-5)
 
 
 def test_a_missing_version_run_or_free_folder_is_refused(run: Run, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from support.campaigns.campaigns import REPOSITORY
 
+from configs.generation import adapter_arguments
 from configs.load import load_config
 from configs.recipe import Recipe
 from flows.campaign.prepare import check, claim
@@ -138,6 +139,10 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     questions["good in an environment"] = replace(REFUSED["short of itself"][0], environment="calculator")
     questions["good and quantized"] = QUANTIZED
     questions["good and truncated"] = replace(GOOD, truncates=True)
+    adapters = adapter_arguments(4, ["q_proj"], max_staleness=4)
+    questions["good with adapters"] = replace(GOOD, adapters=adapters)
+    without_lora = model_folder(folders / "without-lora", {"architectures": ["GPTJForCausalLM"]})
+    questions["adapters of a kind that vLLM does not serve"] = replace(GOOD, folder=without_lora, adapters=adapters)
     path = folders / "answers.json"
     done = ask({"good": GOOD, **questions}, path)
     assert done.returncode == 0, done.stderr
@@ -157,10 +162,18 @@ def test_a_config_that_vllm_refuses_is_refused_in_one_sentence(answers: dict[str
 
 @pytest.mark.vllm
 @pytest.mark.parametrize(
-    "case", ["good", "good folder", "good in an environment", "good and truncated", "good and quantized"]
+    "case",
+    ["good", "good folder", "good in an environment", "good and truncated", "good and quantized", "good with adapters"],
 )
 def test_a_config_that_would_start_is_accepted(answers: dict[str, str | None], case: str) -> None:
     assert answers[case] is None
+
+
+@pytest.mark.vllm
+def test_a_model_whose_adapters_vllm_does_not_serve_is_refused(answers: dict[str, str | None]) -> None:
+    said = answers["adapters of a kind that vLLM does not serve"]
+    assert said is not None
+    assert "training.lora.rank" in said
 
 
 def test_the_parent_process_imports_neither_vllm_nor_torch() -> None:

@@ -20,7 +20,10 @@ from support.campaigns.start_model import make_start_model
 from support.streams.rows import read_rows
 
 from millrace.models.loading import load_model
-from millrace.training.checkpoints.policy_state import load_weights
+from millrace.runs.record import latest_attempt
+from millrace.runtime.arguments import attempt_config
+from millrace.training.checkpoints.policy_state import load_adapter, load_weights
+from millrace.training.trainer import Trainer, load_trainer
 from millrace.weights.fingerprint import fingerprint
 from storage import layout
 from storage.checkpoints import Checkpoint, checkpoints_backwards, read_latest
@@ -166,7 +169,10 @@ class WeightCampaign:
         return Ended(self._process.returncode, output)
 
     def digests(self, dtype: str) -> dict[Version, str]:
-        """Digests of the start model and of every checkpointed version, each cast to the generators' `dtype`."""
+        """Digests of the start model and of every checkpointed version, each cast to the generators' `dtype`.
+
+        Of a LoRA run those of the adapters, which travel in float32.
+        """
 
         def digest(tensors: dict[str, torch.Tensor]) -> str:
             return fingerprint({name: tensor.to(getattr(torch, dtype)) for name, tensor in tensors.items()}).digest
@@ -180,8 +186,19 @@ class WeightCampaign:
         def policy(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
             return load_weights(self.store, checkpoint, {name: tensor.clone() for name, tensor in base.items()})
 
-        trained = {version: digest(policy(checkpoint)) for version, checkpoint in checkpoints.items()}
-        return {(0, 0): digest(base), **trained}
+        def digest_of(checkpoint: Checkpoint) -> str:
+            loaded = load_adapter(self.store, checkpoint)
+            return digest(policy(checkpoint)) if loaded is None else fingerprint(loaded[1]).digest
+
+        trained = {version: digest_of(checkpoint) for version, checkpoint in checkpoints.items()}
+        config, first = attempt_config(latest_attempt(self.store)), digest(base)
+        if config.sends_adapters:
+            # No checkpoint holds the first adapter, which is drawn from the seed.
+            seeds: dict[str, Any] = {"max_new_tokens": config.generation.max_new_tokens, "seed": config.seed}
+            dtypes = {"dtype": "float32", "generation_dtype": "float32"}
+            trainer = load_trainer(Trainer, self._start_model, config.training, **dtypes, **seeds)
+            first = fingerprint(trainer.adapter()).digest
+        return {(0, 0): first, **trained}
 
     def token_versions(self, generator: int) -> dict[int, set[Version]]:
         """The versions that the generator's tokens are tagged with, by epoch of its process."""
@@ -200,7 +217,7 @@ class WeightCampaign:
         return {(row["incarnation"], row["policy_version"]) for row in rows if row["name"] == name}
 
     def stored_kinds(self) -> set[str]:
-        """How versions are stored: as `anchor`, as `delta`."""
+        """How versions are stored: as `anchor`, `delta` or `adapter`."""
         records = iter(LogReader(self.store, layout.WEIGHTS).next, None)
         return {record.body["state"]["kind"] for record in records if record.kind == "checkpoint"}
 

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,12 @@ ENGINE_ARGS: dict[str, Any] = {
 
 @contextmanager
 def running_vllm(
-    model: PreTrainedModel, folder: Path, stop: Sequence[str] = (), dtype: str = "float32", **engine_args: Any
+    model: PreTrainedModel,
+    folder: Path,
+    stop: Sequence[str] = (),
+    dtype: str = "float32",
+    adapters: Mapping[str, Any] | None = None,
+    **engine_args: Any,
 ) -> Iterator["VllmEngine"]:
     """The engine with this model, whose files are put into `folder`. It takes some 20 seconds to start.
 
@@ -50,6 +55,7 @@ def running_vllm(
             stop_token_ids=[model.config.eos_token_id],
             engine_args={**ENGINE_ARGS, **engine_args},
             stop=stop,
+            adapters=adapters,
         )
     finally:
         os.environ.clear()

@@ -4,6 +4,7 @@
     collect ◄─ queue ◄─ finished ◄──────────────┘                         ▲
     interrupt: AsyncLLM ends each request with the tokens that the core has reported
     update_weights: pause, requests kept ─► new salt ─► workers load from shared memory ─► resume
+    update_weights, a LoRA adapter: loaded next to the others (adapters.py); requests in flight keep theirs
 
 Weights change between two tokens of a request: its tokens are kept. Its key-value cache is kept too, or with
 `keep_cache=False` recomputed under the new weights (docs/decisions/06). vLLM reports which version drew each token.
@@ -20,9 +21,12 @@ import threading
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from millrace.errors import WeightsMismatch
 from millrace.generation.engines.base import Engine, check_names, unstarted
 from millrace.generation.engines.vllm.startup import ENVIRONMENT, end, vllm_arguments, vllm_processes
 from millrace.models.loading import empty_model
@@ -37,9 +41,12 @@ from vllm.config import WeightTransferConfig
 from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.logprobs import FlatLogprobs
+from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
+
+from millrace.generation.engines.vllm.adapters import LoadedAdapters
 
 _T = TypeVar("_T")
 _LOOK_SECONDS = 1.0
@@ -67,6 +74,7 @@ class VllmEngine(Engine):
         sleeps: bool = False,
         truncates: bool = False,
         keep_cache: bool = True,
+        adapters: Mapping[str, Any] | None = None,
     ) -> None:
         model = empty_model(folder)
         self.policy_version = 0
@@ -76,7 +84,13 @@ class VllmEngine(Engine):
         self._stop = list(stop)
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         arguments = vllm_arguments(
-            folder, dtype=dtype, engine_args=engine_args, reads_text=bool(stop), sleeps=sleeps, truncates=truncates
+            folder,
+            dtype=dtype,
+            engine_args=engine_args,
+            reads_text=bool(stop),
+            sleeps=sleeps,
+            truncates=truncates,
+            adapters=adapters,
         )
         self._returns_masks: bool = arguments["return_sampling_mask"]
         arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
@@ -98,6 +112,7 @@ class VllmEngine(Engine):
 
         self._llm: AsyncLLM = self._call(start()).result()
         self._processes = vllm_processes() - processes_before
+        self._adapters = LoadedAdapters(self._llm, adapters["max_loras"]) if adapters else None
 
     @property
     def in_flight(self) -> int:
@@ -136,11 +151,25 @@ class VllmEngine(Engine):
         self._in_flight = 0
         return [trajectory if trajectory.response.tokens else unstarted(trajectory.request) for trajectory in ended]
 
+    @property
+    def accepts_weights(self) -> bool:
+        return self._adapters is None or self._adapters.has_room
+
     def update_weights(self, weights: Weights) -> float:
         check_names(self._shapes, weights)
         if weights.shared is None:
             raise ValueError("vLLM's workers are other processes: they need weights in shared memory")
-        pause_seconds = self._run(self._update(weights.shared.to_json(), str(weights.id.policy_version)))
+        if (weights.manifest.adapter is None) != (self._adapters is None):
+            kinds = ("adapters", "the whole model") if self._adapters is None else ("the whole model", "adapters")
+            raise WeightsMismatch(
+                f"version {weights.id.policy_version} is one of {kinds[0]}, and vLLM was started for {kinds[1]}"
+            )
+        started = time.monotonic()
+        if self._adapters is not None:
+            self._run(self._adapters.load(weights))
+            pause_seconds = time.monotonic() - started
+        else:
+            pause_seconds = self._run(self._update(weights.shared.to_json(), str(weights.id.policy_version)))
         self.policy_version = weights.id.policy_version
         return pause_seconds
 
@@ -164,6 +193,9 @@ class VllmEngine(Engine):
         # vLLM's own tasks first: they would report the end of its processes as a failure.
         self._call(_end_all_tasks()).result()
         self._llm.shutdown()
+        if self._adapters is not None:
+            self._adapters.close()
+            self._adapters = None
         # It ends its core, which ends the workers, unless the core was killed.
         end(self._processes)
         # Its destructor shuts down once more. That fails at the interpreter's exit, so run it now.
@@ -207,6 +239,8 @@ class VllmEngine(Engine):
             # prefix cache.
             output = await self._complete([*request.prompt_tokens, *request.response_tokens], parameters)
             response = self._response(output.outputs[0], truncated=sampling.truncates)
+            if self._adapters is not None:
+                response = replace(response, version_spans=((self._adapters.version_of(output.lora_request), 0),))
             trajectory = Trajectory(request=request, response=response, t_started=t_started, t_finished=time.time())
         except Exception as error:  # noqa: BLE001 — raised again by `collect`, in the caller's thread
             self._finished.put(error)
@@ -216,8 +250,11 @@ class VllmEngine(Engine):
     async def _complete(self, tokens: Sequence[int], parameters: SamplingParams) -> RequestOutput:
         self._num_requests += 1
         prompt = {"prompt_token_ids": list(tokens), "cache_salt": str(self._num_updates)}
-        outputs = self._llm.generate(prompt, parameters, request_id=str(self._num_requests))
-        (output,) = [output async for output in outputs]
+        newest: AbstractContextManager[LoRARequest | None]
+        newest = nullcontext() if self._adapters is None else self._adapters.newest()
+        with newest as adapter:
+            outputs = self._llm.generate(prompt, parameters, request_id=str(self._num_requests), lora_request=adapter)
+            (output,) = [output async for output in outputs]
         return output
 
     async def _update(self, tensors: dict[str, Any], version: str) -> float:

@@ -33,12 +33,14 @@ def vllm_arguments(
     reads_text: bool = False,
     sleeps: bool = False,
     truncates: bool = False,
+    adapters: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Arguments of vLLM's `AsyncEngineArgs` for the model in `folder`.
 
     `engine_args` are the user's; a config refuses those that are set here (`configs.generation.RESERVED`).
     `reads_text`: whether responses end at stop texts, too; `sleeps`: whether it gives its device back at times;
-    `truncates`: whether tokens are drawn from a part of the vocabulary (top-p, top-k), which vLLM then has to name.
+    `truncates`: whether tokens are drawn from a part of the vocabulary (top-p, top-k), which vLLM then has to name;
+    `adapters`: arguments for versions that are LoRA adapters (`configs.generation.adapter_arguments`).
     """
     # Without masks, what vLLM kept is read from the log-probabilities of the whole vocabulary.
     defaults: dict[str, Any] = {"disable_log_stats": True, "max_logprobs": -1}
@@ -65,7 +67,7 @@ def vllm_arguments(
     }
     if truncates and on_a_cpu:
         reserved["max_logprobs"] = -1
-    return {**defaults, **engine_args, **reserved}
+    return {**defaults, **engine_args, **reserved, **(adapters or {})}
 
 
 def vllm_processes() -> set[psutil.Process]:
