@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from configs.section import Count, NonNegative, Positive, Section, Text, ipv4_network
+from configs.transports import Transport
 
 Versions = Annotated[int, Field(ge=0)]
 
@@ -31,9 +32,12 @@ class StalenessConfig(Section):
 class WeightsConfig(Section):
     """How new policy versions are sent to the generators."""
 
-    transport: Literal["shm", "direct", "store"] = "shm"
+    transport: Transport = "auto"
     """`shm`: shared memory on one host; `direct`: shards from trainer ranks to generators, on one host or several;
-    `store`: files in the run's storage, for hosts any distance apart."""
+    `store`: files in the run's storage, for hosts any distance apart. From the trainer's GPUs straight to vLLM's, by
+    vLLM's own engines: `ipc` on one shared GPU; `nccl`: tensor by tensor, packed; `nccl_m2n`: from shards to shards,
+    or as `nccl` where it can't divide the model; `gloo`: as `nccl`, between CPUs. `auto`: `ipc` or `nccl_m2n` for vLLM
+    on GPUs, otherwise `shm` on one host and `direct` on several; sync_weights logs the choice."""
     deadline_seconds: Positive = 30.0
     """Time for a generator to receive a version, seconds. A generator that takes longer is named in the log and gets it
     through the store."""

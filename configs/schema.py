@@ -29,6 +29,7 @@ from configs.scoring import ScoringConfig
 from configs.section import Section, Text, choices, is_section
 from configs.stored import staleness_bound
 from configs.training import TrainingConfig
+from configs.transports import choose_transport
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -94,6 +95,11 @@ class RunConfig(Section):
             return self.training
         schedule = self.training.schedule.model_copy(update={"ess_scaling": True})
         return self.training.model_copy(update={"schedule": schedule})
+
+    @property
+    def effective_weights(self) -> WeightsConfig:
+        """How weights are sent: with the transport that `auto` stands for."""
+        return self.weights.model_copy(update={"transport": choose_transport(self).transport})
 
     @property
     def compute_dtype(self) -> str:

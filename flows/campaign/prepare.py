@@ -13,6 +13,7 @@ from configs.load import changed_immutably, nearest_preset
 from configs.recipe import choose_recipe
 from configs.schema import RunConfig
 from configs.training import TrainingConfig
+from configs.transports import SHARDED
 from flows.campaign.inputs import has_model_input, run_inputs
 from millrace.errors import InputError, RunExists
 from millrace.evaluation.examiner import evaluation_sets, with_evaluation_sets
@@ -131,7 +132,7 @@ def _check_model(config: RunConfig, stages: Collection[str]) -> tuple[Mapping[st
                 shapes,
                 config.training if "train" in stages else None,
                 hosts=config.placement.train.hosts,
-                handover_dtype=None if config.weights.transport == "direct" else config.generation_dtype,
+                handover_dtype=None if config.effective_weights.transport in SHARDED else config.generation_dtype,
             )
         wait = ask_in_background(model_folder.MODULE, {"folder": str(folder)}, "the model folder").result
     check_training(model, config.training)

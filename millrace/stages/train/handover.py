@@ -7,6 +7,7 @@ version ─► whole: gathered from all ranks, copied to shared memory by rank 0
 import torch
 
 from configs.schema import RunConfig
+from configs.transports import SHARDED
 from millrace.runtime.stage import Stage
 from millrace.training.parallel.leader import hand_over_all_shards
 from millrace.training.parallel.sharding import layout
@@ -65,7 +66,9 @@ def open_handover(stage: Stage, trainer: Trainer) -> Handover:
     """Opens the handover of new versions, in the generators' dtype."""
     config, arguments = stage.config, stage.arguments
     sender: HandoverSender | None = shard_sender(trainer, config, stage.store)
-    if sender is None:
+    if isinstance(sender, ShardSender):
+        stage.log(f"weights go to the generators by {sender.route}")
+    else:
         dtype = getattr(torch, config.generation_dtype)
         tensors = layout(trainer.model, trainer.ranks, dtype).tensors
         like = {spec.name: torch.empty(spec.shape, dtype=dtype, device="meta") for spec in tensors}
@@ -75,7 +78,7 @@ def open_handover(stage: Stage, trainer: Trainer) -> Handover:
 
 def shard_sender(trainer: Trainer, config: RunConfig, store: Store) -> ShardSender | None:
     """Opens the sender of this rank's shards; None if versions are handed over whole."""
-    if config.weights.transport != "direct":
+    if config.effective_weights.transport not in SHARDED:
         return None
     shards = layout(trainer.model, trainer.ranks, getattr(torch, config.generation_dtype))
-    return rank_end(config.weights, store, shards, trainer.ranks.rank)
+    return rank_end(config, store, shards, trainer.ranks.rank, trainer.ranks.device)

@@ -3,7 +3,8 @@
     submit ─► an asyncio task per request ─► AsyncLLM ─► engine core ─► workers (one per tensor-parallel rank)
     collect ◄─ queue ◄─ finished ◄──────────────┘                         ▲
     interrupt: AsyncLLM ends each request with the tokens that the core has reported
-    update_weights: pause, requests kept ─► caches cleared ─► workers load from shared memory ─► resume
+    update_weights: pause, requests kept ─► caches cleared ─► workers load from shared memory, or the trainer's calls
+                    are served (millrace/weights/live) ─► resume
 
 Weights change between two tokens of a request: its tokens are kept, and its key-value cache is computed again under the
 new weights (docs/decisions/06). vLLM reports which version drew each token.
@@ -20,18 +21,20 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
+from millrace.errors import WeightsNotReceived
 from millrace.generation.engines.base import Engine, check_names, unstarted
 from millrace.generation.engines.vllm.startup import ENVIRONMENT, end, vllm_arguments, vllm_processes
 from millrace.models.loading import empty_model
 from millrace.types import FinishReason, Request, Response, Sampling, Trajectory
 from millrace.weights.base import Weights
+from millrace.weights.live.calls import INIT, START, UPDATE, LiveTransfer
 
 os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
 
 # vLLM reads the environment when it is imported.
 from vllm import SamplingParams
 from vllm.config import WeightTransferConfig
-from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind
@@ -129,12 +132,39 @@ class VllmEngine(Engine):
         return [trajectory if trajectory.response.tokens else unstarted(trajectory.request) for trajectory in ended]
 
     def update_weights(self, weights: Weights) -> float:
+        version = str(weights.id.policy_version)
+        if weights.live is not None:
+            pause_seconds = self._serve(weights.live, version)
+            self.policy_version = weights.id.policy_version
+            return pause_seconds
         check_names(self._shapes, weights)
         if weights.shared is None:
             raise ValueError("vLLM's workers are other processes: they need weights in shared memory")
-        pause_seconds = self._run(self._update(weights.shared.to_json(), str(weights.id.policy_version)))
+        pause_seconds = self._run(self._update(weights.shared.to_json(), version))
         self.policy_version = weights.id.policy_version
         return pause_seconds
+
+    def _serve(self, push: LiveTransfer, version: str) -> float:
+        """Serves the trainer's calls, paused; returns the pause in seconds.
+
+        Raises WeightsNotReceived after an error. The model is then as it was, or generation stays paused until the
+        next update.
+        """
+        started = time.monotonic()
+        changed = False
+        self._run(self._pause())
+        try:
+            for method, argument in push.calls():
+                changed |= method == START
+                self._run(self._perform(method, argument, version))
+        except Exception as error:  # noqa: BLE001 — whatever it is, the trainer has to know
+            self._check_alive()
+            push.end(str(error) or repr(error))
+            if not changed:
+                self._run(self._llm.resume_generation())
+            raise WeightsNotReceived(f"version {version} did not arrive: {error}") from error
+        self._run(self._llm.resume_generation())
+        return time.monotonic() - started
 
     def next_logprobs(self, tokens: Sequence[int], most: int) -> dict[int, float]:
         sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=1)
@@ -214,12 +244,25 @@ class VllmEngine(Engine):
     async def _update(self, tensors: dict[str, Any], version: str) -> float:
         # If one of these fails, generation stays paused: nothing is sampled from half-loaded weights.
         started = time.monotonic()
-        await self._llm.pause_generation(mode="keep", clear_cache=True)
+        await self._pause()
         await self._llm.start_weight_update()
         await self._llm.update_weights(WeightTransferUpdateRequest(update_info={"tensors": tensors}))
         await self._llm.finish_weight_update(version)
         await self._llm.resume_generation()
         return time.monotonic() - started
+
+    async def _pause(self) -> None:
+        await self._llm.pause_generation(mode="keep", clear_cache=True)
+
+    async def _perform(self, method: str, argument: Any, version: str) -> None:
+        if method == INIT:
+            await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=argument))
+        elif method == START:
+            await self._llm.start_weight_update()
+        elif method == UPDATE:
+            await self._llm.update_weights(WeightTransferUpdateRequest(update_info=argument))
+        else:
+            await self._llm.finish_weight_update(version)
 
     async def _abort_all(self) -> None:
         # More than once: vLLM can't abort a request that is still on its way to it.

@@ -1,0 +1,160 @@
+"""New weights in a vLLM worker by one of vLLM's own engines, which the trainer's calls name, or from shared memory.
+
+    init: ipc, nccl, nccl_m2n, gloo ─► start ─► update: receive ─► hash right? ─► names of files ─► load ─► finish
+                                          └───► update: a file in shared memory (`worker.py`) ───────────────┘
+"""
+
+import copy
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.config import WeightTransferConfig
+from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+from millrace.errors import WeightsCorrupt, WeightsMismatch
+from millrace.generation.engines.vllm.worker import SharedMemoryEngine, Update, as_in_files, experts_on_a_cpu
+from millrace.weights.fingerprint import hash_parts, names_of
+from millrace.weights.live.gloo import register_worker
+from millrace.weights.live.handles import decode_handles
+
+
+@dataclass
+class LiveInit(WeightTransferInitInfo):
+    """The engine to receive with."""
+
+    backend: str
+    info: dict[str, Any]
+    """Its own init info."""
+    index: int
+    """Position of this generator among those of the push."""
+
+
+@dataclass
+class LiveUpdate(WeightTransferUpdateInfo):
+    """One policy version, or a part of it: in shared memory, or on its way."""
+
+    tensors: dict[str, Any] | None = None
+    """`SharedTensors` as JSON."""
+    info: dict[str, Any] | None = None
+    """Update info of the engine that receives."""
+    hashes: dict[str, Any] | None = None
+    """`Fingerprint` as JSON."""
+    seconds: float = 0.0
+    """Time to receive it in."""
+
+
+class LiveEngine(SharedMemoryEngine):
+    """Receives by vLLM's engine that the trainer names. After an error a whole update has to follow."""
+
+    init_info_cls: Any = LiveInit
+    update_info_cls: Any = LiveUpdate
+    _engine: WeightTransferEngine[Any, Any] | None = None
+    _is_torn = False
+    """Whether the last update has begun and not ended."""
+    _loaded: set[str] | None = None
+    """Parameters that the engine has loaded in this update; None before it begins to."""
+
+    def init_transfer_engine(self, init_info: Any) -> None:
+        """Joins the trainer's group, in place of an earlier one."""
+        register_worker()
+        self._abort()
+        config = WeightTransferConfig(backend=init_info.backend)
+        engine = WeightTransferEngineFactory.create_engine(config, self.vllm_config, self.device, self.model)
+        # Generators are to vLLM's engines what its data-parallel ranks are: each has `world_size` workers.
+        engine.parallel_config = copy.copy(self.parallel_config)
+        engine.parallel_config.data_parallel_index = init_info.index
+        engine.init_transfer_engine(engine.parse_init_info(init_info.info))
+        self._engine = engine
+
+    def start_weight_update(self) -> None:
+        """Drops what an update that failed has left."""
+        if self._is_torn:
+            finalize_layerwise_reload(self.model, self.model_config)
+        self._is_torn = True
+        self._loaded = None
+
+    def receive_weights(self, update_info: Any) -> None:
+        """Receives and loads the weights. Raises WeightsCorrupt for tensors with other hashes than the trainer's."""
+        if update_info.tensors is not None:
+            super().receive_weights(Update(tensors=update_info.tensors))
+            return
+        assert self._engine is not None
+        engine = self._engine
+        if self._loaded is None:
+            self._loaded = set()
+            # Before the reload, which separates tied parameters temporarily.
+            self._expected = {name for name, _ in self.model.named_parameters()}
+            engine.start_weight_update()
+            for method in experts_on_a_cpu(self.model):
+                method.moe_kernel = None
+        timer = threading.Timer(update_info.seconds, self._abort)
+        timer.start()
+        try:
+            with self._checked_loading(update_info.hashes):
+                engine.receive_weights(engine.parse_update_info(decode_handles(update_info.info)))
+        finally:
+            timer.cancel()
+        if self._engine is not engine:
+            raise RuntimeError("the deadline passed while weights were on their way")
+
+    def finish_weight_update(self) -> None:
+        """Ends the reload; the new weights are live. Raises WeightsMismatch if a parameter got no value."""
+        if self._loaded is not None:
+            assert self._engine is not None
+            if missing := self._expected - self._loaded - self._direct():
+                raise WeightsMismatch(f"vLLM's model got no value for {names_of(sorted(missing))}")
+            self._engine.finish_weight_update()
+        super().finish_weight_update()
+        self._is_torn = False
+
+    def shutdown(self) -> None:
+        """Leaves the group."""
+        self._abort()
+
+    def _direct(self) -> set[str]:
+        """Parameters that nccl_m2n writes in place."""
+        return {each.name for each in getattr(self._engine, "_parameter_destinations", ()) if each.direct}
+
+    @contextmanager
+    def _checked_loading(self, hashes: dict[str, Any]) -> Iterator[None]:
+        """In this block the model's `load_weights` takes transformers' names, and compares hashes."""
+        load = self.model.load_weights
+
+        def checked(weights: Iterable[tuple[str, torch.Tensor]]) -> set[str] | None:
+            loaded: set[str] | None = load(self._as_in_files(weights, hashes))
+            assert self._loaded is not None
+            self._loaded |= self._expected if loaded is None else loaded
+            return loaded
+
+        self.model.load_weights = checked
+        try:
+            yield
+        finally:
+            del self.model.load_weights
+
+    def _as_in_files(
+        self, weights: Iterable[tuple[str, torch.Tensor]], hashes: dict[str, Any]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in weights:
+            boxes = hashes["boxes"].get(name, ())
+            if hash_parts(tensor, boxes, hashes["method"]) != hashes["tensors"][name]:
+                raise WeightsCorrupt(f"{name} arrived damaged")
+            yield from as_in_files({name: tensor}, self._skeleton)
+
+    def _abort(self) -> None:
+        """Leaves the group. A transfer that is under way ends."""
+        engine, self._engine = self._engine, None
+        group = getattr(engine, "model_update_group", None)
+        if group is not None:
+            # First: vLLM's `shutdown` waits for the device.
+            group.destroy()

@@ -1,0 +1,170 @@
+"""The four calls of vLLM's `VLLMWeightSyncClient`, from the trainer to each generator, as JSON in the rendezvous.
+
+trainer rank 0                                  generator
+init_weight_transfer_engine ─── n/call/0 ─────► joins the group            new members, or after an error
+start_weight_update         ─── n/call/1 ─────► the model may change now
+update_weights              ─── n/call/2 ─────► receives, at the same time as the trainer sends
+finish_weight_update        ─── n/call/3 ─────► the version is live
+                            ◄── n/answer/i/g ── an error, or none
+
+After an error the trainer calls `abort`, and connections are made anew for the next push.
+"""
+
+import itertools
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from millrace.errors import WeightsNotReceived
+from millrace.weights.direct.rendezvous import Push, RendezvousClient
+from millrace.weights.fingerprint import Fingerprint
+from millrace.weights.live.handles import encode_handles
+
+INIT, START, UPDATE, FINISH = (
+    "init_weight_transfer_engine",
+    "start_weight_update",
+    "update_weights",
+    "finish_weight_update",
+)
+_ABORT = "abort"
+_NCCL_VARIABLES = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_CUMEM_ENABLE", "NCCL_CUMEM_HOST_ENABLE")
+"""Both sides of a communicator hang if these differ."""
+
+
+class GeneratorsClient:
+    """The trainer's end: vLLM's `VLLMWeightSyncClient`, for the engine `backend`.
+
+    A call returns when all generators have answered, and raises RuntimeError if one fails or does not answer in time.
+    """
+
+    def __init__(self, backend: str) -> None:
+        self._backend = backend
+        self._client: RendezvousClient | None = None
+
+    def begin(self, client: RendezvousClient, push: Push, generators: Sequence[str], until: float) -> None:
+        """Directs the calls to these generators, in the order of their ranks, until then (time.monotonic)."""
+        self._client, self._push, self._generators, self._until = client, push, generators, until
+        self._numbers = itertools.count()
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Has the generators' workers join the group."""
+        self._call(INIT, {"backend": self._backend, "info": init_info, "environment": _environment()})
+
+    def start_weight_update(self) -> None:
+        """Has the generators prepare their models."""
+        self._call(START)
+
+    def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
+        """Has the generators' workers receive."""
+        assert isinstance(update_info, dict)
+        self._call(UPDATE, encode_handles(update_info))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Has the generators use the new weights."""
+        self._call(FINISH)
+
+    def abort(self, reason: str) -> None:
+        """Tells the generators that no more calls come."""
+        if self._client is not None:
+            self._client.set(self._push, f"call/{next(self._numbers)}", [_ABORT, reason])
+
+    def _call(self, method: str, argument: Any = None) -> None:
+        assert self._client is not None
+        number = next(self._numbers)
+        self._client.set(self._push, f"call/{number}", [method, argument])
+        for generator in self._generators:
+            left = self._until - time.monotonic()
+            error = self._client.get(self._push, f"answer/{number}/{generator}", left)
+            if error != "":
+                raise RuntimeError(f"{generator}: {method}: {error or 'no answer in time'}")
+
+
+class LiveTransfer:
+    """A push to which generator `name` is invited, for its engine to serve. The methods are for the engine's thread.
+
+    A push that nobody has joined can be withdrawn by the thread that got the invitation.
+    """
+
+    def __init__(
+        self, client: RendezvousClient, push: Push, name: str, session: str, *, patience: float, seconds: float
+    ) -> None:
+        self.push = push
+        self.error: str | None = None
+        """What went wrong, empty if nothing; None if this generator did not take part."""
+        self._client, self._name, self._session = client, name, session
+        self._patience, self._seconds = patience, seconds
+        self._lock = threading.Lock()
+        self._joined = False
+        self._ended = threading.Event()
+        self._number = -1
+
+    def join(self) -> bool:
+        """Says that the engine is ready, and waits for the others. Returns whether it takes part."""
+        with self._lock:
+            if self._ended.is_set():
+                return False
+            self._joined = True
+        self._until = time.monotonic() + self._seconds
+        members = self._client.ready(self.push, self._session, self._patience)
+        if self._name not in members:
+            self._ended.set()
+            return False
+        self._index = [member for member in members if member.startswith("generator/")].index(self._name)
+        return True
+
+    def calls(self) -> Iterator[tuple[str, Any]]:
+        """Yields each call, with the argument for vLLM, and answers it once the next one is asked for.
+
+        Ends after the last one. Raises WeightsNotReceived if none comes in time, or the trainer aborts.
+        """
+        for self._number in itertools.count():
+            left = self._until - time.monotonic()
+            method, argument = self._client.get(self.push, f"call/{self._number}", left) or (_ABORT, "no call in time")
+            if method == _ABORT:
+                raise WeightsNotReceived(str(argument))
+            yield method, self._adapted(method, argument)
+            self._answer("")
+            if method == FINISH:
+                self.end("")
+                return
+
+    def end(self, error: str) -> None:
+        """Ends this generator's part; `error` is what went wrong."""
+        if error and self._number >= 0:
+            self._answer(error)
+        self.error = error
+        self._ended.set()
+
+    def withdraw(self) -> None:
+        """Ends it unless the engine has joined."""
+        with self._lock:
+            if not self._joined:
+                self._ended.set()
+
+    def wait(self) -> None:
+        """Waits until it has ended; withdraws it if the engine does not join within its patience."""
+        self._ended.wait(self._patience)
+        self.withdraw()
+        self._ended.wait()
+
+    def _answer(self, error: str) -> None:
+        self._client.set(self.push, f"answer/{self._number}/{self._name}", error)
+
+    def _adapted(self, method: str, argument: Any) -> Any:
+        if method == INIT:
+            theirs, ours = argument.pop("environment"), _environment()
+            if theirs != ours:
+                raise WeightsNotReceived(f"NCCL's variables are {ours}, the trainer's are {theirs}")
+            return {**argument, "index": self._index}
+        if method == UPDATE:
+            fingerprint = self.push.manifest.fingerprint or Fingerprint(tensors={})
+            left = max(0.0, self._until - time.monotonic())
+            hashes = {"tensors": fingerprint.tensors, "boxes": fingerprint.boxes, "method": fingerprint.method}
+            return {"info": argument, "hashes": hashes, "seconds": left}
+        return argument
+
+
+def _environment() -> dict[str, str]:
+    return {name: os.environ[name] for name in _NCCL_VARIABLES if name in os.environ}
