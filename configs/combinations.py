@@ -315,7 +315,9 @@ _RULES = (
         "weights.transport placement.colocated",
         lambda c: (
             c.weights.transport in LIVE
-            and not (c.placement.colocated and one_gpu(c) if c.weights.transport == "ipc" else not c.placement.colocated)
+            and not (
+                c.placement.colocated and one_gpu(c) if c.weights.transport == "ipc" else not c.placement.colocated
+            )
         ),
         "ipc if trainer and a single generator share one GPU; nccl allows one process per GPU",
     ),

@@ -40,9 +40,7 @@ def trainer_end(handover: Path, like: Mapping[str, torch.Tensor], num_generators
     return ShmSender(handover / _HANDOVER, like, num_generators)
 
 
-def rank_end(
-    config: RunConfig, store: Store, layout: ShardLayout, rank: int, device: torch.device
-) -> ShardSender:
+def rank_end(config: RunConfig, store: Store, layout: ShardLayout, rank: int, device: torch.device) -> ShardSender:
     """Opens the end of a trainer rank, which publishes its shards of `layout`."""
     weights = config.effective_weights
     return ShardSender(

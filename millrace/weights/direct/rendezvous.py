@@ -120,9 +120,7 @@ class PushRendezvous:
         """Forgets the request of a generator."""
         self.store.delete_key(f"request/{generator_name(generator)}")
 
-    def announce(
-        self, manifest: Manifest, layout: ShardLayout, invited: Iterable[str], *, live: bool = False
-    ) -> Push:
+    def announce(self, manifest: Manifest, layout: ShardLayout, invited: Iterable[str], *, live: bool = False) -> Push:
         """Announces a new push to all members."""
         self._number += 1
         push = Push(number=self._number, manifest=manifest, layout=layout, invited=tuple(invited), live=live)

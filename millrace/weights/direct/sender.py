@@ -57,9 +57,10 @@ class ShardSender(Member, HandoverSender):
         self._live: LiveSender | None = None
         if transport in LIVE:
             # Imported late: it imports vLLM.
-            from millrace.weights.live.trainer import LiveSender
+            from millrace.weights.live import trainer
 
-            self._live = LiveSender(transport, layout, rank, self._snapshot.tensors, device=device, workers=workers)
+            tensors = self._snapshot.tensors
+            self._live = trainer.LiveSender(transport, layout, rank, tensors, device=device, workers=workers)
         # Who has it may read the snapshot, or replace it.
         self._lock = threading.Lock()
         self._manifest: Manifest | None = None

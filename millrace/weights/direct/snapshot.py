@@ -1,7 +1,7 @@
 """A trainer rank's shards of a version in the generators' dtype, so that the trainer may change its own.
 
-    trainer on the CPU   ─copy─► the CPU's memory
-    trainer on a GPU     ─cast, copy, without waiting─► the GPU's memory if steps leave enough, else pinned memory
+trainer on the CPU   ─copy─► the CPU's memory
+trainer on a GPU     ─cast, copy, without waiting─► the GPU's memory if steps leave enough, else pinned memory
 """
 
 from collections.abc import Mapping

@@ -59,9 +59,7 @@ class GlooTrainerEngine(NCCLTrainerWeightTransferEngine):
     """Rank 0 broadcasts; the other ranks of the trainer only iterate the source."""
 
     @classmethod
-    def trainer_init(
-        cls, init_info: Any, *, client: VLLMWeightSyncClient, source: WeightSource | None = None
-    ) -> Self:
+    def trainer_init(cls, init_info: Any, *, client: VLLMWeightSyncClient, source: WeightSource | None = None) -> Self:
         assert source is not None
         engine = cls(client=client, source=source, is_sender=init_info.is_sender, packed=False)
         if engine.is_sender:
@@ -113,9 +111,7 @@ class GlooWorkerEngine(NCCLWeightTransferEngine):
         self.model.load_weights(self._tensors(update_info))
 
     def _tensors(self, update_info: NCCLWeightTransferUpdateInfo) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, dtype, shape in zip(
-            update_info.names, update_info.dtype_names, update_info.shapes, strict=True
-        ):
+        for name, dtype, shape in zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True):
             failpoint("live.received")
             tensor = torch.empty(shape, dtype=getattr(torch, dtype))
             self.model_update_group.broadcast(tensor, 0)

@@ -1,7 +1,7 @@
 """A generator's end of a live transport: an invitation to a push, which its engine joins when it is ready.
 
-    thread: push ─► invitation ─poll─► engine: join, pause, serve the calls, resume ─► done
-                        └─ not joined in time: withdrawn, and requested again
+thread: push ─► invitation ─poll─► engine: join, pause, serve the calls, resume ─► done
+                    └─ not joined in time: withdrawn, and requested again
 """
 
 import threading
@@ -21,9 +21,7 @@ class LiveReceiver(Member, WeightsReceiver):
 
     def __init__(self, find: Callable[[], str | None], generator: int, *, deadline_seconds: float) -> None:
         # It holds no tensors itself.
-        super().__init__(
-            generator_name(generator), find, device=torch.device("cpu"), deadline_seconds=deadline_seconds
-        )
+        super().__init__(generator_name(generator), find, device=torch.device("cpu"), deadline_seconds=deadline_seconds)
         self._lock = threading.Lock()
         self._invitation: LiveTransfer | None = None
         # The version that the engine uses.

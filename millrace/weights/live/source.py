@@ -1,7 +1,7 @@
 """The trainer's snapshot as vLLM's trainer engines read it: whole tensors one by one, or each rank's own shards.
 
-    SnapshotSource   shards of all ranks ──group of the ranks──► rank 0: a whole tensor ─► nccl, gloo, ipc
-    ShardSource      a rank's shard ──────────────────────────────────────────────────► nccl_m2n, on every rank
+SnapshotSource   shards of all ranks ──group of the ranks──► rank 0: a whole tensor ─► nccl, gloo, ipc
+ShardSource      a rank's shard ──────────────────────────────────────────────────► nccl_m2n, on every rank
 """
 
 from collections import defaultdict

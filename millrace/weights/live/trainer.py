@@ -111,9 +111,7 @@ class LiveSender:
                 self._source.until = until
             self._engine.send_weights()
 
-    def _open(
-        self, client: RendezvousClient, push: Push, generators: list[str], seconds: float, until: float
-    ) -> None:
+    def _open(self, client: RendezvousClient, push: Push, generators: list[str], seconds: float, until: float) -> None:
         self._abort()
         if self.transport == "nccl_m2n":
             self._source = ShardSource(self._layout, self._snapshot, self._device)
@@ -132,9 +130,7 @@ class LiveSender:
             self._init_info(client, push, generators, until), client=self._client, source=self._source
         )
 
-    def _init_info(
-        self, client: RendezvousClient, push: Push, generators: list[str], until: float
-    ) -> TrainerInitInfo:
+    def _init_info(self, client: RendezvousClient, push: Push, generators: list[str], until: float) -> TrainerInitInfo:
         rank, receivers = self._rank, len(generators) * self._workers
         seconds = until - time.monotonic()
         match self.transport:

@@ -157,7 +157,8 @@ class VllmEngine(Engine):
             for method, argument in push.calls():
                 changed |= method == START
                 self._run(self._perform(method, argument, version))
-        except Exception as error:  # noqa: BLE001 — whatever it is, the trainer has to know
+        except Exception as error:
+            # Whatever it is, the trainer has to know.
             self._check_alive()
             push.end(str(error) or repr(error))
             if not changed:

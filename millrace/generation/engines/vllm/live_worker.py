@@ -1,7 +1,7 @@
 """New weights in a vLLM worker by one of vLLM's own engines, which the trainer's calls name, or from shared memory.
 
-    init: ipc, nccl, nccl_m2n, gloo ─► start ─► update: receive ─► hash right? ─► names of files ─► load ─► finish
-                                          └───► update: a file in shared memory (`worker.py`) ───────────────┘
+init: ipc, nccl, nccl_m2n, gloo ─► start ─► update: receive ─► hash right? ─► names of files ─► load ─► finish
+                                      └───► update: a file in shared memory (`worker.py`) ───────────────┘
 """
 
 import copy

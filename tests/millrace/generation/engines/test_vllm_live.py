@@ -1,15 +1,15 @@
-"""Weights that vLLM's own engines bring into a running engine, over gloo: whole, checked, and made good after a fault."""
+"""Weights that ranks push into a running engine over gloo: whole, checked, and made good after a fault."""
 
-import threading
+import dataclasses
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from support.engines.policies import Offer, all_of, largest_mismatch
+from support.engines.policies import all_of, largest_mismatch
 from support.weights.live import LivePushes, serve
 from transformers import LlamaForCausalLM, PreTrainedModel
 
@@ -35,27 +35,11 @@ def parameters(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 def requests(first_group: int) -> list[Request]:
     return [
-        Request(group_id=first_group + i, sample_index=0, prompt_tokens=(1, 3 + i % 12, 3 + i % 11), seed=first_group + i)
+        Request(
+            group_id=first_group + i, sample_index=0, prompt_tokens=(1, 3 + i % 12, 3 + i % 11), seed=first_group + i
+        )
         for i in range(12)
     ]
-
-
-@contextmanager
-def led(folder: Path, model: PreTrainedModel, **options: int) -> Iterator[LivePushes]:
-    """Trainer ranks, and sync_weights in a thread."""
-    with closing(LivePushes(folder, parameters(model), **options)) as pushes:
-        ended = threading.Event()
-
-        def lead() -> None:
-            while not ended.is_set():
-                pushes.lead()
-                time.sleep(0.01)
-
-        thread = threading.Thread(target=lead)
-        thread.start()
-        yield pushes
-        ended.set()
-        thread.join()
 
 
 def receive(engine: "VllmEngine", pushes: LivePushes, held: WeightsId | None, version: int) -> WeightsId:
@@ -67,13 +51,15 @@ def receive(engine: "VllmEngine", pushes: LivePushes, held: WeightsId | None, ve
     return held
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.extended), pytest.param(4, marks=pytest.mark.extended)])
+@pytest.mark.parametrize(
+    "ranks", [1, pytest.param(2, marks=pytest.mark.extended), pytest.param(4, marks=pytest.mark.extended)]
+)
 def test_each_token_is_of_its_spans_version_when_ranks_push_into_the_running_engine(
     ranks: int, vllm_engine: "VllmEngine", make_policy: MakePolicy, tmp_path: Path
 ) -> None:
     models: dict[int, PreTrainedModel] = {0: make_policy(0)}
     held: WeightsId | None = None
-    with led(tmp_path, models[0], ranks=ranks) as pushes:
+    with closing(LivePushes(tmp_path, parameters(models[0]), ranks=ranks, leads=True)) as pushes:
         for version in range(1, 6):
             vllm_engine.submit(requests(12 * version), LONG)
             models[version] = make_policy(version)
@@ -99,13 +85,11 @@ def test_an_engine_torn_by_a_damaged_version_samples_nothing_until_a_whole_one_a
             tensors={**fingerprint.tensors, damaged[-1]: "0"}, boxes=fingerprint.boxes, method=fingerprint.method
         )
 
-    with led(tmp_path, model) as pushes:
+    with closing(LivePushes(tmp_path, parameters(model), leads=True)) as pushes:
         announce = pushes.relay._rendezvous.announce
 
         def announce_damaged(manifest, *arguments, **options):  # type: ignore[no-untyped-def]
             if not damaged:
-                import dataclasses
-
                 manifest = dataclasses.replace(manifest, fingerprint=damage(manifest.fingerprint))
             return announce(manifest, *arguments, **options)
 

@@ -1,4 +1,4 @@
-"""vLLM's own trainer engines as Millrace drives them, with stubs for communicators: each call, its order, its arguments.
+"""vLLM's own trainer engines as Millrace drives them, with stubs for communicators: calls, their order and arguments.
 
 A thread per trainer rank and one for the generator; calls travel through the real rendezvous.
 """
