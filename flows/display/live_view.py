@@ -63,7 +63,7 @@ class LiveView(Background):
 
 
 class Notifications:
-    """One line per evaluation and per incident of this attempt, which started at `started` (unix seconds).
+    """One line per process with GPUs, evaluation and incident of this attempt; it started at `started` (unix seconds).
 
     Evaluations before the first look are an earlier attempt's.
     """
@@ -78,7 +78,8 @@ class Notifications:
         incidents = [incident for incident in status["incidents"]["latest"] if incident["t"] >= self._started]
         if self._seen is None:
             self._seen = set(evaluations)
-        lines = [line for line in (*evaluations, *map(incident_line, incidents)) if line not in self._seen]
+        places = [f"{name} on {gpus(devices)}" for name, devices in status["devices"].items()]
+        lines = [line for line in (*places, *evaluations, *map(incident_line, incidents)) if line not in self._seen]
         self._seen.update(lines)
         return lines
 

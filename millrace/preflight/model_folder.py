@@ -16,7 +16,7 @@ import, and may do anything with a damaged folder. This process does not import 
 import json
 import re
 import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ _LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)\..+")
 _LARGEST_SCANNED = 4 << 30
 """Bytes of weights whose values are checked before the start: a few seconds."""
 _CHILD_MEMORY = 2 << 30
-"""Bytes that the child process may take beyond what its imports took."""
+"""Bytes that the child process may take beyond what its imports took, and beyond the weight files that it scans."""
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _SETTINGS = (
     "generation_config.json",
@@ -111,7 +111,9 @@ def answer(question: Mapping[str, str]) -> None:
     folder = Path(question["folder"])
     lines = Path("/proc/self/status").read_text().splitlines()
     now = next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData"))
-    resource.setrlimit(resource.RLIMIT_DATA, (now + _CHILD_MEMORY, now + _CHILD_MEMORY))
+    # An open weight file counts as memory.
+    limit = now + _CHILD_MEMORY + sum(path.stat().st_size for path in _scanned_files(folder))
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     try:
         check_model_folder(folder)
     except MemoryError:
@@ -128,9 +130,7 @@ def check_model_folder(folder: Path) -> None:
 
     from millrace.models.loading import NOT_TIED, check_loads, end_token_ids, is_finite, is_tied, load_tokenizer
 
-    files = weight_files(folder)
-    shapes = {name: file.get_slice(name).get_shape() for _, name, file in _tensors(files)}
-    check_loads(folder, {name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
+    check_loads(folder, {name: torch.empty(shape, device="meta") for name, shape in read_shapes(folder).items()})
     tokenizer = load_tokenizer(folder)
     size = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("vocab_size")
     if size is not None:
@@ -144,24 +144,23 @@ def check_model_folder(folder: Path) -> None:
         for name, token in special.items():
             read = f"its tokenizer's {name} is token {token}, {limit}"
             require(token is None or token < size, read, expected, file=folder)
-    if sum(path.stat().st_size for path in files) <= _LARGEST_SCANNED:
-        outer: list[torch.Tensor] = []
-        # One tensor at a time, as a view of its file.
-        for path, name, file in _tensors(files):
-            tensor = file.get_tensor(name)
-            require(is_finite(tensor), f"{name} holds values that are not finite", "numbers", file=path)
-            if name in ("model.embed_tokens.weight", "lm_head.weight"):
-                outer.append(tensor)
-        if len(outer) == 2 and is_tied(folder) and not bool((outer[0] == outer[1]).all()):
-            raise ModelFolderError(NOT_TIED, file=folder)
-
-
-def _tensors(files: list[Path]) -> Iterator[tuple[Path, str, Any]]:
-    """Yield path, name and open file of each tensor."""
-    for path in files:
+    outer: list[torch.Tensor] = []
+    for path in _scanned_files(folder):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 — not a mapping
-                yield path, name, file
+                # One tensor at a time, as a view of its file.
+                tensor = file.get_tensor(name)
+                require(is_finite(tensor), f"{name} holds values that are not finite", "numbers", file=path)
+                if name in ("model.embed_tokens.weight", "lm_head.weight"):
+                    outer.append(tensor)
+    if len(outer) == 2 and is_tied(folder) and not bool((outer[0] == outer[1]).all()):
+        raise ModelFolderError(NOT_TIED, file=folder)
+
+
+def _scanned_files(folder: Path) -> list[Path]:
+    """Return the weight files if they are small enough for a look at their values; otherwise none."""
+    files = weight_files(folder)
+    return files if sum(path.stat().st_size for path in files) <= _LARGEST_SCANNED else []
 
 
 if __name__ == "__main__":

