@@ -159,7 +159,7 @@ class RendezvousClient:
     """
 
     def __init__(self, address: str, member: str, seconds: float) -> None:
-        self._address = address
+        self.address = address
         host, _, port = address.rpartition(":")
         # TCPStore would retry a refused connection. This also shows by which of this machine's addresses the other
         # is reached.
@@ -204,16 +204,17 @@ class RendezvousClient:
 
     def again(self, seconds: float) -> "RendezvousClient":
         """Another connection, for another thread."""
-        return RendezvousClient(self._address, self._member, seconds)
+        return RendezvousClient(self.address, self._member, seconds)
 
     def set(self, push: Push, key: str, value: Any) -> None:
         """Tells other members of a push a JSON value."""
         self.store.set(f"{push.number}/{key}", json.dumps(value))
 
-    def get(self, push: Push, key: str, seconds: float) -> Any:
+    def get(self, push: Push, key: str, seconds: float = 0.0) -> Any:
         """Waits for such a value; None without one in this time."""
         name = f"{push.number}/{key}"
-        return json.loads(self.store.get(name)) if seconds > 0 and _wait(self.store, [name], seconds) else None
+        there = _wait(self.store, [name], seconds) if seconds > 0 else self.store.check([name])
+        return json.loads(self.store.get(name)) if there else None
 
     def done(self, push: Push, error: str = "", *, damage: str = "") -> None:
         """Answers that its part is done, or what went wrong; `damage`: the received tensors that don't match."""

@@ -6,8 +6,9 @@ start_weight_update         ─── n/call/1 ─────► the model may 
 update_weights              ─── n/call/2 ─────► receives, at the same time as the trainer sends
 finish_weight_update        ─── n/call/3 ─────► the version is live
                             ◄── n/answer/i/g ── an error, or none
+                            ◄── n/alive/g ───── a number that grows as long as it lives
 
-After an error the trainer calls `abort`, and connections are made anew for the next push.
+After an error the trainer calls `abort`, which workers see too (`n/abort`), and the next push connects anew.
 """
 
 import itertools
@@ -28,7 +29,9 @@ INIT, START, UPDATE, FINISH = (
     "update_weights",
     "finish_weight_update",
 )
-_ABORT = "abort"
+ABORT = "abort"
+_LOOK_SECONDS, _SILENT_SECONDS = 1.0, 10.0
+"""Between two signs of life, and without one until a generator counts as gone."""
 _NCCL_VARIABLES = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_CUMEM_ENABLE", "NCCL_CUMEM_HOST_ENABLE")
 """Both sides of a communicator hang if these differ."""
 
@@ -42,11 +45,18 @@ class GeneratorsClient:
     def __init__(self, backend: str) -> None:
         self._backend = backend
         self._client: RendezvousClient | None = None
+        self.failed = threading.Event()
+        """Set once a call has failed: vLLM's engines may wait for their workers nevertheless."""
+        self.error = ""
+        """Why it failed."""
 
     def begin(self, client: RendezvousClient, push: Push, generators: Sequence[str], until: float) -> None:
         """Directs the calls to these generators, in the order of their ranks, until then (time.monotonic)."""
         self._client, self._push, self._generators, self._until = client, push, generators, until
         self._numbers = itertools.count()
+        self._lives = {generator: (-1, time.monotonic()) for generator in generators}
+        self.failed.clear()
+        self.error = ""
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Has the generators' workers join the group."""
@@ -68,17 +78,33 @@ class GeneratorsClient:
     def abort(self, reason: str) -> None:
         """Tells the generators that no more calls come."""
         if self._client is not None:
-            self._client.set(self._push, f"call/{next(self._numbers)}", [_ABORT, reason])
+            self._client.set(self._push, ABORT, reason)
+            self._client.set(self._push, f"call/{next(self._numbers)}", [ABORT, reason])
 
     def _call(self, method: str, argument: Any = None) -> None:
         assert self._client is not None
         number = next(self._numbers)
         self._client.set(self._push, f"call/{number}", [method, argument])
         for generator in self._generators:
-            left = self._until - time.monotonic()
-            error = self._client.get(self._push, f"answer/{number}/{generator}", left)
-            if error != "":
-                raise RuntimeError(f"{generator}: {method}: {error or 'no answer in time'}")
+            if error := self._error(f"answer/{number}/{generator}", generator):
+                self.error = f"{generator}: {method}: {error}"
+                self.failed.set()
+                raise RuntimeError(self.error)
+
+    def _error(self, key: str, generator: str) -> str:
+        """Waits for a generator's answer."""
+        assert self._client is not None
+        while True:
+            answer: str | None = self._client.get(self._push, key, _LOOK_SECONDS)
+            if answer is not None:
+                return answer
+            now, life = time.monotonic(), self._client.get(self._push, f"alive/{generator}")
+            if life != self._lives[generator][0]:
+                self._lives[generator] = life, now
+            if now - self._lives[generator][1] > _SILENT_SECONDS:
+                return "it shows no sign of life"
+            if now > self._until:
+                return "no answer in time"
 
 
 class LiveTransfer:
@@ -121,8 +147,8 @@ class LiveTransfer:
         """
         for self._number in itertools.count():
             left = self._until - time.monotonic()
-            method, argument = self._client.get(self.push, f"call/{self._number}", left) or (_ABORT, "no call in time")
-            if method == _ABORT:
+            method, argument = self._client.get(self.push, f"call/{self._number}", left) or (ABORT, "no call in time")
+            if method == ABORT:
                 raise WeightsNotReceived(str(argument))
             yield method, self._adapted(method, argument)
             self._answer("")
@@ -144,10 +170,15 @@ class LiveTransfer:
                 self._ended.set()
 
     def wait(self) -> None:
-        """Waits until it has ended; withdraws it if the engine does not join within its patience."""
-        self._ended.wait(self._patience)
-        self.withdraw()
-        self._ended.wait()
+        """Shows that this process lives until it has ended; withdraws it unless the engine joins within its patience."""
+        connection = self._client.again(self._patience)
+        withdrawn = time.monotonic() + self._patience
+        for life in itertools.count():
+            connection.set(self.push, f"alive/{self._name}", life)
+            if self._ended.wait(_LOOK_SECONDS):
+                return
+            if time.monotonic() > withdrawn:
+                self.withdraw()
 
     def _answer(self, error: str) -> None:
         self._client.set(self.push, f"answer/{self._number}/{self._name}", error)
@@ -162,7 +193,8 @@ class LiveTransfer:
             fingerprint = self.push.manifest.fingerprint or Fingerprint(tensors={})
             left = max(0.0, self._until - time.monotonic())
             hashes = {"tensors": fingerprint.tensors, "boxes": fingerprint.boxes, "method": fingerprint.method}
-            return {"info": argument, "hashes": hashes, "seconds": left}
+            watch = {"address": self._client.address, "key": f"{self.push.number}/{ABORT}", "seconds": left}
+            return {"info": argument, "hashes": hashes, "watch": watch}
         return argument
 
 

@@ -30,6 +30,7 @@ from millrace.weights.live.calls import GeneratorsClient
 from millrace.weights.live.gloo import GlooTrainerInitInfo, register_trainer
 from millrace.weights.live.source import ShardSource, SnapshotSource, m2n_limit
 
+_LOOK_SECONDS = 0.05
 _ABORT_SECONDS = 5.0
 """Time for aborted transfers to end."""
 
@@ -69,21 +70,27 @@ class LiveSender:
         Raises RuntimeError if it fails, or is not done by `until` (time.monotonic).
         """
         failure: list[BaseException] = []
+        sent = threading.Event()
 
         def run() -> None:
             try:
                 self._send(client, push, members, until)
             except BaseException as error:  # noqa: BLE001 — raised below
                 failure.append(error)
+            sent.set()
 
         thread = threading.Thread(target=run, name="push", daemon=True)
         thread.start()
-        thread.join(max(0.0, until - time.monotonic()))
-        in_time = not thread.is_alive()
-        if in_time and not failure:
+        while not sent.wait(_LOOK_SECONDS) and not self._client.failed.is_set() and time.monotonic() < until:
+            pass
+        if self._client.failed.is_set():
+            # It says why, unless it waits for workers that will not come.
+            sent.wait(_LOOK_SECONDS)
+        if sent.is_set() and not failure:
             assert self._source is not None
             return self._source.nbytes
-        reason = str(failure[0]) if failure else "the deadline passed while weights were on their way"
+        late = "the deadline passed while weights were on their way"
+        reason = str(failure[0]) if failure else self._client.error or late
         self._client.abort(reason)
         self._abort()
         thread.join(_ABORT_SECONDS)

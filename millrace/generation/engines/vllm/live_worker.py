@@ -6,12 +6,14 @@ init: ipc, nccl, nccl_m2n, gloo ─► start ─► update: receive ─► hash 
 
 import copy
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.distributed import DistError, TCPStore
 from vllm.config import WeightTransferConfig
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import (
@@ -26,6 +28,8 @@ from millrace.generation.engines.vllm.worker import SharedMemoryEngine, Update, 
 from millrace.weights.fingerprint import hash_parts, names_of
 from millrace.weights.live.gloo import register_worker
 from millrace.weights.live.handles import decode_handles
+
+_LOOK_SECONDS = 0.5
 
 
 @dataclass
@@ -49,8 +53,8 @@ class LiveUpdate(WeightTransferUpdateInfo):
     """Update info of the engine that receives."""
     hashes: dict[str, Any] | None = None
     """`Fingerprint` as JSON."""
-    seconds: float = 0.0
-    """Time to receive it in."""
+    watch: dict[str, Any] | None = None
+    """Where the trainer says that it aborts: `address` and `key`; and the `seconds` to receive the version in."""
 
 
 class LiveEngine(SharedMemoryEngine):
@@ -97,15 +101,10 @@ class LiveEngine(SharedMemoryEngine):
             engine.start_weight_update()
             for method in experts_on_a_cpu(self.model):
                 method.moe_kernel = None
-        timer = threading.Timer(update_info.seconds, self._abort)
-        timer.start()
-        try:
-            with self._checked_loading(update_info.hashes):
-                engine.receive_weights(engine.parse_update_info(decode_handles(update_info.info)))
-        finally:
-            timer.cancel()
+        with self._aborting(**update_info.watch), self._checked_loading(update_info.hashes):
+            engine.receive_weights(engine.parse_update_info(decode_handles(update_info.info)))
         if self._engine is not engine:
-            raise RuntimeError("the deadline passed while weights were on their way")
+            raise RuntimeError("the push was aborted, or the deadline has passed")
 
     def finish_weight_update(self) -> None:
         """Ends the reload; the new weights are live. Raises WeightsMismatch if a parameter got no value."""
@@ -124,6 +123,31 @@ class LiveEngine(SharedMemoryEngine):
     def _direct(self) -> set[str]:
         """Parameters that nccl_m2n writes in place."""
         return {each.name for each in getattr(self._engine, "_parameter_destinations", ()) if each.direct}
+
+    @contextmanager
+    def _aborting(self, address: str, key: str, seconds: float) -> Iterator[None]:
+        """Leaves the group if the block is not done in time, or the trainer or sync_weights gives the push up."""
+        host, _, port = address.rpartition(":")
+        store = TCPStore(host, int(port), is_master=False, wait_for_workers=False)
+        until, done = time.monotonic() + seconds, threading.Event()
+
+        def watch() -> None:
+            while not done.wait(_LOOK_SECONDS):
+                try:
+                    aborted = store.check([key])
+                except DistError:
+                    aborted = True
+                if aborted or time.monotonic() > until:
+                    self._abort()
+                    return
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
     @contextmanager
     def _checked_loading(self, hashes: dict[str, Any]) -> Iterator[None]:
