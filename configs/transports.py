@@ -26,20 +26,8 @@ class Choice(NamedTuple):
 
 def choose_transport(config: "RunConfig") -> Choice:
     """Returns the transport that `weights.transport` stands for."""
-    if config.weights.transport != "auto":
-        return Choice(config.weights.transport, "as configured")
-    placement, training = config.placement, config.training
-    pools = {placement.train.work_pool, placement.generate.work_pool} - {None}
-    if config.generation.engine == "vllm" and training.device == "cuda" and training.lora.rank is None:
-        if not placement.colocated and (not pools or placement.train.network is not None):
-            return Choice("nccl_m2n", "trainer and vLLM have different GPUs")
-        if placement.colocated and one_gpu(config) and not pools:
-            return Choice("ipc", "trainer and vLLM share one GPU")
-    if not pools:
-        return Choice("shm", "all stages are on one host")
-    if placement.train.network is None:
-        return Choice("store", "stages may be on several hosts, and placement.train.network is null")
-    return Choice("direct", "stages may be on several hosts")
+    chosen, configured = _choose(config), config.weights.transport
+    return chosen if configured in ("auto", chosen.transport) else Choice(configured, "as configured")
 
 
 def one_gpu(config: "RunConfig") -> bool:
@@ -52,3 +40,18 @@ def vllm_workers(config: "RunConfig") -> int:
     """Number of vLLM's workers per generator, a GPU each."""
     arguments = config.generation.engine_args
     return int(arguments.get("tensor_parallel_size", 1)) * int(arguments.get("pipeline_parallel_size", 1))
+
+
+def _choose(config: "RunConfig") -> Choice:
+    placement, training = config.placement, config.training
+    pools = {placement.train.work_pool, placement.generate.work_pool} - {None}
+    if config.generation.engine == "vllm" and training.device == "cuda" and training.lora.rank is None:
+        if not placement.colocated and (not pools or placement.train.network is not None):
+            return Choice("nccl_m2n", "trainer and vLLM have different GPUs")
+        if placement.colocated and one_gpu(config) and not pools:
+            return Choice("ipc", "trainer and vLLM share one GPU")
+    if not pools:
+        return Choice("shm", "all stages are on one host")
+    if placement.train.network is None:
+        return Choice("store", "stages may be on several hosts, and placement.train.network is null")
+    return Choice("direct", "stages may be on several hosts")

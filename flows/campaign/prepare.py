@@ -214,7 +214,8 @@ def claim(
     and RunMissing without a run to resume.
     """
     store = run_store(config, run_id)
-    values = config.model_dump(mode="json")
+    # Readers of stored runs see what `auto` stands for.
+    values = config.model_copy(update={"weights": config.effective_weights}).model_dump(mode="json")
     preset, changes = nearest_preset(config)
     origin = Origin(preset=preset, changes=changes, flow_run=flow_run)
     if _continues(store, resume):
