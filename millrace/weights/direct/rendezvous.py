@@ -203,8 +203,11 @@ class RendezvousClient:
         return members
 
     def again(self, seconds: float) -> "RendezvousClient":
-        """Another connection, for another thread."""
-        return RendezvousClient(self.address, self._member, seconds)
+        """Another connection, for another thread. Raises DistNetworkError if sync_weights is gone."""
+        try:
+            return RendezvousClient(self.address, self._member, seconds)
+        except OSError as error:
+            raise DistNetworkError(str(error)) from error
 
     def set(self, push: Push, key: str, value: Any) -> None:
         """Tells other members of a push a JSON value."""

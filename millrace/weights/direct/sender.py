@@ -102,6 +102,8 @@ class ShardSender(Member, HandoverSender):
     def close(self) -> None:
         """Ends the thread."""
         self.stop()
+        if self._live is not None:
+            self._live.close()
 
     def idle(self, client: RendezvousClient) -> None:
         """Offers the snapshot to each sync_weights once; if that drops the offer, the trainer must publish again."""

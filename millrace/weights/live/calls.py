@@ -15,8 +15,11 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
+
+from torch.distributed import DistError
 
 from millrace.errors import WeightsNotReceived
 from millrace.weights.direct.rendezvous import Push, RendezvousClient
@@ -40,23 +43,28 @@ class GeneratorsClient:
     """The trainer's end: vLLM's `VLLMWeightSyncClient`, for the engine `backend`.
 
     A call returns when all generators have answered, and raises RuntimeError if one fails or does not answer in time.
+    `begin` comes before the first call of each push.
     """
 
     def __init__(self, backend: str) -> None:
         self._backend = backend
-        self._client: RendezvousClient | None = None
-        self.failed = threading.Event()
-        """Set once a call has failed: vLLM's engines may wait for their workers nevertheless."""
-        self.error = ""
-        """Why it failed."""
 
-    def begin(self, client: RendezvousClient, push: Push, generators: Sequence[str], until: float) -> None:
-        """Directs the calls to these generators, in the order of their ranks, until then (time.monotonic)."""
+    def begin(
+        self,
+        client: RendezvousClient,
+        push: Push,
+        generators: Sequence[str],
+        until: float,
+        failed: Callable[[str], None],
+    ) -> None:
+        """Directs the calls to these generators, in the order of their ranks, until then (time.monotonic).
+
+        `failed` is told what goes wrong, because vLLM's engines may wait for their workers nevertheless.
+        """
         self._client, self._push, self._generators, self._until = client, push, generators, until
+        self._failed = failed
         self._numbers = itertools.count()
         self._lives = {generator: (-1, time.monotonic()) for generator in generators}
-        self.failed.clear()
-        self.error = ""
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Has the generators' workers join the group."""
@@ -76,24 +84,26 @@ class GeneratorsClient:
         self._call(FINISH)
 
     def abort(self, reason: str) -> None:
-        """Tells the generators that no more calls come."""
-        if self._client is not None:
+        """Tells the generators that no more calls come; one that waits for an answer ends."""
+        self._until = 0.0
+        # Without sync_weights they find out by themselves.
+        with suppress(DistError):
             self._client.set(self._push, ABORT, reason)
             self._client.set(self._push, f"call/{next(self._numbers)}", [ABORT, reason])
 
     def _call(self, method: str, argument: Any = None) -> None:
-        assert self._client is not None
         number = next(self._numbers)
-        self._client.set(self._push, f"call/{number}", [method, argument])
-        for generator in self._generators:
-            if error := self._error(f"answer/{number}/{generator}", generator):
-                self.error = f"{generator}: {method}: {error}"
-                self.failed.set()
-                raise RuntimeError(self.error)
+        try:
+            self._client.set(self._push, f"call/{number}", [method, argument])
+            for generator in self._generators:
+                if error := self._error(f"answer/{number}/{generator}", generator):
+                    raise RuntimeError(f"{generator}: {method}: {error}")
+        except RuntimeError as error:
+            self._failed(str(error))
+            raise
 
     def _error(self, key: str, generator: str) -> str:
         """Waits for a generator's answer."""
-        assert self._client is not None
         while True:
             answer: str | None = self._client.get(self._push, key, _LOOK_SECONDS)
             if answer is not None:
@@ -133,7 +143,11 @@ class LiveTransfer:
                 return False
             self._joined = True
         self._until = time.monotonic() + self._seconds
-        members = self._client.ready(self.push, self._session, self._patience)
+        try:
+            members = self._client.ready(self.push, self._session, self._patience)
+        except DistError:
+            # sync_weights is gone.
+            members = {}
         if self._name not in members:
             self._ended.set()
             return False
@@ -151,14 +165,15 @@ class LiveTransfer:
             if method == ABORT:
                 raise WeightsNotReceived(str(argument))
             yield method, self._adapted(method, argument)
-            self._answer("")
             if method == FINISH:
                 self.end("")
                 return
+            self._answer("")
 
     def end(self, error: str) -> None:
         """Ends this generator's part; `error` is what went wrong."""
-        if error and self._number >= 0:
+        # The version may be live even if nobody is left to hear of it.
+        with suppress(DistError):
             self._answer(error)
         self.error = error
         self._ended.set()
@@ -170,7 +185,7 @@ class LiveTransfer:
                 self._ended.set()
 
     def wait(self) -> None:
-        """Shows that this process lives until it has ended; withdraws it unless the engine joins within its patience."""
+        """Shows that this process lives until it ends; withdraws it unless the engine joins within its patience."""
         connection = self._client.again(self._patience)
         withdrawn = time.monotonic() + self._patience
         for life in itertools.count():

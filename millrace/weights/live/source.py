@@ -27,14 +27,19 @@ from storage.failpoints import failpoint
 class SnapshotSource(WeightSource):
     """Rank 0 yields whole tensors on `device`; the others send it their parts and yield those.
 
-    With several ranks set `group` and `until` before each iteration. Rank 0 never holds more than the tensors that
-    vLLM keeps for a packed buffer. Raises RuntimeError once `cancelled`.
+    Several ranks have a `group`; set `until` (time.monotonic) before each iteration. Rank 0 never holds more than the
+    tensors that vLLM keeps for a packed buffer. Raises RuntimeError once `cancelled`.
     """
 
     def __init__(
-        self, layout: ShardLayout, rank: int, snapshot: Mapping[str, torch.Tensor], device: torch.device
+        self,
+        layout: ShardLayout,
+        rank: int,
+        snapshot: Mapping[str, torch.Tensor],
+        device: torch.device,
+        group: PushGroup | None,
     ) -> None:
-        self.group: PushGroup | None = None
+        self.group = group
         self.until = 0.0
         self.cancelled = False
         self.nbytes = 0
@@ -87,6 +92,7 @@ class ShardSource(M2NWeightSource):
     """Each rank yields its own shards on `device`; only for a layout without an `m2n_limit`."""
 
     def __init__(self, layout: ShardLayout, snapshot: Mapping[str, torch.Tensor], device: torch.device) -> None:
+        self.until = 0.0
         self.cancelled = False
         self.nbytes = 0
         """Bytes that this rank has sent."""

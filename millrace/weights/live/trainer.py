@@ -7,10 +7,11 @@
 vLLM's engines wait without a limit, so each push has a thread, which is left behind if even an abort does not end it.
 """
 
+import queue
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -30,7 +31,6 @@ from millrace.weights.live.calls import GeneratorsClient
 from millrace.weights.live.gloo import GlooTrainerInitInfo, register_trainer
 from millrace.weights.live.source import ShardSource, SnapshotSource, m2n_limit
 
-_LOOK_SECONDS = 0.05
 _ABORT_SECONDS = 5.0
 """Time for aborted transfers to end."""
 
@@ -61,7 +61,8 @@ class LiveSender:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._engine: TrainerWeightTransferEngine[Any] | None = None
         self._source: SnapshotSource | ShardSource | None = None
-        self._client = GeneratorsClient(self.transport)
+        # Of the engine.
+        self._client: GeneratorsClient | None = None
         self._members: dict[str, str] = {}
 
     def send(self, client: RendezvousClient, push: Push, members: Mapping[str, str], until: float) -> int:
@@ -69,73 +70,78 @@ class LiveSender:
 
         Raises RuntimeError if it fails, or is not done by `until` (time.monotonic).
         """
-        failure: list[BaseException] = []
-        sent = threading.Event()
+        results: queue.Queue[int | str] = queue.Queue()
 
         def run() -> None:
             try:
-                self._send(client, push, members, until)
-            except BaseException as error:  # noqa: BLE001 — raised below
-                failure.append(error)
-            sent.set()
+                results.put(self._send(client, push, members, until, results.put))
+            except Exception as error:  # noqa: BLE001 — raised below
+                results.put(str(error) or repr(error))
 
         thread = threading.Thread(target=run, name="push", daemon=True)
         thread.start()
-        while not sent.wait(_LOOK_SECONDS) and not self._client.failed.is_set() and time.monotonic() < until:
-            pass
-        if self._client.failed.is_set():
-            # It says why, unless it waits for workers that will not come.
-            sent.wait(_LOOK_SECONDS)
-        if sent.is_set() and not failure:
-            assert self._source is not None
-            return self._source.nbytes
-        late = "the deadline passed while weights were on their way"
-        reason = str(failure[0]) if failure else self._client.error or late
-        self._client.abort(reason)
+        try:
+            result = results.get(timeout=max(0.0, until - time.monotonic()))
+        except queue.Empty:
+            result = "the deadline passed while weights were on their way"
+        if isinstance(result, int):
+            return result
+        if self._client is not None:
+            self._client.abort(result)
         self._abort()
         thread.join(_ABORT_SECONDS)
-        raise RuntimeError(reason) from (failure[0] if failure else None)
+        raise RuntimeError(result)
 
     def close(self) -> None:
         """Drops the connections."""
         self._abort()
 
-    def _send(self, client: RendezvousClient, push: Push, members: Mapping[str, str], until: float) -> None:
+    def _send(
+        self,
+        client: RendezvousClient,
+        push: Push,
+        members: Mapping[str, str],
+        until: float,
+        failed: Callable[[str], None],
+    ) -> int:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
-        seconds = until - time.monotonic()
         generators = list(members)[self._layout.size :]
-        if self._rank == 0:
-            # vLLM calls from a thread of its own.
-            self._client.begin(client.again(seconds), push, generators, until)
+        if self._members != members:
+            self._abort()
+            self._client = GeneratorsClient(self.transport)
+        calls = self._client
+        assert calls is not None
+        # vLLM calls from a thread of its own.
+        calls.begin(client.again(until - time.monotonic()), push, generators, until, failed)
         with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
-            if self._members != members or self._engine is None:
-                self._open(client, push, generators, seconds, until)
-                self._members = dict(members)
-            assert self._engine is not None and self._source is not None
-            self._source.nbytes = 0
-            if isinstance(self._source, SnapshotSource):
-                self._source.until = until
-            self._engine.send_weights()
-
-    def _open(self, client: RendezvousClient, push: Push, generators: list[str], seconds: float, until: float) -> None:
-        self._abort()
-        if self.transport == "nccl_m2n":
-            self._source = ShardSource(self._layout, self._snapshot, self._device)
-        else:
-            self._source = SnapshotSource(self._layout, self._rank, self._snapshot, self._device)
-            if self._layout.size > 1:
-                self._source.group = PushGroup(
-                    PrefixStore(f"{push.number}/ranks", client.store),
-                    client.host,
-                    self._device,
-                    rank=self._rank,
-                    size=self._layout.size,
-                    seconds=seconds,
+            if self._engine is None:
+                source = self._open_source(client, push, until)
+                engine = WeightTransferTrainerFactory.trainer_init(
+                    self._init_info(client, push, generators, until), client=calls, source=source
                 )
-        self._engine = WeightTransferTrainerFactory.trainer_init(
-            self._init_info(client, push, generators, until), client=self._client, source=self._source
-        )
+                if calls is not self._client:
+                    raise RuntimeError("the push was aborted")
+                self._engine, self._source, self._members = engine, source, dict(members)
+            assert self._source is not None
+            self._source.nbytes, self._source.until = 0, until
+            self._engine.send_weights()
+            return self._source.nbytes
+
+    def _open_source(self, client: RendezvousClient, push: Push, until: float) -> SnapshotSource | ShardSource:
+        if self.transport == "nccl_m2n":
+            return ShardSource(self._layout, self._snapshot, self._device)
+        group = None
+        if self._layout.size > 1:
+            group = PushGroup(
+                PrefixStore(f"{push.number}/ranks", client.store),
+                client.host,
+                self._device,
+                rank=self._rank,
+                size=self._layout.size,
+                seconds=until - time.monotonic(),
+            )
+        return SnapshotSource(self._layout, self._rank, self._snapshot, self._device, group)
 
     def _init_info(self, client: RendezvousClient, push: Push, generators: list[str], until: float) -> TrainerInitInfo:
         rank, receivers = self._rank, len(generators) * self._workers
@@ -172,7 +178,7 @@ class LiveSender:
     def _abort(self) -> None:
         """Aborts communicators; a thread that waits for a transfer then goes on, to an error."""
         source, engine = self._source, self._engine
-        self._source = self._engine = None
+        self._source = self._engine = self._client = None
         self._members = {}
         if source is not None:
             source.cancelled = True
@@ -182,7 +188,6 @@ class LiveSender:
             group.destroy()
         if isinstance(source, SnapshotSource) and source.group is not None:
             source.group.destroy()
-            source.group = None
 
 
 def _free_port(host: str) -> int:

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -145,24 +146,23 @@ class VllmEngine(Engine):
         return pause_seconds
 
     def _serve(self, push: LiveTransfer, version: str) -> float:
-        """Serves the trainer's calls, paused; returns the pause in seconds.
+        """Serves the trainer's calls; returns the pause in seconds.
 
-        Raises WeightsNotReceived after an error. The model is then as it was, or generation stays paused until the
-        next update.
+        Raises WeightsNotReceived after an error. If the model may have changed, generation stays paused until the next
+        update.
         """
         started = time.monotonic()
-        changed = False
-        self._run(self._pause())
         try:
             for method, argument in push.calls():
-                changed |= method == START
+                if method == START:
+                    started = time.monotonic()
+                    self._run(self._pause())
                 self._run(self._perform(method, argument, version))
         except Exception as error:
             # Whatever it is, the trainer has to know.
             self._check_alive()
+            self._run(self._give_up())
             push.end(str(error) or repr(error))
-            if not changed:
-                self._run(self._llm.resume_generation())
             raise WeightsNotReceived(f"version {version} did not arrive: {error}") from error
         self._run(self._llm.resume_generation())
         return time.monotonic() - started
@@ -254,6 +254,11 @@ class VllmEngine(Engine):
 
     async def _pause(self) -> None:
         await self._llm.pause_generation(mode="keep", clear_cache=True)
+
+    async def _give_up(self) -> None:
+        # vLLM's workers end an update only by an error in it, or by its success.
+        with suppress(Exception):
+            await self._llm.update_weights(WeightTransferUpdateRequest(update_info={}))
 
     async def _perform(self, method: str, argument: Any, version: str) -> None:
         if method == INIT:

@@ -10,10 +10,12 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch.distributed import DistError, TCPStore
+from transformers.conversion_mapping import get_model_conversion_mapping
 from vllm.config import WeightTransferConfig
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import (
@@ -92,7 +94,8 @@ class LiveEngine(SharedMemoryEngine):
         if update_info.tensors is not None:
             super().receive_weights(Update(tensors=update_info.tensors))
             return
-        assert self._engine is not None
+        if self._engine is None or update_info.info is None:
+            raise RuntimeError("the update was given up")
         engine = self._engine
         if self._loaded is None:
             self._loaded = set()
@@ -173,7 +176,12 @@ class LiveEngine(SharedMemoryEngine):
             boxes = hashes["boxes"].get(name, ())
             if hash_parts(tensor, boxes, hashes["method"]) != hashes["tensors"][name]:
                 raise WeightsCorrupt(f"{name} arrived damaged")
-            yield from as_in_files({name: tensor}, self._skeleton)
+            yield from as_in_files({name: tensor}, self._skeleton) if self._converts else [(name, tensor)]
+
+    @cached_property
+    def _converts(self) -> bool:
+        """Whether names or shapes in files differ from transformers'."""
+        return bool(get_model_conversion_mapping(self._skeleton, add_legacy=False))
 
     def _abort(self) -> None:
         """Leaves the group. A transfer that is under way ends."""
