@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from configs.errors import UserError
-from configs.transports import LIVE, SHARDED, one_gpu
+from configs.transports import LIVE, SHARDED, data_parallel, one_gpu
 
 if TYPE_CHECKING:
     from configs.schema import RunConfig
@@ -310,6 +310,11 @@ _RULES = (
         "weights.transport training.device",
         lambda c: c.weights.transport in LIVE and (c.weights.transport == "gloo") != (c.training.device == "cpu"),
         "gloo with a trainer on the CPU, or nccl_m2n, nccl or ipc with one on GPUs",
+    ),
+    Rule(
+        "weights.transport generation.engine_args",
+        lambda c: c.weights.transport in LIVE and data_parallel(c),
+        "generation.replicas in place of data_parallel_size, or auto",
     ),
     Rule(
         "weights.transport placement.colocated",

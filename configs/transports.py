@@ -36,6 +36,11 @@ def one_gpu(config: "RunConfig") -> bool:
     return parallel.data * parallel.tensor == 1 == config.generation.replicas * vllm_workers(config)
 
 
+def data_parallel(config: "RunConfig") -> bool:
+    """Whether each generator is several of vLLM's data-parallel engines."""
+    return int(config.generation.engine_args.get("data_parallel_size", 1)) > 1
+
+
 def vllm_workers(config: "RunConfig") -> int:
     """Number of vLLM's workers per generator, a GPU each."""
     arguments = config.generation.engine_args
@@ -45,7 +50,8 @@ def vllm_workers(config: "RunConfig") -> int:
 def _choose(config: "RunConfig") -> Choice:
     placement, training = config.placement, config.training
     pools = {placement.train.work_pool, placement.generate.work_pool} - {None}
-    if config.generation.engine == "vllm" and training.device == "cuda" and training.lora.rank is None:
+    on_gpus = config.generation.engine == "vllm" and training.device == "cuda"
+    if on_gpus and training.lora.rank is None and not data_parallel(config):
         if not placement.colocated and (not pools or placement.train.network is not None):
             return Choice("nccl_m2n", "trainer and vLLM have different GPUs")
         if placement.colocated and one_gpu(config) and not pools:
