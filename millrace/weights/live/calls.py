@@ -25,6 +25,7 @@ from millrace.errors import WeightsNotReceived
 from millrace.weights.direct.rendezvous import Push, RendezvousClient
 from millrace.weights.fingerprint import Fingerprint
 from millrace.weights.live.handles import encode_handles
+from storage.failpoints import failpoint
 
 INIT, START, UPDATE, FINISH = (
     "init_weight_transfer_engine",
@@ -162,6 +163,7 @@ class LiveTransfer:
         for self._number in itertools.count():
             left = self._until - time.monotonic()
             method, argument = self._client.get(self.push, f"call/{self._number}", left) or (ABORT, "no call in time")
+            failpoint("live.call")
             if method == ABORT:
                 raise WeightsNotReceived(str(argument))
             yield method, self._adapted(method, argument)

@@ -1,5 +1,6 @@
 """A live transport in this process: trainer ranks and sync_weights as threads, and engines that serve the pushes."""
 
+import sys
 import threading
 import time
 from pathlib import Path
@@ -119,6 +120,6 @@ def serve(engine: Serves, receiver: LiveReceiver, held: WeightsId | None) -> Wei
     try:
         engine.update_weights(weights)
     except WeightsNotReceived as error:
-        print(error)
+        print(error, file=sys.stderr)
         return held
     return weights.id
