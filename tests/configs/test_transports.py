@@ -46,7 +46,11 @@ def test_an_explicit_transport_is_kept() -> None:
         ("qwen3-8b-8gpu", {"weights.transport": "gloo"}, "training.device"),
         ("qwen3-8b-8gpu", {"weights.transport": "ipc"}, "placement.colocated"),
         ("qwen3-1.7b-1gpu", {"weights.transport": "nccl"}, "placement.colocated"),
-        ("qwen3-8b-8gpu", {"weights.transport": "nccl", "generation.engine_args.data_parallel_size": 2}, "data_parallel"),
+        (
+            "qwen3-8b-8gpu",
+            {"weights.transport": "nccl", "generation.engine_args.data_parallel_size": 2},
+            "data_parallel",
+        ),
     ],
 )
 def test_a_transport_that_engine_or_devices_do_not_allow_is_refused(

@@ -34,7 +34,9 @@ INIT, START, UPDATE, FINISH = (
     "finish_weight_update",
 )
 ABORT = "abort"
-_LOOK_SECONDS, _SILENT_SECONDS = 1.0, 10.0
+_LOOK_SECONDS = 0.002
+"""Between two looks for an answer."""
+_ALIVE_SECONDS, _SILENT_SECONDS = 1.0, 10.0
 """Between two signs of life, and without one until a generator counts as gone."""
 _NCCL_VARIABLES = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_CUMEM_ENABLE", "NCCL_CUMEM_HOST_ENABLE")
 """Both sides of a communicator hang if these differ."""
@@ -106,9 +108,11 @@ class GeneratorsClient:
     def _error(self, key: str, generator: str) -> str:
         """Waits for a generator's answer."""
         while True:
-            answer: str | None = self._client.get(self._push, key, _LOOK_SECONDS)
+            # Not by a wait with a limit: torch logs each that runs out.
+            answer: str | None = self._client.get(self._push, key)
             if answer is not None:
                 return answer
+            time.sleep(_LOOK_SECONDS)
             now, life = time.monotonic(), self._client.get(self._push, f"alive/{generator}")
             if life != self._lives[generator][0]:
                 self._lives[generator] = life, now
@@ -192,7 +196,7 @@ class LiveTransfer:
         withdrawn = time.monotonic() + self._patience
         for life in itertools.count():
             connection.set(self.push, f"alive/{self._name}", life)
-            if self._ended.wait(_LOOK_SECONDS):
+            if self._ended.wait(_ALIVE_SECONDS):
                 return
             if time.monotonic() > withdrawn:
                 self.withdraw()
@@ -205,14 +209,17 @@ class LiveTransfer:
             theirs, ours = argument.pop("environment"), _environment()
             if theirs != ours:
                 raise WeightsNotReceived(f"NCCL's variables are {ours}, the trainer's are {theirs}")
-            return {**argument, "index": self._index}
+            return {**argument, "index": self._index, "watch": self._watch()}
         if method == UPDATE:
             fingerprint = self.push.manifest.fingerprint or Fingerprint(tensors={})
-            left = max(0.0, self._until - time.monotonic())
             hashes = {"tensors": fingerprint.tensors, "boxes": fingerprint.boxes, "method": fingerprint.method}
-            watch = {"address": self._client.address, "key": f"{self.push.number}/{ABORT}", "seconds": left}
-            return {"info": argument, "hashes": hashes, "watch": watch}
+            return {"info": argument, "hashes": hashes, "watch": self._watch()}
         return argument
+
+    def _watch(self) -> dict[str, Any]:
+        """Where a worker sees that the trainer aborts, and the time that is left."""
+        left = max(0.0, self._until - time.monotonic())
+        return {"address": self._client.address, "key": f"{self.push.number}/{ABORT}", "seconds": left}
 
 
 def _environment() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A member of `direct`, or of `gloo` with the engine of a worker alone, as a process of `direct.py`. It prints JSON lines.
+"""A member of `direct`, or of `gloo` with a worker's engine alone, as a process of `direct.py`. It prints JSON lines.
 
     train-<r> DATA TENSOR POLICY    offer <version> ─► {"offered": …}
     sync_weights-0 GENERATORS       {"version": …, "missing": […]} whenever that changes

@@ -151,7 +151,7 @@ class VllmEngine(Engine):
         Raises WeightsNotReceived after an error. If the model may have changed, generation stays paused until the next
         update.
         """
-        started = time.monotonic()
+        started = 0.0
         try:
             for method, argument in push.calls():
                 if method == START:
@@ -161,7 +161,8 @@ class VllmEngine(Engine):
         except Exception as error:
             # Whatever it is, the trainer has to know.
             self._check_alive()
-            self._run(self._give_up())
+            if started:
+                self._run(self._give_up())
             push.end(str(error) or repr(error))
             raise WeightsNotReceived(f"version {version} did not arrive: {error}") from error
         self._run(self._llm.resume_generation())

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
@@ -31,7 +32,7 @@ from millrace.weights.fingerprint import hash_parts, names_of
 from millrace.weights.live.gloo import register_worker
 from millrace.weights.live.handles import decode_handles
 
-_LOOK_SECONDS = 0.5
+_LOOK_SECONDS, _CONNECT_SECONDS = 0.5, 5.0
 
 
 @dataclass
@@ -43,6 +44,8 @@ class LiveInit(WeightTransferInitInfo):
     """Its own init info."""
     index: int
     """Position of this generator among those of the push."""
+    watch: dict[str, Any]
+    """As in `LiveUpdate`."""
 
 
 @dataclass
@@ -74,6 +77,8 @@ class LiveEngine(SharedMemoryEngine):
         """Joins the trainer's group, in place of an earlier one."""
         register_worker()
         self._abort()
+        if _is_aborted(init_info.watch["address"], init_info.watch["key"]):
+            raise RuntimeError("the push was aborted before this worker could join")
         config = WeightTransferConfig(backend=init_info.backend)
         engine = WeightTransferEngineFactory.create_engine(config, self.vllm_config, self.device, self.model)
         # Generators are to vLLM's engines what its data-parallel ranks are: each has `world_size` workers.
@@ -130,17 +135,11 @@ class LiveEngine(SharedMemoryEngine):
     @contextmanager
     def _aborting(self, address: str, key: str, seconds: float) -> Iterator[None]:
         """Leaves the group if the block is not done in time, or the trainer or sync_weights gives the push up."""
-        host, _, port = address.rpartition(":")
-        store = TCPStore(host, int(port), is_master=False, wait_for_workers=False)
         until, done = time.monotonic() + seconds, threading.Event()
 
         def watch() -> None:
             while not done.wait(_LOOK_SECONDS):
-                try:
-                    aborted = store.check([key])
-                except DistError:
-                    aborted = True
-                if aborted or time.monotonic() > until:
+                if time.monotonic() > until or _is_aborted(address, key):
                     self._abort()
                     return
 
@@ -190,3 +189,14 @@ class LiveEngine(SharedMemoryEngine):
         if group is not None:
             # First: vLLM's `shutdown` waits for the device.
             group.destroy()
+
+
+def _is_aborted(address: str, key: str) -> bool:
+    """Whether the trainer has aborted the push, or sync_weights is gone."""
+    host, _, port = address.rpartition(":")
+    try:
+        limit = timedelta(seconds=_CONNECT_SECONDS)
+        aborted: bool = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=limit).check([key])
+    except DistError:
+        return True
+    return aborted

@@ -59,7 +59,9 @@ def test_each_token_is_of_its_spans_version_when_ranks_push_into_the_running_eng
 ) -> None:
     models: dict[int, PreTrainedModel] = {0: make_policy(0)}
     held: WeightsId | None = None
-    with closing(LivePushes(tmp_path, parameters(models[0]), ranks=ranks, leads=True)) as pushes:
+    with closing(
+        LivePushes(tmp_path, parameters(models[0]), ranks=ranks, deadline_seconds=PATIENT, leads=True)
+    ) as pushes:
         for version in range(1, 6):
             vllm_engine.submit(requests(12 * version), LONG)
             models[version] = make_policy(version)
@@ -85,7 +87,7 @@ def test_an_engine_torn_by_a_damaged_version_samples_nothing_until_a_whole_one_a
             tensors={**fingerprint.tensors, damaged[-1]: "0"}, boxes=fingerprint.boxes, method=fingerprint.method
         )
 
-    with closing(LivePushes(tmp_path, parameters(model), leads=True)) as pushes:
+    with closing(LivePushes(tmp_path, parameters(model), deadline_seconds=PATIENT, leads=True)) as pushes:
         announce = pushes.relay._rendezvous.announce
 
         def announce_damaged(manifest, *arguments, **options):  # type: ignore[no-untyped-def]
