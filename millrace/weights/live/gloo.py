@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any, ClassVar, Self
 
 import torch
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import (
     ParamMeta,

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch.distributed import DistError, TCPStore
+from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 from transformers.conversion_mapping import get_model_conversion_mapping
 from vllm.config import WeightTransferConfig
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
