@@ -83,14 +83,14 @@ class PushGroup:
 def _without_watchdog() -> Iterator[None]:
     """Groups made in this block leave errors to `PushGroup.wait`; others would end the process."""
     name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-    before = os.environ.get(name)
+    previous = os.environ.get(name)
     os.environ[name] = "0"
     try:
         yield
     finally:
         os.environ.pop(name)
-        if before is not None:
-            os.environ[name] = before
+        if previous is not None:
+            os.environ[name] = previous
 
 
 def send_parts(

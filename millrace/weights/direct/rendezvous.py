@@ -210,7 +210,7 @@ class RendezvousClient:
             raise DistNetworkError(str(error)) from error
 
     def set(self, push: Push, key: str, value: Any) -> None:
-        """Tells other members of a push a JSON value."""
+        """Publishes a JSON value to the other members of a push."""
         self.store.set(f"{push.number}/{key}", json.dumps(value))
 
     def get(self, push: Push, key: str, seconds: float = 0.0) -> Any:

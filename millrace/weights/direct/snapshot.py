@@ -33,7 +33,7 @@ class Snapshot:
 
     def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copies these; on a GPU it only queues that, before whatever the caller does to them next."""
-        # Steps have shown what they need once one was made, which is before the second snapshot.
+        # The memory that steps need is known after the first step, so from the second snapshot on.
         if self._may_move and self._num_taken > 0:
             self._may_move = False
             self._move_if_there_is_room()

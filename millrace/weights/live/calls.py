@@ -62,7 +62,7 @@ class GeneratorsClient:
     ) -> None:
         """Directs the calls to these generators, in the order of their ranks, until then (time.monotonic).
 
-        `failed` is told what goes wrong, because vLLM's engines may wait for their workers nevertheless.
+        `failed` gets the reason of a failed call: vLLM's engines may wait for their workers nevertheless.
         """
         self._client, self._push, self._generators, self._until = client, push, generators, until
         self._failed = failed
@@ -87,9 +87,9 @@ class GeneratorsClient:
         self._call(FINISH)
 
     def abort(self, reason: str) -> None:
-        """Tells the generators that no more calls come; one that waits for an answer ends."""
+        """Ends a call that waits, and announces to the generators that no more follow."""
         self._until = 0.0
-        # Without sync_weights they find out by themselves.
+        # Without sync_weights, generators notice its absence.
         with suppress(DistError):
             self._client.set(self._push, ABORT, reason)
             self._client.set(self._push, f"call/{next(self._numbers)}", [ABORT, reason])
@@ -125,7 +125,7 @@ class GeneratorsClient:
 class LiveTransfer:
     """A push to which generator `name` is invited, for its engine to serve. The methods are for the engine's thread.
 
-    A push that nobody has joined can be withdrawn by the thread that got the invitation.
+    The thread that got the invitation withdraws the push if the engine does not join.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class LiveTransfer:
 
     def end(self, error: str) -> None:
         """Ends this generator's part; `error` is what went wrong."""
-        # The version may be live even if nobody is left to hear of it.
+        # The version may be live even if sync_weights is gone.
         with suppress(DistError):
             self._answer(error)
         self.error = error
@@ -206,9 +206,9 @@ class LiveTransfer:
 
     def _adapted(self, method: str, argument: Any) -> Any:
         if method == INIT:
-            theirs, ours = argument.pop("environment"), _environment()
-            if theirs != ours:
-                raise WeightsNotReceived(f"NCCL's variables are {ours}, the trainer's are {theirs}")
+            trainer_variables, variables = argument.pop("environment"), _environment()
+            if trainer_variables != variables:
+                raise WeightsNotReceived(f"NCCL's variables are {variables}, the trainer's are {trainer_variables}")
             return {**argument, "index": self._index, "watch": self._watch()}
         if method == UPDATE:
             fingerprint = self.push.manifest.fingerprint or Fingerprint(tensors={})

@@ -1,4 +1,4 @@
-"""CUDA IPC handles as JSON. vLLM's own HTTP client pickles them; a worker would then run what a message says.
+"""CUDA IPC handles as JSON. vLLM's own HTTP client pickles them, and unpickling a message can run any code.
 
 rebuild_cuda_tensor's arguments for vLLM's packed buffer ◄─► numbers and base64; classes and dtype are always the same
 """

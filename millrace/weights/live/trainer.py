@@ -112,7 +112,7 @@ class LiveSender:
             self._client = GeneratorsClient(self.transport)
         calls = self._client
         assert calls is not None
-        # vLLM calls from a thread of its own.
+        # A connection for vLLM's thread, which makes the calls.
         calls.begin(client.again(until - time.monotonic()), push, generators, until, failed)
         with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
             if self._engine is None:
@@ -176,7 +176,7 @@ class LiveSender:
         )
 
     def _abort(self) -> None:
-        """Aborts communicators; a thread that waits for a transfer then goes on, to an error."""
+        """Aborts communicators; a thread that waits for a transfer then gets an error."""
         source, engine = self._source, self._engine
         self._source = self._engine = self._client = None
         self._members = {}

@@ -21,7 +21,7 @@ from millrace.weights.live.receiver import LiveReceiver
 class LivePushes:
     """Ranks of a trainer that shard these tensors, the receivers of generators, and sync_weights.
 
-    `leads`: sync_weights has a thread of its own.
+    `leads`: sync_weights runs in a thread.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Serves(Protocol):
     """The part of an engine that new weights need."""
 
     def update_weights(self, weights: Weights) -> float:
-        """As `Engine.update_weights`."""
+        """Loads the weights, as `Engine.update_weights`."""
 
 
 class RecordingEngine:
@@ -104,7 +104,7 @@ class RecordingEngine:
                 self.calls.append((method, argument))
                 if method == self._fails_at:
                     self._fails_at = None
-                    raise WeightsNotReceived("as told")
+                    raise WeightsNotReceived("the test's error")
         except WeightsNotReceived as error:
             push.end(str(error))
             raise
@@ -112,7 +112,7 @@ class RecordingEngine:
 
 
 def serve(engine: Serves, receiver: LiveReceiver, held: WeightsId | None) -> WeightsId | None:
-    """What a generator does once: returns the version that the engine uses."""
+    """Takes a generator's turn: joins a push if there is one. Returns the version that the engine uses."""
     weights = receiver.poll(held)
     if weights is None or weights.live is None or not weights.live.join():
         time.sleep(0.01)

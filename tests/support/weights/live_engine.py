@@ -1,4 +1,4 @@
-"""The engine of vLLM's workers that receives live pushes, without vLLM around it: its model keeps what it loads."""
+"""The engine of a vLLM worker for live pushes, without vLLM: its model keeps the tensors that it loads."""
 
 from collections.abc import Iterable
 from types import SimpleNamespace

@@ -88,7 +88,7 @@ class LiveEngine(SharedMemoryEngine):
         self._engine = engine
 
     def start_weight_update(self) -> None:
-        """Drops what an update that failed has left."""
+        """Drops the remains of a failed update."""
         if self._is_torn:
             finalize_layerwise_reload(self.model, self.model_config)
         self._is_torn = True

@@ -39,13 +39,13 @@ class Communicator:
 
 def deliver(pushes: LivePushes, engine: RecordingEngine, version: int) -> list[tuple[str, Any]]:
     """Publishes a version; returns the calls that the generator served for it."""
-    before = len(engine.calls)
+    num_calls = len(engine.calls)
     pushes.publish(version, TENSORS)
     held, limit = None, time.monotonic() + PATIENT
     while held is None or held.policy_version != version:
         assert time.monotonic() < limit
         held = serve(engine, pushes.receivers[0], held)
-    return engine.calls[before:]
+    return engine.calls[num_calls:]
 
 
 def methods(calls: list[tuple[str, Any]]) -> list[str]:
@@ -54,7 +54,7 @@ def methods(calls: list[tuple[str, Any]]) -> list[str]:
 
 @pytest.fixture
 def nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """What vLLM's `nccl` asks of NCCL."""
+    """Stubs for NCCL that record vLLM's use of them."""
     from vllm.distributed.weight_transfer import nccl_engine
 
     seen = SimpleNamespace(endpoints=[], groups=[], sent=[])
