@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from configs.errors import UserError
-from configs.transports import LIVE, SHARDED, data_parallel, one_gpu
+from configs.operation import LIVE, SHARDED, data_parallel, one_gpu
 
 if TYPE_CHECKING:
     from configs.schema import RunConfig

@@ -23,13 +23,13 @@ from configs.operation import (
     StorageConfig,
     SupervisionConfig,
     WeightsConfig,
+    choose_transport,
 )
 from configs.prompts import EnvironmentConfig, EvaluationConfig, PromptsConfig
 from configs.scoring import ScoringConfig
 from configs.section import Section, Text, choices, is_section
 from configs.stored import staleness_bound
 from configs.training import TrainingConfig
-from configs.transports import choose_transport
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

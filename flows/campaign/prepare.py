@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from configs.load import changed_immutably, nearest_preset
+from configs.operation import SHARDED
 from configs.recipe import choose_recipe
 from configs.schema import RunConfig
 from configs.training import TrainingConfig
-from configs.transports import SHARDED
 from flows.campaign.inputs import has_model_input, run_inputs
 from millrace.errors import InputError, RunExists
 from millrace.evaluation.examiner import evaluation_sets, with_evaluation_sets

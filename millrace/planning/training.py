@@ -25,8 +25,8 @@ nccl_m2n counts as nccl: it needs a package that vLLM does not install, and does
 import math
 from typing import NamedTuple
 
+from configs.operation import LIVE
 from configs.schema import RunConfig
-from configs.transports import LIVE
 from millrace.planning.hardware import (
     HOST_COPY_SHARE,
     LINK_SHARE,

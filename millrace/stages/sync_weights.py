@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 
-from configs.transports import choose_transport
+from configs.operation import choose_transport
 from millrace.errors import WeightsCorrupt
 from millrace.runtime.heartbeat import own_interface
 from millrace.runtime.stage import Stage, run_stage

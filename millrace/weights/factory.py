@@ -14,9 +14,7 @@ from pathlib import Path
 
 import torch
 
-from configs.operation import WeightsConfig
-from configs.schema import RunConfig
-from configs.transports import LIVE, SHARDED, vllm_workers
+from configs.operation import LIVE, SHARDED, WeightsConfig
 from millrace.weights.base import HandoverReceiver, HandoverSender, WeightsReceiver, WeightsSender
 from millrace.weights.direct.layout import ShardLayout
 from millrace.weights.direct.receiver import DirectReceiver
@@ -40,18 +38,26 @@ def trainer_end(handover: Path, like: Mapping[str, torch.Tensor], num_generators
     return ShmSender(handover / _HANDOVER, like, num_generators)
 
 
-def rank_end(config: RunConfig, store: Store, layout: ShardLayout, rank: int, device: torch.device) -> ShardSender:
-    """Opens the end of a trainer rank, which publishes its shards of `layout`."""
-    weights = config.effective_weights
+def rank_end(
+    config: WeightsConfig,
+    store: Store,
+    layout: ShardLayout,
+    rank: int,
+    device: torch.device,
+    *,
+    workers: int = 1,
+    shared: bool = False,
+) -> ShardSender:
+    """Opens the end of trainer rank `rank`, which publishes its shards of `layout`; see `ShardSender`."""
     return ShardSender(
         _finder(store),
         layout,
         rank,
         device=device,
-        deadline_seconds=weights.deadline_seconds,
-        transport=weights.transport,
-        workers=vllm_workers(config),
-        shared=config.placement.colocated,
+        deadline_seconds=config.deadline_seconds,
+        transport=config.transport,
+        workers=workers,
+        shared=shared,
     )
 
 

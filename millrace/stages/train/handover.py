@@ -6,8 +6,8 @@ version ─► whole: gathered from all ranks, copied to shared memory by rank 0
 
 import torch
 
+from configs.operation import SHARDED, vllm_workers
 from configs.schema import RunConfig
-from configs.transports import SHARDED
 from millrace.runtime.stage import Stage
 from millrace.training.parallel.leader import hand_over_all_shards
 from millrace.training.parallel.sharding import layout
@@ -81,4 +81,12 @@ def shard_sender(trainer: Trainer, config: RunConfig, store: Store) -> ShardSend
     if config.effective_weights.transport not in SHARDED:
         return None
     shards = layout(trainer.model, trainer.ranks, getattr(torch, config.generation_dtype))
-    return rank_end(config, store, shards, trainer.ranks.rank, trainer.ranks.device)
+    return rank_end(
+        config.effective_weights,
+        store,
+        shards,
+        trainer.ranks.rank,
+        trainer.ranks.device,
+        workers=vllm_workers(config),
+        shared=config.placement.colocated,
+    )

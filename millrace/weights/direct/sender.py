@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import torch
 
-from configs.transports import LIVE
+from configs.operation import LIVE
 from millrace.weights.base import HandoverSender, Manifest, Weights
 from millrace.weights.direct.exchange import PushGroup, send_parts
 from millrace.weights.direct.layout import ShardLayout

@@ -36,7 +36,7 @@ def test_a_flipped_bit_and_swapped_parts_are_damage(method: Method) -> None:
             whole.verify({**tensors, name: damaged}, "tensors")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_sums_change_with_a_bit_with_two_swapped_values_and_with_the_dtype(dtype: torch.dtype) -> None:
     tensor = torch.arange(1, 13).view(3, 4).to(dtype)
     flipped, swapped = tensor.clone(), tensor.clone()

@@ -6,8 +6,8 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.load import PRESETS, load_config
+from configs.operation import choose_transport
 from configs.schema import RunConfig
-from configs.transports import choose_transport
 
 
 def config(preset: str, **changes: Any) -> RunConfig:
