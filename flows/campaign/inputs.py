@@ -75,7 +75,11 @@ def run_inputs(
             inputs[f"{key} {path}"] = f"source {source_hash(path)}"
     for key, path in files.items():
         if path is not None:
-            inputs[f"{key} {path}"] = _hash_files(Path(path).expanduser())
+            try:
+                inputs[f"{key} {path}"] = _hash_files(Path(path).expanduser())
+            except OSError as error:
+                read = f"{path}, which can't be read: {error.strerror}"
+                raise InputError(read, key=key, expected="a file or a folder") from error
     return inputs
 
 

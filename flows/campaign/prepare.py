@@ -15,11 +15,12 @@ from configs.recipe import choose_recipe
 from configs.schema import RunConfig
 from configs.training import TrainingConfig
 from flows.campaign.inputs import has_model_input, run_inputs
+from millrace.doctor.driver import query_gpus
 from millrace.errors import InputError, RunExists
 from millrace.evaluation.examiner import evaluation_sets, with_evaluation_sets
 from millrace.generation.environments.base import environment_class
 from millrace.preflight import model_folder
-from millrace.preflight.memory import check_memory
+from millrace.preflight.memory import check_gpu_memory, check_memory
 from millrace.preflight.model import check_training, read_model
 from millrace.preflight.model_folder import check_folder_files, check_weight_files
 from millrace.preflight.prompts import check_answers, check_prompts
@@ -64,6 +65,7 @@ def check(
         if config.model.path is not None:
             warm_up(stages_here(config))
         model, wait_for_folder = _check_model(config, here)
+        _check_gpu_memory(config, here)
     check_user_functions(config.training, [config.training.loss.name])
     set_sources = [evaluation_set.source for evaluation_set in config.evaluation.sets.values()]
     scorer = make_scorer(config.scoring, config.prompts, set_sources)
@@ -101,8 +103,10 @@ def check_on_host(config: RunConfig, stages: Collection[str], inputs: Mapping[st
     uses_vllm = "generate" in stages and config.generation.engine == "vllm"
     is_checked = config.model.path is None or has_model_input(inputs, config)
     if is_checked and not uses_vllm:
+        _check_gpu_memory(config, stages)
         return
     model, wait_for_folder = _check_model(config, stages)
+    _check_gpu_memory(config, stages)
     prompts = load_prompts(config.prompts)
     longest = _check_lengths(config, model, prompts)
     if uses_vllm:
@@ -137,6 +141,12 @@ def _check_model(config: RunConfig, stages: Collection[str]) -> tuple[Mapping[st
         wait = ask_in_background(model_folder.MODULE, {"folder": str(folder)}, "the model folder").result
     check_training(model, config.training)
     return model, wait
+
+
+def _check_gpu_memory(config: RunConfig, stages: Collection[str]) -> None:
+    sizes = [int(size.split()[0]) << 20 for size in query_gpus("memory.total")]
+    if config.model.path is not None and sizes:
+        check_gpu_memory(Path(config.model.path).expanduser(), config, stages, min(sizes))
 
 
 def _check_lengths(config: RunConfig, model: Mapping[str, Any], prompts: PromptSet) -> int | None:

@@ -1,27 +1,33 @@
-"""Checks that this host's memory holds what its stages keep of a model there, before anything starts.
+"""Checks that this host and its GPUs hold what its stages keep of a model there, before anything starts.
 
     a stage on the CPU      2 bytes per number, the least that any process holds
     trainer on GPUs         its pinned copy of a checkpoint: a float32 weight and two moments per trained number
     trainer, not `direct`   the versions handed over in shared memory
+    a trainer's GPU         its share of weights, gradients and moments
+    a generator's GPU       its share of the weights
 
-A least need, which a host that fails can't meet. Does not import torch.
+A least need, which a host that fails can't meet: activations and caches come on top. Does not import torch.
 """
 
 import math
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from configs.schema import RunConfig
 from configs.training import TrainingConfig
 from millrace.models.weight_files import require
+from millrace.preflight.model_folder import read_shapes
+from millrace.runtime.devices import generator_devices
 from storage.stores.memory import memory_folder
 
 HANDOVER_COPIES = 3
 """`millrace.weights.slots.USUAL_SLOTS`; that module imports torch."""
 _CHECKPOINT_BYTES = 3 * 4
+_BYTES = {"float32": 4, "bfloat16": 2}
 _LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)\.")
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
@@ -55,6 +61,29 @@ def check_memory(
     read = f"it takes {parts}, and this machine has {_gib(memory)}"
     expected = "a larger machine, a smaller model, or fewer trained weights (training.lora.rank, frozen_layers)"
     require(needed <= memory, read, expected, file=folder)
+
+
+def check_gpu_memory(folder: Path, config: RunConfig, stages: Collection[str], smallest: int) -> None:
+    """Raises ModelFolderError if a GPU can't hold its share of the model in `folder` for these stages.
+
+    `smallest`: memory of this host's smallest GPU, bytes.
+    """
+    shapes, training = read_shapes(folder), config.training
+    numbers = sum(map(math.prod, shapes.values()))
+    if "train" in stages and training.device == "cuda":
+        trained, ranks = _trained_numbers(shapes, training), training.parallel
+        per_number = 4 + 4 + (0 if training.optimizer_offload else 8)
+        share = per_number * trained + _BYTES[config.model.dtype] * (numbers - trained)
+        share //= (ranks.shard or ranks.data) * ranks.tensor
+        read = f"a trainer's GPU keeps at least {_gib(share)} of it, and the smallest here has {_gib(smallest)}"
+        expected = "more ranks (training.parallel), training.optimizer_offload, training.lora.rank, or larger GPUs"
+        require(share <= smallest, read, expected, file=folder)
+    if "generate" in stages and config.generation.engine == "vllm":
+        width = 1 if config.generation.engine_args.get("quantization") else _BYTES[config.generation_dtype]
+        share = numbers * width // generator_devices(config)
+        read = f"a generator's GPU keeps at least {_gib(share)} of it, and the smallest here has {_gib(smallest)}"
+        expected = "more GPUs per engine (generation.engine_args.tensor_parallel_size), quantization, or larger GPUs"
+        require(share <= smallest, read, expected, file=folder)
 
 
 def _trained_numbers(shapes: Mapping[str, Sequence[int]], training: TrainingConfig) -> int:

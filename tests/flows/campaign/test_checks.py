@@ -113,6 +113,16 @@ def test_too_few_gpus_are_refused_before_anything_is_made(tmp_path: Path, monkey
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_model_that_a_gpu_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.campaign.prepare.query_gpus", lambda field: ["1 MiB", "81559 MiB"])
+    monkeypatch.setattr("tasks.device_leases.host_devices", lambda: ("0", "1"))
+    settings = ["training.device=cuda", f"model.path={start_model()}", f"storage.root={tmp_path / 'runs'}"]
+    with pytest.raises(InputError) as caught:
+        check(load_config(PRESET, settings), "run", resume="never")
+    assert "a trainer's GPU" in caught.value.read
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize("preset", typing.get_args(Preset))
 def test_an_empty_form_is_the_preset(preset: Preset) -> None:
     assert preset_config(preset, {"name": None, "model.path": None}, []) == load_config(PRESETS / f"{preset}.yaml")

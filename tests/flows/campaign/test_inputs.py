@@ -146,3 +146,11 @@ def test_a_host_compares_no_model_that_the_controller_does_not_have(source: Path
     attempt = latest_attempt(open_store(f"{config.storage.root}/mine"))
     elsewhere = config.model_copy(update={"model": config.model.model_copy(update={"path": "/of/another/host"})})
     check_same_inputs(attempt, elsewhere, ["generate", "score", "train", "evaluate"])
+
+
+@pytest.mark.parametrize("key", ["scoring.model", "model.chat_template", "prompts.tools"])
+def test_an_input_that_is_not_there_is_refused_where_no_check_reads_it(source: Path, key: str) -> None:
+    # Checks of the model read them where it is.
+    with pytest.raises(InputError) as caught:
+        run_inputs(configured(source, f"{key}={source.parent / 'nowhere'}"), has_model=False)
+    assert caught.value.key == key

@@ -5,10 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from configs.load import PRESETS, load_config
 from configs.training import LoraConfig, TrainingConfig
 from millrace.errors import ModelFolderError
 from millrace.preflight import memory
-from millrace.preflight.memory import check_memory
+from millrace.preflight.memory import check_gpu_memory, check_memory
 from millrace.weights.slots import USUAL_SLOTS
 
 GIB = 2**30
@@ -19,6 +20,7 @@ SHAPES = {
 }
 """2.5 GiB numbers: 30 GiB in a checkpoint, 5 GiB in 2 bytes each."""
 FOLDER = Path("/models/large")
+PRESET = PRESETS / "qwen3-8b-8gpu.yaml"
 
 
 @pytest.fixture(autouse=True)
@@ -87,3 +89,50 @@ def test_without_a_limit_the_machines_own_memory_counts(host: Path) -> None:
 
 def test_the_handover_has_as_many_copies_as_are_counted() -> None:
     assert memory.HANDOVER_COPIES == USUAL_SLOTS
+
+
+def gpu_refusal(monkeypatch: pytest.MonkeyPatch, gib: int, *settings: str) -> str | None:
+    """What is read where a GPU has this much memory; None if the model fits."""
+    monkeypatch.setattr(memory, "read_shapes", lambda folder: SHAPES)
+    try:
+        config = load_config(PRESET, ["training.parallel.data=1", *settings])
+        check_gpu_memory(FOLDER, config, {"train", "generate"}, gib * GIB)
+    except ModelFolderError as error:
+        assert error.file == str(FOLDER) and error.expected
+        return error.read
+    return None
+
+
+@pytest.mark.parametrize(
+    ("settings", "gib"),
+    [
+        ([], 40),
+        (["training.optimizer_offload=true"], 20),
+        (["training.parallel.data=2"], 20),
+        (["training.parallel.data=4", "training.parallel.shard=2"], 20),
+        (["training.parallel.tensor=4"], 10),
+        (["training.lora.rank=8", "model.dtype=bfloat16"], 5),
+    ],
+)
+def test_a_gpu_holds_its_share_of_what_is_trained(
+    settings: list[str], gib: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert gpu_refusal(monkeypatch, gib, *settings) is None
+    read = gpu_refusal(monkeypatch, gib - 1, *settings)
+    assert read is not None and f"{gib}.0 GiB" in read and f"{gib - 1}.0 GiB" in read
+
+
+@pytest.mark.parametrize(
+    ("settings", "gib"),
+    [
+        ([], 5),
+        (["generation.engine_args.tensor_parallel_size=5"], 1),
+        (["generation.dtype=float32", "generation.engine_args.quantization=fp8"], 3),
+    ],
+)
+def test_a_gpu_holds_its_share_of_an_engines_weights(
+    settings: list[str], gib: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = ["training.parallel.data=64", "training.groups_per_step=64"]
+    assert gpu_refusal(monkeypatch, gib, *trainer, *settings) is None
+    assert gpu_refusal(monkeypatch, 0, *trainer, *settings) is not None
