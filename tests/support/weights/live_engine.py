@@ -33,9 +33,10 @@ class WorkerAlone:
     def __init__(self) -> None:
         parallel = SimpleNamespace(data_parallel_index=0, world_size=1, rank=0)
         config: Any = SimpleNamespace(parallel_config=parallel, model_config=SimpleNamespace())
-        model: Any = _Model()
+        self.model = _Model()
+        model: Any = self.model
         self._worker = _Worker(SimpleNamespace(), config, torch.device("cpu"), model)  # type: ignore[arg-type]
-        self.received: dict[str, torch.Tensor] = model.received
+        self.received = self.model.received
 
     def update_weights(self, weights: Weights) -> float:
         """Serves a push as `VllmEngine` does."""
@@ -56,6 +57,7 @@ class WorkerAlone:
         elif method == START:
             worker.start_weight_update()
         elif method == UPDATE:
-            worker.update_weights(argument)
+            # Not by `update_weights`, which waits for a device that only vLLM's workers have.
+            worker.receive_weights(worker.parse_update_info(argument))
         else:
             worker.finish_weight_update()
