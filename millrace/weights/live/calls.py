@@ -98,28 +98,31 @@ class GeneratorsClient:
         number = next(self._numbers)
         try:
             self._client.set(self._push, f"call/{number}", [method, argument])
-            for generator in self._generators:
-                if error := self._error(f"answer/{number}/{generator}", generator):
-                    raise RuntimeError(f"{generator}: {method}: {error}")
+            pending = set(self._generators)
+            while pending:
+                for generator in sorted(pending):
+                    error = self._error(f"answer/{number}/{generator}", generator)
+                    if error:
+                        raise RuntimeError(f"{generator}: {method}: {error}")
+                    if error is not None:
+                        pending.discard(generator)
+                # Not by a wait with a limit: torch logs each that runs out.
+                time.sleep(_LOOK_SECONDS)
         except RuntimeError as error:
             self._failed(str(error))
             raise
 
-    def _error(self, key: str, generator: str) -> str:
-        """Waits for a generator's answer."""
-        while True:
-            # Not by a wait with a limit: torch logs each that runs out.
-            answer: str | None = self._client.get(self._push, key)
-            if answer is not None:
-                return answer
-            time.sleep(_LOOK_SECONDS)
-            now, life = time.monotonic(), self._client.get(self._push, f"alive/{generator}")
-            if life != self._lives[generator][0]:
-                self._lives[generator] = life, now
-            if now - self._lives[generator][1] > _SILENT_SECONDS:
-                return "it shows no sign of life"
-            if now > self._until:
-                return "no answer in time"
+    def _error(self, key: str, generator: str) -> str | None:
+        """A generator's answer, empty if nothing is wrong; None while it may still come."""
+        answer: str | None = self._client.get(self._push, key)
+        if answer is not None:
+            return answer
+        now, life = time.monotonic(), self._client.get(self._push, f"alive/{generator}")
+        if life != self._lives[generator][0]:
+            self._lives[generator] = life, now
+        if now - self._lives[generator][1] > _SILENT_SECONDS:
+            return "it shows no sign of life"
+        return "no answer in time" if now > self._until else None
 
 
 class LiveTransfer:

@@ -99,9 +99,17 @@ class LiveEngine(SharedMemoryEngine):
         if update_info.tensors is not None:
             super().receive_weights(Update(tensors=update_info.tensors))
             return
-        if self._engine is None or update_info.info is None:
-            raise RuntimeError("the update was given up")
+        try:
+            self._receive(update_info)
+        except BaseException:
+            # The other members notice that this one is gone.
+            self._abort()
+            raise
+
+    def _receive(self, update_info: Any) -> None:
         engine = self._engine
+        if engine is None or update_info.info is None:
+            raise RuntimeError("the update was given up")
         if self._loaded is None:
             self._loaded = set()
             # Before the reload, which separates tied parameters temporarily.
