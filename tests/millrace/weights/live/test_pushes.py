@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -72,15 +73,15 @@ def test_a_generator_that_fails_in_a_push_keeps_no_other_from_the_version(
         pushes.publish(1, tensors_of(1))
         wait_until(all_hold(generators, 1), "both generators to hold version 1")
         failing, failed = generators[1].engine.model, []
-        load = failing.load_weights
+        load = type(failing).load_weights
 
-        def fail_once(weights: Iterator[tuple[str, torch.Tensor]]) -> None:
-            if not failed:
+        def fail_once(model: Any, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
+            if model is failing and not failed:
                 failed.append(next(iter(weights)))
                 raise RuntimeError("out of memory")
-            load(weights)
+            load(model, weights)
 
-        monkeypatch.setattr(failing, "load_weights", fail_once)
+        monkeypatch.setattr(type(failing), "load_weights", fail_once)
         pushes.publish(2, tensors_of(2))
         wait_until(all_hold(generators, 2), "both generators to hold version 2")
         assert failed
