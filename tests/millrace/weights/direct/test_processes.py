@@ -79,9 +79,8 @@ def everyone(folder: Path, failpoints: Failpoints, transport: str = "direct") ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["direct", pytest.param("gloo", marks=pytest.mark.vllm)])
-def test_versions_arrive_bit_for_bit_and_only_loopback_is_listened_on(transport: str, tmp_path: Path) -> None:
-    with everyone(tmp_path, Failpoints(tmp_path / "fired"), transport) as world:
+def test_versions_arrive_bit_for_bit_and_only_loopback_is_listened_on(tmp_path: Path) -> None:
+    with everyone(tmp_path, Failpoints(tmp_path / "fired")) as world:
         for version in range(1, 21):
             world.offer(version)
             world.all_have(version)
@@ -125,19 +124,6 @@ def killed_and_back(folder: Path, name: str, place: str, nth: int, transport: st
 )
 def test_all_recover_after_a_process_is_killed_during_a_push(name: str, place: str, tmp_path: Path) -> None:
     killed_and_back(tmp_path, name, place, 2)
-
-
-@pytest.mark.vllm
-@pytest.mark.parametrize(
-    ("name", "place"),
-    [
-        ("generate-1", "live.received"),
-        pytest.param("train-0", "live.tensor", marks=pytest.mark.extended),
-        pytest.param("sync_weights-0", "direct.gone", marks=pytest.mark.extended),
-    ],
-)
-def test_all_recover_after_a_process_is_killed_during_a_live_push(name: str, place: str, tmp_path: Path) -> None:
-    killed_and_back(tmp_path, name, place, 7, "gloo")
 
 
 @pytest.mark.faults
