@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from configs.errors import UserError
 from configs.generation import VLLM_RANKS
+from configs.operation import LIVE, SHARDED, data_parallel, one_gpu
 
 if TYPE_CHECKING:
     from configs.schema import RunConfig
@@ -307,9 +308,34 @@ _RULES = (
     ),
     # ---- weights and staleness ----
     Rule(
+        "weights.transport generation.engine",
+        lambda c: c.weights.transport in LIVE and c.generation.engine != "vllm",
+        "auto, because only vLLM receives weights in its workers",
+    ),
+    Rule(
+        "weights.transport training.device",
+        lambda c: c.weights.transport in LIVE and (c.weights.transport == "gloo") != (c.training.device == "cpu"),
+        "gloo with a trainer on the CPU, or nccl_m2n, nccl or ipc with one on GPUs",
+    ),
+    Rule(
+        "weights.transport generation.engine_args",
+        lambda c: c.weights.transport in LIVE and data_parallel(c),
+        "generation.replicas in place of data_parallel_size, or auto",
+    ),
+    Rule(
+        "weights.transport placement.colocated",
+        lambda c: (
+            c.weights.transport in LIVE
+            and not (
+                c.placement.colocated and one_gpu(c) if c.weights.transport == "ipc" else not c.placement.colocated
+            )
+        ),
+        "ipc if trainer and a single generator share one GPU; nccl allows one process per GPU",
+    ),
+    Rule(
         "weights.deadline_seconds supervision.hang_seconds",
         # A push that waits for a frozen generator reports no progress.
-        lambda c: c.weights.transport == "direct" and c.weights.deadline_seconds >= c.supervision.hang_seconds,
+        lambda c: c.effective_weights.transport in SHARDED and c.weights.deadline_seconds >= c.supervision.hang_seconds,
         "a shorter deadline, or sync_weights would count as hung while it waits for a generator",
     ),
     Rule(

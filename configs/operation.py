@@ -1,12 +1,22 @@
 """How a run is operated: staleness control, weight sync, storage, hosts, and limits."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, field_validator
 
 from configs.section import Count, NonNegative, Positive, Section, Text, ipv4_network
 
+if TYPE_CHECKING:
+    from configs.schema import RunConfig
+
 Versions = Annotated[int, Field(ge=0)]
+
+
+Transport = Literal["auto", "shm", "direct", "store", "ipc", "nccl", "nccl_m2n", "gloo"]
+LIVE = frozenset({"ipc", "nccl", "nccl_m2n", "gloo"})
+"""Weights go from the trainer's ranks straight into vLLM's workers, by vLLM's engine of this name."""
+SHARDED = LIVE | {"direct"}
+"""Each trainer rank sends its shards, led by sync_weights."""
 
 
 class StalenessConfig(Section):
@@ -31,9 +41,12 @@ class StalenessConfig(Section):
 class WeightsConfig(Section):
     """How new policy versions are sent to the generators."""
 
-    transport: Literal["shm", "direct", "store"] = "shm"
+    transport: Transport = "auto"
     """`shm`: shared memory on one host; `direct`: shards from trainer ranks to generators, on one host or several;
-    `store`: files in the run's storage, for hosts any distance apart."""
+    `store`: files in the run's storage, for hosts any distance apart. From the trainer's GPUs straight to vLLM's, by
+    vLLM's own engines: `ipc` on one shared GPU; `nccl`: tensor by tensor, packed; `nccl_m2n`: from shards to shards,
+    or as `nccl` where it can't divide the model; `gloo`: as `nccl`, between CPUs. `auto`: `ipc` or `nccl_m2n` for vLLM
+    on GPUs, otherwise `shm` on one host and `direct` on several; sync_weights logs the choice."""
     deadline_seconds: Positive = 30.0
     """Time for a generator to receive a version, seconds. A generator that takes longer is named in the log and gets it
     through the store."""
@@ -143,3 +156,51 @@ class PlacementConfig(Section):
     """Trainer and sync_weights; they share memory, so they are one job, with a further job for each further host."""
     evaluate: PlaceConfig = Field(default_factory=PlaceConfig)
     """The evaluation during training, and at the end of an attempt."""
+
+
+class Choice(NamedTuple):
+    """A transport, and the reason for it as a clause."""
+
+    transport: Transport
+    reason: str
+
+
+def choose_transport(config: "RunConfig") -> Choice:
+    """Returns the transport that `weights.transport` stands for."""
+    chosen, configured = _choose(config), config.weights.transport
+    return chosen if configured in ("auto", chosen.transport) else Choice(configured, "as configured")
+
+
+def one_gpu(config: "RunConfig") -> bool:
+    """Whether the trainer has one rank, and the only generator one worker."""
+    parallel = config.training.parallel
+    return parallel.data * parallel.tensor == 1 == config.generation.replicas * vllm_workers(config)
+
+
+def data_parallel(config: "RunConfig") -> bool:
+    """Whether each generator is several of vLLM's data-parallel engines."""
+    return int(config.generation.engine_args.get("data_parallel_size", 1)) > 1
+
+
+def vllm_workers(config: "RunConfig") -> int:
+    """Number of vLLM's workers per generator, a GPU each."""
+    arguments = config.generation.engine_args
+    return int(arguments.get("tensor_parallel_size", 1)) * int(arguments.get("pipeline_parallel_size", 1))
+
+
+def _choose(config: "RunConfig") -> Choice:
+    placement, training = config.placement, config.training
+    pools = {placement.train.work_pool, placement.generate.work_pool} - {None}
+    on_gpus = config.generation.engine == "vllm" and training.device == "cuda"
+    if on_gpus and training.lora.rank is None and not data_parallel(config):
+        if not placement.colocated and (not pools or placement.train.network is not None):
+            return Choice("nccl_m2n", "trainer and vLLM have different GPUs")
+        if placement.colocated and one_gpu(config) and not pools:
+            return Choice("ipc", "trainer and vLLM share one GPU")
+    if not pools:
+        return Choice("shm", "all stages are on one host")
+    if training.lora.rank is not None:
+        return Choice("store", "stages may be on several hosts, and adapters are small")
+    if placement.train.network is None:
+        return Choice("store", "stages may be on several hosts, and placement.train.network is null")
+    return Choice("direct", "stages may be on several hosts")

@@ -16,6 +16,7 @@ from configs.combinations import impossible_combinations
 from configs.errors import ConfigError
 from configs.generation import GenerationConfig, adapter_arguments
 from configs.operation import (
+    SHARDED,
     BudgetConfig,
     PlacementConfig,
     PromotionConfig,
@@ -23,6 +24,7 @@ from configs.operation import (
     StorageConfig,
     SupervisionConfig,
     WeightsConfig,
+    choose_transport,
 )
 from configs.prompts import EnvironmentConfig, EvaluationConfig, PromptsConfig
 from configs.scoring import ScoringConfig
@@ -96,6 +98,11 @@ class RunConfig(Section):
         return self.training.model_copy(update={"schedule": schedule})
 
     @property
+    def effective_weights(self) -> WeightsConfig:
+        """How weights are sent: with the transport that `auto` stands for."""
+        return self.weights.model_copy(update={"transport": choose_transport(self).transport})
+
+    @property
     def compute_dtype(self) -> str:
         """Number format of the trainer's passes."""
         return self.training.compute_dtype or self.model.dtype
@@ -110,9 +117,9 @@ class RunConfig(Section):
     def sends_adapters(self) -> bool:
         """Whether generators get the LoRA adapter of each version instead of the whole model.
 
-        `direct` sends each rank's shards of the merged weights.
+        Transports that send each rank's shards send those of the merged weights.
         """
-        return self.training.lora.rank is not None and self.weights.transport != "direct"
+        return self.training.lora.rank is not None and self.effective_weights.transport not in SHARDED
 
     @property
     def vllm_adapter_arguments(self) -> dict[str, Any]:

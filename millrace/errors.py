@@ -68,6 +68,10 @@ class WeightsMismatch(MillraceError, ValueError):
     """A policy version has other tensors than the engine's model."""
 
 
+class WeightsNotReceived(MillraceError, RuntimeError):
+    """A policy version did not arrive whole in the engine, which waits for another if its model has changed."""
+
+
 class StageDied(MillraceError, RuntimeError):
     """A stage's process ended and could not be brought back."""
 

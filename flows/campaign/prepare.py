@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from configs.load import changed_immutably, nearest_preset
+from configs.operation import SHARDED
 from configs.recipe import choose_recipe
 from configs.schema import RunConfig
 from configs.training import TrainingConfig
@@ -131,7 +132,7 @@ def _check_model(config: RunConfig, stages: Collection[str]) -> tuple[Mapping[st
         check_folder_files(folder, model)
         shapes = check_weight_files(folder, model)
         if "train" in stages or "generate" in stages:
-            whole = config.weights.transport != "direct" and not config.sends_adapters
+            whole = config.effective_weights.transport not in SHARDED and not config.sends_adapters
             check_memory(
                 folder,
                 shapes,
@@ -234,7 +235,8 @@ def claim(
     and RunMissing without a run to resume.
     """
     store = run_store(config, run_id)
-    values = config.model_dump(mode="json")
+    # Readers of stored runs see what `auto` stands for.
+    values = config.model_copy(update={"weights": config.effective_weights}).model_dump(mode="json")
     preset, changes = nearest_preset(config)
     origin = Origin(preset=preset, changes=changes, flow_run=flow_run)
     if _continues(store, resume):

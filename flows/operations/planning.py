@@ -162,8 +162,8 @@ def _figures(entry: Candidate, plan: Plan) -> dict[str, str]:
         }
     if (costs := entry.costs) is not None:
         figures["weight sync"] = (
-            f"{costs.push:.3g} s by {config.weights.transport} while both continue; the trainer stands still for "
-            f"{costs.handover:.2g} s, a generator for {costs.pause:.2g} s"
+            f"{costs.push:.3g} s by {config.effective_weights.transport} while both continue; the trainer stands still "
+            f"for {costs.handover:.2g} s, a generator for {costs.pause:.2g} s"
         )
     if (layout := _layout_on_a_host(entry)) is not None:
         figures["on one host"] = layout

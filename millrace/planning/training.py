@@ -16,16 +16,21 @@ float32, and so are their gradients and moments.
     direct    its shards ─► CPU's memory      sums, the model over gloo, sums        its share ─► GPU
     shm       all gathered ─► shared memory   hash                                   the same
     store     as shm                          hash, write, read and verify           the same
+    nccl      cast and copied on its GPU      sums                                   gather to rank 0, broadcast
+    ipc       cast, copied to pinned memory   sums                                   through a buffer on the GPU
 
-LoRA adapters travel by `shm` and `store` instead of whole models; `direct` sends merged shards.
+nccl_m2n counts as nccl: it needs a package that vLLM does not install, and does not divide every model.
+LoRA adapters travel by `shm` and `store` instead of whole models; the others send merged shards.
 """
 
 import math
 from typing import NamedTuple
 
+from configs.operation import LIVE
 from configs.schema import RunConfig
 from millrace.planning.hardware import (
     HOST_COPY_SHARE,
+    LINK_SHARE,
     MEMORY_SHARE,
     Hardware,
     all_gather_seconds,
@@ -174,11 +179,22 @@ def sync_seconds(
     nbytes = float(numbers * width)
     host_copy = hardware.host_copy * HOST_COPY_SHARE
     pause, verify = nbytes / generator_gpus / host_copy, nbytes / _HASH_RATE + _POLL_SECONDS
-    if config.weights.transport == "direct":
-        shard = nbytes / gpus
+    transport = config.effective_weights.transport
+    shard = nbytes / gpus
+    if transport in LIVE:
+        memory_rate = hardware.memory_rate * MEMORY_SHARE
+        sums = shard / memory_rate + _POLL_SECONDS
+        if transport == "ipc":
+            return shard / hardware.host_copy, sums, nbytes / hardware.host_copy
+        pools = config.placement.train.work_pool, config.placement.generate.work_pool
+        link = LINK_SHARE * (hardware.nvlink if pools == (None, None) else hardware.network)
+        # float32 is read and the generators' dtype written. Rank 0 receives the other ranks' shards and sends them all.
+        copied = shard * (1 + TRAINED_BYTES / BYTES[dtype])
+        return copied / memory_rate, sums, (2 * nbytes - shard) / link
+    if transport == "direct":
         return shard / host_copy, shard / _HASH_RATE + nbytes / _SOCKET_RATE + verify, pause
     gathered = all_gather_seconds(float(numbers * TRAINED_BYTES), hardware, gpus, hardware.gpus_per_host)
-    stored = nbytes / _WRITE_RATE + nbytes / _READ_RATE if config.weights.transport == "store" else 0.0
+    stored = nbytes / _WRITE_RATE + nbytes / _READ_RATE if transport == "store" else 0.0
     return gathered + nbytes / host_copy, stored + verify, pause
 
 

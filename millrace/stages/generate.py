@@ -45,7 +45,7 @@ def main(stage: Stage) -> None:
         encoder = prompt_encoder(folder, config.model, config.prompts, prompts, environment)
         engine = _engine(stage, folder, encoder, environment)
         order = prompt_order(stage, prompts.train)
-    reader = generator_end(config.weights, stage.store, stage.arguments.handover, stage.replica)
+    reader = generator_end(config.effective_weights, stage.store, stage.arguments.handover, stage.replica)
     writer = TrajectoryWriter(
         stage.store,
         stage.replica,

@@ -19,7 +19,7 @@ mode it starts them again, so that a step's responses do not depend on the time 
 
 import time
 
-from millrace.errors import WeightsCorrupt
+from millrace.errors import WeightsCorrupt, WeightsNotReceived
 from millrace.generation.engines.base import Engine
 from millrace.rollouts.writer import TrajectoryWriter
 from millrace.runtime.device_sharing import DeviceTurns
@@ -186,11 +186,17 @@ class Generator:
             self.stage.log(f"generator {self.stage.replica} continues with {kept}: {error}")
 
     def _update_weights(self, weights: Weights) -> None:
+        if weights.live is not None and not weights.live.join():
+            return
         if self.weights is None or self.weights.incarnation != weights.id.incarnation:
             previous = None if self.weights is None else self.weights.incarnation
             self.carry_over.begin(weights.id.incarnation, previous)
         with self.stage.busy("update_weights"):
-            pause_seconds = self.engine.update_weights(weights)
+            try:
+                pause_seconds = self.engine.update_weights(weights)
+            except WeightsNotReceived as error:
+                self.stage.log(f"generator {self.stage.replica} waits for another push: {error}")
+                return
         failpoint("generate.before_acknowledgement")
         self.weights = weights.id
         if weights.manifest.max_staleness is not None:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 
+from configs.operation import choose_transport
 from millrace.errors import WeightsCorrupt
 from millrace.runtime.heartbeat import own_interface
 from millrace.runtime.stage import Stage, run_stage
@@ -34,7 +35,7 @@ _PUBLISH_SECONDS = 10.0
 
 def main(stage: Stage) -> None:
     """Pushes versions until asked to drain."""
-    config, store, network = stage.config.weights, stage.store, stage.config.placement.train.network
+    config, store, network = stage.config.effective_weights, stage.store, stage.config.placement.train.network
     receiver, sender = sync_weights_ends(
         config,
         store,
@@ -47,7 +48,8 @@ def main(stage: Stage) -> None:
     open_store = store_end(config, store, stage.arguments.handover, sender)
     with closing(receiver), closing(sender):
         loop = WeightSyncLoop(stage, receiver, sender, open_store)
-        stage.mark_ready(f"sync_weights ready, transport {config.transport}")
+        reason = choose_transport(stage.config).reason
+        stage.mark_ready(f"sync_weights ready, transport {config.transport}: {reason}")
         loop.run()
     stage.log(f"sync_weights drained after {stage.value('pushes')} pushes")
 

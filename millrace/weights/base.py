@@ -9,7 +9,7 @@ A receiver gets whole weights, verified against the fingerprint that sync_weight
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import TypeAdapter
@@ -17,6 +17,9 @@ from pydantic import TypeAdapter
 from millrace.weights.adapter import Adapter
 from millrace.weights.fingerprint import Fingerprint
 from millrace.weights.shared_tensors import SharedTensors
+
+if TYPE_CHECKING:
+    from millrace.weights.live.calls import LiveTransfer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,6 +84,8 @@ class Weights:
     tensors: Mapping[str, torch.Tensor]
     """By parameter name, tied parameters once; of an adapter by PEFT's name. Views of the transport's memory: copy them
     before the next `poll`."""
+    live: "LiveTransfer | None" = None
+    """The push that brings the tensors into the running engine; `tensors` is empty then."""
     shared: SharedTensors | None = None
     """The file in which other processes of this host find the same bytes until the next `poll`; receivers set it."""
 

@@ -3,9 +3,10 @@
 shm, store   trainer ──whole, in shared memory──► sync_weights ──`weights.transport`──► generator ×G
 direct       trainer rank ×T ══════shards, led by sync_weights═══════════════════════► generator ×G
                                                   sync_weights ╌╌╌╌╌╌╌╌╌store╌╌╌╌╌╌╌╌╌► late generators
+live         trainer rank ×T ══════vLLM's engines, led by sync_weights═══► vLLM's workers of generator ×G; late as above
 
-A generator's engine maps the received file (`Weights.shared`) and loads it; vLLM does so through its weight-transfer
-interface (`millrace/generation/engines/vllm/worker.py`).
+A generator's engine maps the received file (`Weights.shared`) and loads it, or serves the push that brings the weights
+(`Weights.live`); vLLM does so through its weight-transfer interface (`millrace/generation/engines/vllm`).
 """
 
 from collections.abc import Callable, Mapping
@@ -13,13 +14,14 @@ from pathlib import Path
 
 import torch
 
-from configs.operation import WeightsConfig
+from configs.operation import LIVE, SHARDED, WeightsConfig
 from millrace.weights.base import HandoverReceiver, HandoverSender, WeightsReceiver, WeightsSender
 from millrace.weights.direct.layout import ShardLayout
 from millrace.weights.direct.receiver import DirectReceiver
 from millrace.weights.direct.relay import DirectRelay, StoreOfDirect
 from millrace.weights.direct.sender import ShardSender
 from millrace.weights.fallback import FallbackReceiver
+from millrace.weights.live.receiver import LiveReceiver
 from millrace.weights.shm import ShmReceiver, ShmRelay, ShmSender
 from millrace.weights.store import StoreReceiver, StoreSender
 from storage.progress import read_status
@@ -36,19 +38,36 @@ def trainer_end(handover: Path, like: Mapping[str, torch.Tensor], num_generators
     return ShmSender(handover / _HANDOVER, like, num_generators)
 
 
-def rank_end(config: WeightsConfig, store: Store, layout: ShardLayout, rank: int) -> ShardSender:
-    """Opens the end of trainer rank `rank`, which publishes its shards of `layout`, for the transport `direct`."""
-    # Generators receive in the CPU's memory.
-    cpu = torch.device("cpu")
-    return ShardSender(_finder(store), layout, rank, device=cpu, deadline_seconds=config.deadline_seconds)
+def rank_end(
+    config: WeightsConfig,
+    store: Store,
+    layout: ShardLayout,
+    rank: int,
+    device: torch.device,
+    *,
+    workers: int = 1,
+    shared: bool = False,
+) -> ShardSender:
+    """Opens the end of trainer rank `rank`, which publishes its shards of `layout`; see `ShardSender`."""
+    return ShardSender(
+        _finder(store),
+        layout,
+        rank,
+        device=device,
+        deadline_seconds=config.deadline_seconds,
+        transport=config.transport,
+        workers=workers,
+        shared=shared,
+    )
 
 
 def sync_weights_ends(
     config: WeightsConfig, store: Store, handover: Path, num_generators: int, *, host: str = "127.0.0.1"
 ) -> tuple[HandoverReceiver, WeightsSender]:
     """Opens the ends of sync_weights: towards the trainer, and towards the generators. `direct` listens at `host`."""
-    if config.transport == "direct":
-        direct = DirectRelay(num_generators, host=host, deadline_seconds=config.deadline_seconds)
+    if config.transport in SHARDED:
+        live = config.transport in LIVE
+        direct = DirectRelay(num_generators, host=host, deadline_seconds=config.deadline_seconds, live=live)
         return direct, direct
     relay = ShmRelay(handover / _HANDOVER)
     return relay, relay if config.transport == "shm" else StoreSender(store)
@@ -61,12 +80,12 @@ def store_end(
     match config.transport:
         case "shm":
             return lambda: StoreSender(store)
-        case "direct":
+        case "store":
+            return None
+        case _:
             assert isinstance(sender, DirectRelay)
             path = handover / "received-to-store"
             return lambda: StoreOfDirect(sender, StoreSender(store), path, deadline_seconds=config.deadline_seconds)
-        case "store":
-            return None
 
 
 def generator_end(config: WeightsConfig, store: Store, handover: Path, generator: int) -> FallbackReceiver:
@@ -81,6 +100,8 @@ def generator_end(config: WeightsConfig, store: Store, handover: Path, generator
             primary = DirectReceiver(_finder(store), generator, path, deadline_seconds=config.deadline_seconds)
         case "store":
             return FallbackReceiver(stored, None, route="store")
+        case _:
+            primary = LiveReceiver(_finder(store), generator, deadline_seconds=config.deadline_seconds)
     return FallbackReceiver(primary, stored, route=config.transport)
 
 

@@ -10,6 +10,8 @@ process holds whole, as in `direct`, is hashed by parts:
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
 
 import torch
 import xxhash
@@ -20,8 +22,13 @@ from storage.failpoints import failpoint
 Region = tuple[tuple[int, int], ...]
 """A half-open range of indices per dimension of the whole tensor; () is all of a tensor without dimensions."""
 
+Method = Literal["xxh3", "sums"]
+"""How bytes are hashed. `xxh3`: in the CPU's memory; `sums`: on the tensor's device, by sums of its bits."""
+
 # One thread reads about as fast as one core can from memory; more than two bring nothing.
 _THREADS = 2
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_PIECE = 1 << 22
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +39,7 @@ class Fingerprint:
     """Parameter name → hex: XXH3 (128 bits) of dtype, shape and bytes, or of the hashes of its parts."""
     boxes: Mapping[str, tuple[Region, ...]] = field(default_factory=dict)
     """The parts of each tensor that is hashed by parts, in their order."""
+    method: Method = "xxh3"
 
     @property
     def digest(self) -> str:
@@ -41,7 +49,7 @@ class Fingerprint:
 
     def verify(self, tensors: Mapping[str, torch.Tensor], what: str) -> None:
         """Raises WeightsCorrupt, with `what` is damaged and the names, unless this is the fingerprint of `tensors`."""
-        self.match(fingerprint(tensors, self.boxes), what)
+        self.match(fingerprint(tensors, self.boxes, self.method), what)
 
     def match(self, other: "Fingerprint", what: str) -> None:
         """Raises WeightsCorrupt, with `what` is damaged and the names, unless both are the same."""
@@ -51,14 +59,15 @@ class Fingerprint:
 
 
 def fingerprint(
-    tensors: Mapping[str, torch.Tensor], boxes: Mapping[str, tuple[Region, ...]] | None = None
+    tensors: Mapping[str, torch.Tensor],
+    boxes: Mapping[str, tuple[Region, ...]] | None = None,
+    method: Method = "xxh3",
 ) -> Fingerprint:
     """The fingerprint of tensors in any memory; contiguous ones on the CPU are read in place. `boxes`: by parts."""
     boxes = boxes or {}
 
     def hash_named(name: str) -> str:
-        parts = [tensors[name][tuple(slice(begin, end) for begin, end in box)] for box in boxes.get(name, ())]
-        return combine_hashes(map(hash_tensor, parts)) if parts else hash_tensor(tensors[name])
+        return hash_parts(tensors[name], boxes.get(name, ()), method)
 
     # The big ones first, so that no thread is left alone with one at the end.
     names = sorted(tensors, key=lambda name: tensors[name].nbytes, reverse=True)
@@ -67,7 +76,13 @@ def fingerprint(
         for name, value in zip(names, threads.map(hash_named, names), strict=True):
             hashes[name] = value
             failpoint("weights.mid_hash")
-    return Fingerprint(tensors={name: hashes[name] for name in tensors}, boxes=boxes)
+    return Fingerprint(tensors={name: hashes[name] for name in tensors}, boxes=boxes, method=method)
+
+
+def hash_parts(tensor: torch.Tensor, boxes: Iterable[Region], method: Method) -> str:
+    """The hash of a tensor by these parts of it; of the whole tensor if there are none."""
+    parts = [tensor[tuple(slice(begin, end) for begin, end in box)] for box in boxes]
+    return combine_hashes(map(partial(hash_tensor, method=method), parts or [tensor]))
 
 
 def combine_hashes(hashes: Iterable[str]) -> str:
@@ -76,13 +91,29 @@ def combine_hashes(hashes: Iterable[str]) -> str:
     return parts[0] if len(parts) == 1 else xxhash.xxh3_128_hexdigest(" ".join(parts).encode())
 
 
-def hash_tensor(tensor: torch.Tensor) -> str:
-    """XXH3 (128 bits, hex) of one tensor's dtype, shape and bytes."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+def hash_tensor(tensor: torch.Tensor, method: Method = "xxh3") -> str:
+    """XXH3 (128 bits, hex) of one tensor's dtype, shape and bytes, or of sums of them."""
     state = xxhash.xxh3_128(f"{tensor.dtype} {list(tensor.shape)} ".encode())
+    if method == "sums":
+        state.update(repr(_sums(tensor)).encode())
+        return state.hexdigest()
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
     # As bytes: numpy knows no bfloat16.
     state.update(flat.view(torch.uint8).numpy().data)
     return state.hexdigest()
+
+
+def _sums(tensor: torch.Tensor) -> list[int]:
+    """Σ x and Σ i · x modulo 2^64 over the elements' bits x as integers, computed on the tensor's device."""
+    bits = tensor.detach().contiguous().reshape(-1).view(_BITS[tensor.element_size()])
+    sums = torch.zeros(2, dtype=torch.int64, device=tensor.device)
+    # By pieces, whose integers of 8 bytes take little memory.
+    for start in range(0, bits.numel(), _PIECE):
+        piece = bits[start : start + _PIECE].to(torch.int64)
+        positions = torch.arange(start + 1, start + 1 + piece.numel(), device=tensor.device)
+        sums += torch.stack([piece.sum(), (piece * positions).sum()])
+    values: list[int] = sums.tolist()
+    return values
 
 
 def names_of(names: Iterable[str], most: int = 5) -> str:

@@ -243,7 +243,7 @@ IMPOSSIBLE: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
         ("training.selection.source_factors", "prompts.source"),
     ),
     "shared memory between hosts": (
-        {"placement": {"train": {"work_pool": "hosts"}}},
+        {"placement": {"train": {"work_pool": "hosts"}}, "weights": {"transport": "shm"}},
         ("weights.transport", "placement.train.work_pool"),
     ),
     "several hosts without a pool": (

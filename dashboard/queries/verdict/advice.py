@@ -85,7 +85,7 @@ def _no_spread(facts: Facts) -> str:
 
 def _sync_bound(facts: Facts) -> str:
     other = {"shm": "direct", "direct": "shm on one host"}.get(str(facts.setting("weights.transport")))
-    transport = other or "direct, or shm on one host"
+    transport = other or "auto"
     return f"Set weights.transport to {transport}, or raise training.groups_per_step: transfers take most of a step."
 
 

@@ -8,6 +8,7 @@ import dataclasses
 
 import torch
 
+from configs.operation import SHARDED, vllm_workers
 from configs.schema import RunConfig
 from millrace.runtime.stage import Stage
 from millrace.training.lora import described
@@ -71,8 +72,9 @@ class Handover:
 def open_handover(stage: Stage, trainer: Trainer) -> Handover:
     """Opens the handover of new versions: whole ones and shards in the generators' dtype, adapters in float32."""
     config, arguments = stage.config, stage.arguments
-    sender: HandoverSender | None = shard_sender(trainer, config, stage.store)
-    if sender is not None:
+    sender = shard_sender(trainer, config, stage.store)
+    if isinstance(sender, ShardSender):
+        stage.log(f"weights go to the generators by {sender.route}")
         return Handover(trainer, sender)
     dtype = getattr(torch, config.generation_dtype)
     tensors = layout(trainer.model, trainer.ranks, dtype).tensors
@@ -87,7 +89,15 @@ def open_handover(stage: Stage, trainer: Trainer) -> Handover:
 
 def shard_sender(trainer: Trainer, config: RunConfig, store: Store) -> ShardSender | None:
     """Opens the sender of this rank's shards; None if versions are handed over whole."""
-    if config.weights.transport != "direct":
+    if config.effective_weights.transport not in SHARDED:
         return None
     shards = layout(trainer.model, trainer.ranks, getattr(torch, config.generation_dtype))
-    return rank_end(config.weights, store, shards, trainer.ranks.rank)
+    return rank_end(
+        config.effective_weights,
+        store,
+        shards,
+        trainer.ranks.rank,
+        trainer.ranks.device,
+        workers=vllm_workers(config),
+        shared=config.placement.colocated,
+    )

@@ -5,8 +5,10 @@
 Every member follows the order of `ShardLayout.messages`, so no two of them wait for each other.
 """
 
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -43,7 +45,17 @@ class PushGroup:
         else:
             nccl = dist.ProcessGroupNCCL.Options()
             nccl._timeout = timedelta(seconds=seconds)
-            self._group = dist.ProcessGroupNCCL(store, rank, size, nccl)
+            with _without_watchdog():
+                self._group = dist.ProcessGroupNCCL(store, rank, size, nccl)
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        """Sends a contiguous tensor from rank `root` to all others. Raises RuntimeError after the group's seconds."""
+        self._group.broadcast(tensor.view(-1).view(torch.uint8), root).wait()
+
+    def destroy(self) -> None:
+        """Ends transfers that are under way, here and, once they notice, at the others."""
+        if self._device.type == "cuda":
+            self._group.abort()
 
     def send(self, part: torch.Tensor, target: int, tag: int) -> dist.Work:
         """Starts sending a contiguous tensor, which must not change until it is sent."""
@@ -65,6 +77,20 @@ class PushGroup:
                 raise RuntimeError("the deadline passed while weights were on their way")
             time.sleep(_LOOK_SECONDS)
         work.wait()
+
+
+@contextmanager
+def _without_watchdog() -> Iterator[None]:
+    """Groups made in this block leave errors to `PushGroup.wait`; others would end the process."""
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    previous = os.environ.get(name)
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if previous is not None:
+            os.environ[name] = previous
 
 
 def send_parts(

@@ -13,6 +13,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -45,6 +46,8 @@ class Member(ABC):
         self._device = device
         self._deadline_seconds = deadline_seconds
         self._patience = deadline_seconds * PATIENCE
+        self.session = uuid4().hex
+        """Its connections to other members. A new one after an error, which they find out by it."""
         self._group: PushGroup | None = None
         self._error: Exception | None = None
         self._closed = threading.Event()
@@ -85,7 +88,7 @@ class Member(ABC):
         """
         until = time.monotonic() + self._deadline_seconds
         failpoint("direct.ready")
-        members = client.ready(push, is_able, 2 * self._patience)
+        members = list(client.ready(push, self.session if is_able else "", 2 * self._patience))
         if self.name not in members:
             return None
         # Drop the last push's group first: its members may be waiting for this process there.

@@ -1,4 +1,4 @@
-"""sync_weights' end of `direct`: it learns of versions, leads pushes, and moves no tensor.
+"""sync_weights' end of `direct` and of live transports: it learns of versions, leads pushes, and moves no tensor.
 
     trainer ranks: offers, with hashes ─► poll: the newest that all ranks hold
     publish ─► who requests it? ─► push to those ─► poll: who requests it since? ─► push to those
@@ -22,7 +22,7 @@ from millrace.weights.direct.layout import ShardLayout
 from millrace.weights.direct.member import PATIENCE
 from millrace.weights.direct.receiver import DirectReceiver
 from millrace.weights.direct.rendezvous import PushRendezvous, generator_name, trainer_name
-from millrace.weights.fingerprint import Fingerprint, Region, combine_hashes, names_of
+from millrace.weights.fingerprint import Fingerprint, Method, Region, combine_hashes, names_of
 from storage.failpoints import failpoint
 
 _LOOK_SECONDS = 0.05
@@ -32,11 +32,16 @@ _LOOK_SECONDS = 0.05
 class DirectRelay(HandoverReceiver, WeightsSender):
     """Both ends of sync_weights, for generators 0 … num_generators − 1. Listens at `host`, at a free port.
 
+    `live`: weights go into the generators' running engines (millrace/weights/live).
+
     Raises InputError if this machine has no such address.
     """
 
-    def __init__(self, num_generators: int, *, host: str = "127.0.0.1", deadline_seconds: float) -> None:
+    def __init__(
+        self, num_generators: int, *, host: str = "127.0.0.1", deadline_seconds: float, live: bool = False
+    ) -> None:
         self._deadline_seconds = deadline_seconds
+        self._live = live
         self._rendezvous = PushRendezvous(host)
         self.address: str = self._rendezvous.address
         self.num_generators = num_generators
@@ -109,7 +114,7 @@ class DirectRelay(HandoverReceiver, WeightsSender):
             hashes.append(offer.hashes)
         if not manifest.id.newer_than(newer_than):
             return None
-        fingerprint = whole_fingerprint(layout, hashes)
+        fingerprint = whole_fingerprint(layout, hashes, "sums" if self._live else "xxh3")
         tensors = {
             spec.name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta")
             for spec in layout.tensors
@@ -120,19 +125,19 @@ class DirectRelay(HandoverReceiver, WeightsSender):
 
     def _serve(self, weights: Weights) -> None:
         if requesting := sorted(g for g in self.missing if self._rendezvous.request(g) is not None):
-            self._push(weights, requesting)
+            self._push(weights, requesting, live=self._live)
         self._next_look = time.monotonic() + _LOOK_SECONDS
 
-    def _push(self, weights: Weights, generators: list[int]) -> None:
+    def _push(self, weights: Weights, generators: list[int], *, live: bool = False) -> None:
         until = time.monotonic() + self._deadline_seconds
         trainers = [trainer_name(rank) for rank in range(self._layout.size)]
         names = [*trainers, *map(generator_name, generators)]
-        push = self._rendezvous.announce(weights.manifest, self._layout, names)
+        push = self._rendezvous.announce(weights.manifest, self._layout, names, live=live)
         failpoint("direct.announced")
         ready = self._rendezvous.answers("ready", push, names, self._deadline_seconds * PATIENCE)
         members = [name for name in names if ready.get(name)]
         if members[: len(trainers)] == trainers and len(members) > len(trainers):
-            self._rendezvous.go(push, members)
+            self._rendezvous.go(push, {name: ready[name] for name in members})
             failpoint("direct.gone")
             done = self._rendezvous.answers("done", push, members, until - time.monotonic())
             failpoint("direct.done")
@@ -172,7 +177,9 @@ class StoreOfDirect(WeightsSender):
         self._store_sender.close()
 
 
-def whole_fingerprint(layout: ShardLayout, offered: Sequence[Mapping[str, str]]) -> Fingerprint:
+def whole_fingerprint(
+    layout: ShardLayout, offered: Sequence[Mapping[str, str]], method: Method = "xxh3"
+) -> Fingerprint:
     """The fingerprint of whole tensors, out of the ranks' hashes of their parts, `offered` in the order of the ranks.
 
     Raises WeightsCorrupt, naming tensors, if ranks with the same part have different hashes.
@@ -188,4 +195,5 @@ def whole_fingerprint(layout: ShardLayout, offered: Sequence[Mapping[str, str]])
     return Fingerprint(
         tensors={name: combine_hashes(by_box.values()) for name, by_box in parts.items()},
         boxes={name: tuple(by_box) for name, by_box in parts.items()},
+        method=method,
     )

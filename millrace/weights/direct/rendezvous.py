@@ -4,9 +4,9 @@
         ├── rank: offer: version, hashes ─────►│── by all trainer ranks? ────────────────────────►│
         ├── generator: request: held version ─►│── an older version? ────────────────────────────►│
         │                                      │◄── push number n: version, who is invited ───────┤
-        ├── n/ready ──────────────────────────►│── all ready, or out of time ────────────────────►│
+        ├── n/ready: its session ─────────────►│── all ready, or out of time ────────────────────►│
         │                                      │◄── n/go: who takes part, in what order ──────────┤
-        │◄══════════ shards, from member to member (exchange.py) ════════════════════════►        │
+        │◄══════════ shards, from member to member (exchange.py, or vLLM's engines) ═════►        │
         ├── n/done: what went wrong ──────────►│── all done, or out of time ─────────────────────►│
         │                                      │◄── n/go: no member, it is over ──────────────────┤
 
@@ -50,6 +50,8 @@ class Push:
     layout: ShardLayout
     """The trainer's."""
     invited: tuple[str, ...]
+    live: bool = False
+    """Whether weights go into the running engines of the generators, which serve calls (`live/calls.py`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,10 +120,10 @@ class PushRendezvous:
         """Forgets the request of a generator."""
         self.store.delete_key(f"request/{generator_name(generator)}")
 
-    def announce(self, manifest: Manifest, layout: ShardLayout, invited: Iterable[str]) -> Push:
+    def announce(self, manifest: Manifest, layout: ShardLayout, invited: Iterable[str], *, live: bool = False) -> Push:
         """Announces a new push to all members."""
         self._number += 1
-        push = Push(number=self._number, manifest=manifest, layout=layout, invited=tuple(invited))
+        push = Push(number=self._number, manifest=manifest, layout=layout, invited=tuple(invited), live=live)
         for member in push.invited:
             self.store.delete_key(f"request/{member}")
         self.store.set("push", _PUSH.dump_json(push).decode())
@@ -134,13 +136,13 @@ class PushRendezvous:
         _wait(self.store, list(keys.values()), seconds)
         return {m: json.loads(self.store.get(key)) for m, key in keys.items() if self.store.check([key])}
 
-    def go(self, push: Push, members: list[str]) -> None:
-        """Names the members that take part, in the order of their ranks."""
+    def go(self, push: Push, members: Mapping[str, str]) -> None:
+        """Names the members that take part, in the order of their ranks, and their sessions."""
         self.store.set(f"{push.number}/go", json.dumps(members))
 
     def finish(self, push: Push) -> None:
         """Ends this push: a member that wakes up now stays out of it."""
-        self.go(push, [])
+        self.go(push, {})
         for key in self.store.list_keys():
             if key.startswith(f"{push.number - 1}/"):
                 self.store.delete_key(key)
@@ -157,6 +159,7 @@ class RendezvousClient:
     """
 
     def __init__(self, address: str, member: str, seconds: float) -> None:
+        self.address = address
         host, _, port = address.rpartition(":")
         # TCPStore would retry a refused connection. This also shows by which of this machine's addresses the other
         # is reached.
@@ -189,15 +192,32 @@ class RendezvousClient:
         self.seen = push.number
         return push
 
-    def ready(self, push: Push, is_able: bool, seconds: float) -> list[str]:
-        """Answers whether this member can take part, and waits this long for the others.
+    def ready(self, push: Push, session: str, seconds: float) -> dict[str, str]:
+        """Answers with this member's session, empty if it can't take part, and waits this long for the others.
 
-        Returns those that take part; none if the push is called off, over, or out of time.
+        Returns those that take part, with their sessions; none if the push is called off, over, or out of time.
         """
-        self.store.set(f"{push.number}/ready/{self._member}", json.dumps(is_able))
+        self.store.set(f"{push.number}/ready/{self._member}", json.dumps(session))
         key = f"{push.number}/go"
-        members: list[str] = json.loads(self.store.get(key)) if _wait(self.store, [key], seconds) else []
+        members: dict[str, str] = json.loads(self.store.get(key)) if _wait(self.store, [key], seconds) else {}
         return members
+
+    def again(self, seconds: float) -> "RendezvousClient":
+        """Another connection, for another thread. Raises DistNetworkError if sync_weights is gone."""
+        try:
+            return RendezvousClient(self.address, self._member, seconds)
+        except OSError as error:
+            raise DistNetworkError(str(error)) from error
+
+    def set(self, push: Push, key: str, value: Any) -> None:
+        """Publishes a JSON value to the other members of a push."""
+        self.store.set(f"{push.number}/{key}", json.dumps(value))
+
+    def get(self, push: Push, key: str, seconds: float = 0.0) -> Any:
+        """Waits for such a value; None without one in this time."""
+        name = f"{push.number}/{key}"
+        there = _wait(self.store, [name], seconds) if seconds > 0 else self.store.check([name])
+        return json.loads(self.store.get(name)) if there else None
 
     def done(self, push: Push, error: str = "", *, damage: str = "") -> None:
         """Answers that its part is done, or what went wrong; `damage`: the received tensors that don't match."""

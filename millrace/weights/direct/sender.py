@@ -8,24 +8,33 @@ The ranks' snapshots are of the same version because rank 0 decides, and all tak
 that a rank does not hold is called off by sync_weights.
 """
 
+import sys
 import threading
+import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import torch
 
+from configs.operation import LIVE
 from millrace.weights.base import HandoverSender, Manifest, Weights
 from millrace.weights.direct.exchange import PushGroup, send_parts
 from millrace.weights.direct.layout import ShardLayout
 from millrace.weights.direct.member import Member
 from millrace.weights.direct.rendezvous import Offer, Push, RendezvousClient, trainer_name
-from millrace.weights.fingerprint import fingerprint
+from millrace.weights.direct.snapshot import Snapshot
 from storage.failpoints import failpoint
+
+if TYPE_CHECKING:
+    from millrace.weights.live.trainer import LiveSender
 
 
 class ShardSender(Member, HandoverSender):
-    """Rank `rank` of the trainer, which has its boxes of `layout`; dtypes are the generators'.
+    """Rank `rank` of a trainer on `device`, which has its boxes of `layout`; dtypes are the generators'.
 
-    The snapshot is on `device`.
+    It sends by `transport`, `direct` or a live one, to generators of `workers` workers each. `shared`: the generator
+    uses the same device.
     """
 
     def __init__(
@@ -36,15 +45,22 @@ class ShardSender(Member, HandoverSender):
         *,
         device: torch.device,
         deadline_seconds: float,
+        transport: str = "direct",
+        workers: int = 1,
+        shared: bool = False,
     ) -> None:
-        super().__init__(trainer_name(rank), find, device=device, deadline_seconds=deadline_seconds)
+        # Only live transports take tensors from a GPU.
+        super().__init__(trainer_name(rank), find, device=torch.device("cpu"), deadline_seconds=deadline_seconds)
         self._layout = layout
         self._messages = layout.messages()
-        dtypes = {spec.name: getattr(torch, spec.dtype) for spec in layout.tensors}
-        self._snapshot = {
-            name: torch.empty([end - begin for begin, end in box], dtype=dtypes[name], device=device)
-            for name, box in layout.boxes(rank).items()
-        }
+        self._snapshot = Snapshot(layout, rank, device, shared=shared)
+        self._live: LiveSender | None = None
+        if transport in LIVE:
+            # Imported late: it imports vLLM.
+            from millrace.weights.live import trainer
+
+            tensors = self._snapshot.tensors
+            self._live = trainer.LiveSender(transport, layout, rank, tensors, device=device, workers=workers)
         # Who has it may read the snapshot, or replace it.
         self._lock = threading.Lock()
         self._manifest: Manifest | None = None
@@ -53,6 +69,13 @@ class ShardSender(Member, HandoverSender):
         self._offered: tuple[RendezvousClient | None, int] = None, 0
         self._resend_requested = False
         self.start()
+
+    @property
+    def route(self) -> str:
+        """The transport in use, and what keeps it from the configured one, if anything does."""
+        if self._live is None:
+            return "direct"
+        return self._live.transport + (f", because {self._live.limit}" if self._live.limit else "")
 
     @property
     def busy(self) -> bool:
@@ -66,9 +89,8 @@ class ShardSender(Member, HandoverSender):
         """
         self.raise_error()
         failpoint("direct.before_snapshot")
-        with self._lock, torch.no_grad():
-            for name, kept in self._snapshot.items():
-                kept.copy_(weights.tensors[name])
+        with self._lock:
+            self._snapshot.take(weights.tensors)
             self._manifest = weights.manifest
             self._num_published += 1
             self._resend_requested = False
@@ -80,6 +102,8 @@ class ShardSender(Member, HandoverSender):
     def close(self) -> None:
         """Ends the thread."""
         self.stop()
+        if self._live is not None:
+            self._live.close()
 
     def idle(self, client: RendezvousClient) -> None:
         """Offers the snapshot to each sync_weights once; if that drops the offer, the trainer must publish again."""
@@ -88,17 +112,39 @@ class ShardSender(Member, HandoverSender):
         elif self._manifest is not None:
             with self._lock:
                 manifest, published = self._manifest, self._num_published
-                hashes = fingerprint(self._snapshot).tensors
+                self._snapshot.wait()
+                hashes = self._snapshot.hashes("xxh3" if self._live is None else "sums")
             client.offer(Offer(manifest=manifest, layout=self._layout, hashes=hashes))
             self._offered = client, published
             failpoint("direct.offered")
 
     def take_part(self, client: RendezvousClient, push: Push) -> None:
         def transfer(group: PushGroup, until: float) -> int:
-            return send_parts(group, self._snapshot, self._messages, target=self._layout.size, until=until)
+            parts = {name: tensor.cpu() for name, tensor in self._snapshot.tensors.items()}
+            return send_parts(group, parts, self._messages, target=self._layout.size, until=until)
 
         with self._lock:
             is_able = self._manifest is not None and self._manifest.id == push.manifest.id
-            error = self.exchange(client, push, is_able, transfer)
+            if push.live:
+                error = self._send_live(client, push, is_able)
+            else:
+                error = self.exchange(client, push, is_able, transfer)
             if error is not None:
                 client.done(push, error)
+
+    def _send_live(self, client: RendezvousClient, push: Push, is_able: bool) -> str | None:
+        """Sends into the generators' running engines; returns as `exchange`."""
+        until = time.monotonic() + self._deadline_seconds
+        failpoint("direct.ready")
+        members = client.ready(push, self.session if is_able and self._live else "", 2 * self._patience)
+        if self.name not in members:
+            return None
+        assert self._live is not None
+        try:
+            self.wire_bytes += self._live.send(client, push, members, until)
+        except RuntimeError as error:
+            # The others find out by it that connections to this rank are gone.
+            self.session = uuid4().hex
+            print(f"{self._live.transport}: {self.name}: {error}", file=sys.stderr)
+            return str(error)
+        return ""

@@ -90,6 +90,8 @@ def test_every_cost_of_a_campaign_is_a_duration() -> None:
         ("push", {"weights__transport": "shm"}, -1),
         ("push", {"weights__transport": "store"}, 1),
         ("handover", {"weights__transport": "shm"}, 1),
+        ("push", {"weights__transport": "nccl"}, -1),
+        ("handover", {"weights__transport": "nccl"}, -1),
         ("checkpoint", {"training__frozen_layers": 16}, -1),
         ("checkpoint", {"model__dtype": "bfloat16"}, 0),
     ],

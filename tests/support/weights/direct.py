@@ -162,9 +162,9 @@ class Child:
 
 
 def generator(
-    folder: Path, number: int, failpoints: Failpoints, *, deadline_seconds: float = PATIENT
+    folder: Path, number: int, failpoints: Failpoints, *, deadline_seconds: float = PATIENT, transport: str = "direct"
 ) -> AbstractContextManager[Child]:
-    return _child(f"generate-{number}", failpoints, folder, deadline_seconds, 10**9)
+    return _child(f"generate-{number}", failpoints, folder, deadline_seconds, transport, 10**9)
 
 
 def trainer_rank(
@@ -175,15 +175,21 @@ def trainer_rank(
     *,
     deadline_seconds: float = PATIENT,
     policy: str = "odd",
+    transport: str = "direct",
 ) -> AbstractContextManager[Child]:
     """A rank of a trainer of `layout` (data, tensor) ranks, which offers versions on command."""
-    return _child(f"train-{rank}", failpoints, folder, deadline_seconds, *layout, policy)
+    return _child(f"train-{rank}", failpoints, folder, deadline_seconds, transport, *layout, policy)
 
 
 def sync_weights(
-    folder: Path, num_generators: int, failpoints: Failpoints, *, deadline_seconds: float = PATIENT
+    folder: Path,
+    num_generators: int,
+    failpoints: Failpoints,
+    *,
+    deadline_seconds: float = PATIENT,
+    transport: str = "direct",
 ) -> AbstractContextManager[Child]:
-    return _child("sync_weights-0", failpoints, folder, deadline_seconds, num_generators)
+    return _child("sync_weights-0", failpoints, folder, deadline_seconds, transport, num_generators)
 
 
 @contextmanager

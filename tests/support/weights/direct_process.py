@@ -1,4 +1,4 @@
-"""A member of `direct` as a process that `direct.py` starts. It prints JSON lines.
+"""A member of `direct`, or of `gloo` with a worker's engine alone, as a process of `direct.py`. It prints JSON lines.
 
     train-<r> DATA TENSOR POLICY    offer <version> ─► {"offered": …}
     sync_weights-0 GENERATORS       {"version": …, "missing": […]} whenever that changes
@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from support.weights.direct import finder, publish_address
 from support.weights.direct_policies import POLICIES, id_of, shards
+from support.weights.live import serve
 
 from millrace.errors import WeightsCorrupt
 from millrace.weights.base import Manifest, Weights, WeightsId
@@ -56,12 +57,14 @@ class Measured:
         say(added_bytes=most - self._resident, written_bytes=written, sent_bytes=member.wire_bytes)
 
 
-def train(folder: Path, deadline: float, rank: int, data: str, tensor: str, policy: str) -> None:
+def train(folder: Path, deadline: float, transport: str, rank: int, data: str, tensor: str, policy: str) -> None:
     layout = POLICIES[policy].layout(int(data), int(tensor))
     # As a trainer's live shards, which change in place.
     live = {name: part.clone() for name, part in shards(POLICIES[policy].tensors(0), layout, rank).items()}
     measured = Measured()
-    sender = ShardSender(finder(folder), layout, rank, device=torch.device("cpu"), deadline_seconds=deadline)
+    sender = ShardSender(
+        finder(folder), layout, rank, device=torch.device("cpu"), deadline_seconds=deadline, transport=transport
+    )
     say(ready=True)
     for line in sys.stdin:
         command, _, version = line.strip().partition(" ")
@@ -74,8 +77,8 @@ def train(folder: Path, deadline: float, rank: int, data: str, tensor: str, poli
         say(offered=int(version))
 
 
-def sync_weights(folder: Path, deadline: float, num_generators: str) -> None:
-    relay = DirectRelay(int(num_generators), deadline_seconds=deadline)
+def sync_weights(folder: Path, deadline: float, transport: str, num_generators: str) -> None:
+    relay = DirectRelay(int(num_generators), deadline_seconds=deadline, live=transport != "direct")
     publish_address(folder, relay.address)
     say(ready=True)
     newest, missing = None, None
@@ -91,7 +94,10 @@ def sync_weights(folder: Path, deadline: float, num_generators: str) -> None:
             say(version=newest.policy_version, missing=sorted(missing))
 
 
-def generate(folder: Path, deadline: float, number: int, last_version: str) -> None:
+def generate(folder: Path, deadline: float, transport: str, number: int, last_version: str) -> None:
+    if transport != "direct":
+        receive_live(folder, deadline, number)
+        return
     measured = Measured()
     receiver = DirectReceiver(finder(folder), number, folder / f"received-{number}", deadline_seconds=deadline)
     say(ready=True)
@@ -118,15 +124,33 @@ def generate(folder: Path, deadline: float, number: int, last_version: str) -> N
     # The receiver is not closed: the interpreter must end well all the same.
 
 
+def receive_live(folder: Path, deadline: float, number: int) -> None:
+    # Late: it imports vLLM.
+    from support.weights.live_engine import WorkerAlone
+
+    from millrace.weights.live.receiver import LiveReceiver
+
+    engine = WorkerAlone()
+    receiver = LiveReceiver(finder(folder), number, deadline_seconds=deadline)
+    say(ready=True)
+    held: WeightsId | None = None
+    while True:
+        newest = serve(engine, receiver, held)
+        if newest is not None and newest != held:
+            held = newest
+            say(version=newest.policy_version, digest=fingerprint(engine.received).digest)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    role, folder, deadline, *arguments = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]), *sys.argv[4:]
+    role, folder, deadline, transport = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
+    arguments = sys.argv[5:]
     failpoints.arm(role)
     kind, _, own = role.rpartition("-")
     match kind:
         case "train":
-            train(folder, deadline, int(own), *arguments)
+            train(folder, deadline, transport, int(own), *arguments)
         case "generate":
-            generate(folder, deadline, int(own), *arguments)
+            generate(folder, deadline, transport, int(own), *arguments)
         case _:
-            sync_weights(folder, deadline, *arguments)
+            sync_weights(folder, deadline, transport, *arguments)

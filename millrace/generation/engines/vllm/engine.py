@@ -3,7 +3,8 @@
     submit ─► an asyncio task per request ─► AsyncLLM ─► engine core ─► workers (one per tensor-parallel rank)
     collect ◄─ queue ◄─ finished ◄──────────────┘                         ▲
     interrupt: AsyncLLM ends each request with the tokens that the core has reported
-    update_weights: pause, requests kept ─► new salt ─► workers load from shared memory ─► resume
+    update_weights: pause, requests kept ─► new salt ─► workers load from shared memory, or the trainer's calls are
+                    served (millrace/weights/live) ─► resume
     update_weights, a LoRA adapter: loaded next to the others (adapters.py); requests in flight keep theirs
 
 Weights change between two tokens of a request: its tokens are kept. Its key-value cache is kept too, or with
@@ -21,24 +22,25 @@ import threading
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from millrace.errors import WeightsMismatch
+from millrace.errors import WeightsMismatch, WeightsNotReceived
 from millrace.generation.engines.base import Engine, check_names, unstarted
 from millrace.generation.engines.vllm.startup import ENVIRONMENT, end, vllm_arguments, vllm_processes
 from millrace.models.loading import empty_model
 from millrace.types import FinishReason, Request, Response, Sampling, Trajectory
 from millrace.weights.base import Weights
+from millrace.weights.live.calls import INIT, START, UPDATE, LiveTransfer
 
 os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
 
 # vLLM reads the environment when it is imported.
 from vllm import SamplingParams
 from vllm.config import WeightTransferConfig
-from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.logprobs import FlatLogprobs
 from vllm.lora.request import LoRARequest
@@ -156,22 +158,48 @@ class VllmEngine(Engine):
         return self._adapters is None or self._adapters.has_room
 
     def update_weights(self, weights: Weights) -> float:
+        version = str(weights.id.policy_version)
+        if weights.live is not None:
+            pause_seconds = self._serve(weights.live, version)
+            self.policy_version = weights.id.policy_version
+            return pause_seconds
         check_names(self._shapes, weights)
         if weights.shared is None:
             raise ValueError("vLLM's workers are other processes: they need weights in shared memory")
         if (weights.manifest.adapter is None) != (self._adapters is None):
             kinds = ("adapters", "the whole model") if self._adapters is None else ("the whole model", "adapters")
-            raise WeightsMismatch(
-                f"version {weights.id.policy_version} is one of {kinds[0]}, and vLLM was started for {kinds[1]}"
-            )
+            raise WeightsMismatch(f"version {version} is one of {kinds[0]}, and vLLM was started for {kinds[1]}")
         started = time.monotonic()
         if self._adapters is not None:
             self._run(self._adapters.load(weights))
             pause_seconds = time.monotonic() - started
         else:
-            pause_seconds = self._run(self._update(weights.shared.to_json(), str(weights.id.policy_version)))
+            pause_seconds = self._run(self._update(weights.shared.to_json(), version))
         self.policy_version = weights.id.policy_version
         return pause_seconds
+
+    def _serve(self, push: LiveTransfer, version: str) -> float:
+        """Serves the trainer's calls; returns the pause in seconds.
+
+        Raises WeightsNotReceived after an error. If the model may have changed, generation stays paused until the next
+        update.
+        """
+        started = 0.0
+        try:
+            for method, argument in push.calls():
+                if method == START:
+                    started = time.monotonic()
+                    self._run(self._pause())
+                self._run(self._perform(method, argument, version))
+        except Exception as error:
+            # Whatever it is, the trainer has to know.
+            self._check_alive()
+            if started:
+                self._run(self._give_up())
+            push.end(str(error) or repr(error))
+            raise WeightsNotReceived(f"version {version} did not arrive: {error}") from error
+        self._run(self._llm.resume_generation())
+        return time.monotonic() - started
 
     def next_logprobs(self, tokens: Sequence[int], most: int) -> dict[int, float]:
         sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=1)
@@ -260,13 +288,31 @@ class VllmEngine(Engine):
     async def _update(self, tensors: dict[str, Any], version: str) -> float:
         # If one of these fails, generation stays paused: nothing is sampled from half-loaded weights.
         started = time.monotonic()
-        await self._llm.pause_generation(mode="keep", clear_cache=not self.keep_cache)
-        self._num_updates += 1
+        await self._pause()
         await self._llm.start_weight_update()
         await self._llm.update_weights(WeightTransferUpdateRequest(update_info={"tensors": tensors}))
         await self._llm.finish_weight_update(version)
         await self._llm.resume_generation()
         return time.monotonic() - started
+
+    async def _pause(self) -> None:
+        await self._llm.pause_generation(mode="keep", clear_cache=not self.keep_cache)
+        self._num_updates += 1
+
+    async def _give_up(self) -> None:
+        # vLLM's workers end an update only by an error in it, or by its success.
+        with suppress(Exception):
+            await self._llm.update_weights(WeightTransferUpdateRequest(update_info={}))
+
+    async def _perform(self, method: str, argument: Any, version: str) -> None:
+        if method == INIT:
+            await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=argument))
+        elif method == START:
+            await self._llm.start_weight_update()
+        elif method == UPDATE:
+            await self._llm.update_weights(WeightTransferUpdateRequest(update_info=argument))
+        else:
+            await self._llm.finish_weight_update(version)
 
     async def _abort_all(self) -> None:
         # More than once: vLLM can't abort a request that is still on its way to it.

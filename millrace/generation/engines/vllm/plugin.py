@@ -2,7 +2,8 @@
 
 It registers our transfer of weights, and has the sampler say which tokens it could draw from.
 
-generator: VllmEngine.update_weights ── name of the file ──► each worker: SharedMemoryEngine ──► its model
+generator: VllmEngine.update_weights ── name of the file, or the trainer's call ──► each worker: LiveEngine ──► its
+model
 """
 
 import torch
@@ -19,7 +20,7 @@ def register() -> None:
     omit_impossible_tokens()
     try:
         WeightTransferEngineFactory.register_engine(
-            BACKEND, "millrace.generation.engines.vllm.worker", "SharedMemoryEngine"
+            BACKEND, "millrace.generation.engines.vllm.live_worker", "LiveEngine"
         )
     except ValueError:
         # Registered already: vLLM offers no check.

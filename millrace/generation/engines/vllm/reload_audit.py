@@ -8,7 +8,7 @@ get their old tensors back, or are processed with whatever memory held. vLLM log
                                     └ a bare `copy_` in it ends on the meta device, and is lost
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import nn
@@ -22,16 +22,17 @@ from millrace.errors import WeightsMismatch
 from millrace.weights.fingerprint import names_of
 
 
-def check_reload(model: nn.Module) -> None:
+def check_reload(model: nn.Module, written: Collection[str] = ()) -> None:
     """Raises WeightsMismatch, with the layers' names, unless every layer has received all its elements.
 
-    Call it after the last `load_weights` and before `finalize_layerwise_reload`.
+    `written`: parameters that were written in place, without weight loaders. Call it after the last `load_weights` and
+    before `finalize_layerwise_reload`.
     """
-    if incomplete := list(_incomplete_layers(model)):
+    if incomplete := list(_incomplete_layers(model, written)):
         raise WeightsMismatch(f"vLLM's model did not load all weights of {names_of(incomplete)}")
 
 
-def _incomplete_layers(model: nn.Module) -> Iterator[str]:
+def _incomplete_layers(model: nn.Module, written: Collection[str]) -> Iterator[str]:
     seen: set[int] = set()
     for name, layer in model.named_modules():
         info = get_layerwise_info(layer)
@@ -46,7 +47,7 @@ def _incomplete_layers(model: nn.Module) -> Iterator[str]:
         expected = sum(
             _num_loaded(layer, parameter)
             for key, parameter in layer._parameters.items()
-            if parameter is not None and key not in tied | SKIP_LOAD_TENSORS
+            if parameter is not None and key not in tied | SKIP_LOAD_TENSORS and f"{name}.{key}" not in written
         )
         if info.load_numel < expected:
             yield f"{name} ({info.load_numel} of {expected} elements)"
@@ -55,10 +56,11 @@ def _incomplete_layers(model: nn.Module) -> Iterator[str]:
 def _num_loaded(layer: nn.Module, parameter: torch.Tensor) -> int:
     """Elements of a whole parameter without its padding, which no file holds."""
     if isinstance(layer, VocabParallelEmbedding):
-        return parameter.numel() // len(parameter) * layer.shard_indices.num_org_elements
+        return int(parameter.numel() // len(parameter) * layer.shard_indices.num_org_elements)
     moe = getattr(layer, "moe_config", None)
     if moe is None or hasattr(parameter, "weight_loader_numel") or parameter.dim() != 3:
-        return get_tensor_load_numel(parameter)
+        return int(get_tensor_load_numel(parameter))
     # vLLM declares the padding of experts unless it quantizes them.
     padded = moe.hidden_dim * moe.intermediate_size_per_partition
-    return parameter.numel() * moe.hidden_dim_unpadded * moe.intermediate_size_per_partition_unpadded // padded
+    unpadded = moe.hidden_dim_unpadded * moe.intermediate_size_per_partition_unpadded
+    return int(parameter.numel() * unpadded // padded)

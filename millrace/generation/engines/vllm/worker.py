@@ -60,12 +60,12 @@ class SharedMemoryEngine(WeightTransferEngine[WeightTransferInitInfo, Update]):
         """Loads the weights. Raises WeightsMismatch if a layer did not receive all of them."""
         tensors = SharedTensors.from_json(update_info.tensors).map()
         initialize_layerwise_reload(self.model)
-        for method in _experts_on_a_cpu(self.model):
+        for method in experts_on_a_cpu(self.model):
             # With a kernel in place, vLLM 0.32 takes the experts' weights for new ones of a GPU and does not repack
             # them for the CPU's kernel, which then reads the wrong numbers. Without one it makes both again.
             method.moe_kernel = None
         try:
-            self.model.load_weights(_as_in_files(tensors, self._skeleton))
+            self.model.load_weights(as_in_files(tensors, self._skeleton))
             check_reload(self.model)
         except BaseException:
             # Otherwise the next version would be counted together with the part of this one that arrived.
@@ -89,14 +89,14 @@ class SharedMemoryEngine(WeightTransferEngine[WeightTransferInitInfo, Update]):
         """Does nothing: nothing is open."""
 
 
-def _experts_on_a_cpu(model: nn.Module) -> Iterator[UnquantizedFusedMoEMethod]:
+def experts_on_a_cpu(model: nn.Module) -> Iterator[UnquantizedFusedMoEMethod]:
     for module in model.modules():
         method = getattr(module, "quant_method", None)
         if isinstance(method, UnquantizedFusedMoEMethod) and method.unquantized_backend == UnquantizedMoeBackend.CPU:
             yield method
 
 
-def _as_in_files(tensors: Mapping[str, torch.Tensor], model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+def as_in_files(tensors: Mapping[str, torch.Tensor], model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors under the names of a model's files, which are those that vLLM knows.
 
     transformers holds the experts of a layer in one tensor; most files hold each of them in separate tensors.

@@ -139,9 +139,9 @@ def test_a_version_damaged_in_a_ranks_memory_is_requested_again(pushes: Pushes, 
     take_part = rank.take_part
 
     def damaged(client: RendezvousClient, push: Push) -> None:
-        rank._snapshot["head"].view(torch.int16)[0, 5] ^= 64
+        rank._snapshot.tensors["head"].view(torch.int16)[0, 5] ^= 64
         take_part(client, push)
-        rank._snapshot["head"].view(torch.int16)[0, 5] ^= 64
+        rank._snapshot.tensors["head"].view(torch.int16)[0, 5] ^= 64
 
     rank.take_part = damaged  # type: ignore[method-assign]
     pushes.push(2)

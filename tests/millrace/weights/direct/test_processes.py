@@ -1,4 +1,4 @@
-"""`direct` between real processes: bit-exact, and a process that dies or stands still harms no other."""
+"""`direct` and `gloo` between real processes: bit-exact, and a process that dies or stands still harms no other."""
 
 import signal
 import threading
@@ -6,13 +6,14 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from support.stages.failpoints import Failpoints, go_on, wait_until_stopped
 from support.weights.direct import Child, digest_of, generator, sync_weights, trainer_rank
 
-DEADLINE = 3.0
+DEADLINES = {"direct": 3.0, "gloo": 6.0}
 RANKS, GENERATORS = 2, 2
 POINTS = {
     "sync_weights-0": ["direct.taken", "direct.announced", "direct.gone", "direct.done"],
@@ -20,12 +21,20 @@ POINTS = {
     "generate-1": ["direct.ready", "direct.hop", "direct.before_hashes", "direct.before_arrival", "direct.arrived"],
 }
 """Where each kind of process is killed."""
+LIVE_POINTS = {
+    "sync_weights-0": ["direct.taken", "direct.announced", "direct.gone", "direct.done"],
+    "train-0": ["direct.ready", "live.tensor"],
+    "train-1": ["direct.before_snapshot", "direct.offered", "direct.ready", "live.tensor"],
+    "generate-1": ["live.call", "live.received"],
+}
+"""The same for `gloo`."""
 
 
 class Everyone:
     """Two trainer ranks, sync_weights and two generators, each a process; one that has died can be started again."""
 
-    def __init__(self, folder: Path, failpoints: Failpoints, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, failpoints: Failpoints, stack: ExitStack, transport: str) -> None:
+        self._options: dict[str, Any] = {"deadline_seconds": DEADLINES[transport], "transport": transport}
         self._folder = folder
         self._failpoints = failpoints
         self._stack = stack
@@ -39,11 +48,11 @@ class Everyone:
         folder, armed = self._folder, self._failpoints
         match kind:
             case "train":
-                made = trainer_rank(folder, int(number), (RANKS, 1), armed, deadline_seconds=DEADLINE)
+                made = trainer_rank(folder, int(number), (RANKS, 1), armed, **self._options)
             case "generate":
-                made = generator(folder, int(number), armed, deadline_seconds=DEADLINE)
+                made = generator(folder, int(number), armed, **self._options)
             case _:
-                made = sync_weights(folder, GENERATORS, armed, deadline_seconds=DEADLINE)
+                made = sync_weights(folder, GENERATORS, armed, **self._options)
         self.processes[name] = self._stack.enter_context(made)
         return self.processes[name]
 
@@ -64,9 +73,9 @@ class Everyone:
 
 
 @contextmanager
-def everyone(folder: Path, failpoints: Failpoints) -> Iterator[Everyone]:
+def everyone(folder: Path, failpoints: Failpoints, transport: str = "direct") -> Iterator[Everyone]:
     with ExitStack() as stack:
-        yield Everyone(folder, failpoints, stack)
+        yield Everyone(folder, failpoints, stack, transport)
 
 
 @pytest.mark.slow
@@ -80,10 +89,10 @@ def test_versions_arrive_bit_for_bit_and_only_loopback_is_listened_on(tmp_path: 
             assert {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN} <= {"127.0.0.1"}
 
 
-def killed_and_back(folder: Path, name: str, place: str, nth: int) -> None:
+def killed_and_back(folder: Path, name: str, place: str, nth: int, transport: str = "direct") -> None:
     """A process is killed at a place while versions are pushed; all get the newest once it is back."""
     armed = Failpoints(folder / "fired", f"{name} {place} {nth} kill")
-    with everyone(folder, armed) as world:
+    with everyone(folder, armed, transport) as world:
         killed, version = world.processes[name].process, 0
         while killed.poll() is None:
             version += 1
@@ -99,7 +108,7 @@ def killed_and_back(folder: Path, name: str, place: str, nth: int) -> None:
         newest = version + 1
         world.offer(newest)
         world.all_have(newest)
-        assert time.monotonic() - began < 4 * DEADLINE, "somebody hung"
+        assert time.monotonic() - began < 4 * DEADLINES[transport], "somebody hung"
         for number in range(GENERATORS):
             assert world.processes[f"generate-{number}"].process.poll() is None
 
@@ -115,6 +124,15 @@ def killed_and_back(folder: Path, name: str, place: str, nth: int) -> None:
 )
 def test_all_recover_after_a_process_is_killed_during_a_push(name: str, place: str, tmp_path: Path) -> None:
     killed_and_back(tmp_path, name, place, 2)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("nth", [1, 2, 4, 7])
+@pytest.mark.parametrize(("name", "place"), [(name, place) for name, places in LIVE_POINTS.items() for place in places])
+def test_a_process_killed_at_any_point_of_a_live_push_tears_nothing_and_all_recover(
+    name: str, place: str, nth: int, tmp_path: Path
+) -> None:
+    killed_and_back(tmp_path, name, place, nth, "gloo")
 
 
 @pytest.mark.faults
@@ -155,7 +173,7 @@ def test_a_frozen_sync_weights_holds_neither_a_take_nor_the_trainer_up(tmp_path:
         for version in (2, 3):
             # Within the deadline: a rank may be waiting for an answer, and then holds its snapshot.
             world.offer(version)
-        assert time.monotonic() - began < 2 * DEADLINE
+        assert time.monotonic() - began < 2 * DEADLINES["direct"]
         go_on(frozen)
         world.offer(4)
         world.all_have(4)

@@ -85,13 +85,13 @@ def test_a_push_of_a_version_that_the_trainer_no_longer_holds_is_called_off(rela
     publishing.start()
     while (push := rank.next_push()) is None or (invited := member.next_push()) is None:
         time.sleep(0.005)
-    answers: list[list[str]] = []
-    answering = threading.Thread(target=lambda: answers.append(member.ready(invited, True, LONG)))
+    answers: list[dict[str, str]] = []
+    answering = threading.Thread(target=lambda: answers.append(member.ready(invited, "a session", LONG)))
     answering.start()
-    assert rank.ready(push, False, LONG) == []
+    assert rank.ready(push, "", LONG) == {}
     answering.join()
     publishing.join()
-    assert answers == [[]]
+    assert answers == [{}]
     assert relay.missing == {0, 1}
 
 
@@ -111,9 +111,9 @@ def test_a_member_that_answers_after_the_end_of_a_push_stays_out(rendezvous: Pus
     client = generator(rendezvous.address, 0)
     push = announced(rendezvous, 1, 0)
     assert rendezvous.answers("ready", push, push.invited, 0.01) == {}
-    rendezvous.go(push, list(push.invited))
+    rendezvous.go(push, dict.fromkeys(push.invited, "a session"))
     rendezvous.finish(push)
-    assert client.ready(push, True, LONG) == []
+    assert client.ready(push, "a session", LONG) == {}
 
 
 def test_what_members_say_is_read_back(rendezvous: PushRendezvous) -> None:

@@ -1,0 +1,206 @@
+"""New weights in a vLLM worker by one of vLLM's own engines, which the trainer's calls name, or from shared memory.
+
+init: ipc, nccl, nccl_m2n, gloo ─► start ─► update: receive ─► hash right? ─► names of files ─► load ─► finish
+                                      └───► update: a file in shared memory (`worker.py`) ───────────────┘
+"""
+
+import copy
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
+from transformers.conversion_mapping import get_model_conversion_mapping
+from vllm.config import WeightTransferConfig
+from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+from millrace.errors import WeightsCorrupt
+from millrace.generation.engines.vllm.reload_audit import check_reload
+from millrace.generation.engines.vllm.worker import SharedMemoryEngine, Update, as_in_files, experts_on_a_cpu
+from millrace.weights.fingerprint import hash_parts
+from millrace.weights.live.gloo import register_worker
+from millrace.weights.live.handles import decode_handles
+
+_LOOK_SECONDS, _CONNECT_SECONDS = 0.5, 5.0
+
+
+@dataclass
+class LiveInit(WeightTransferInitInfo):
+    """The engine to receive with."""
+
+    backend: str
+    info: dict[str, Any]
+    """Its own init info."""
+    index: int
+    """Position of this generator among those of the push."""
+    watch: dict[str, Any]
+    """As in `LiveUpdate`."""
+
+
+@dataclass
+class LiveUpdate(WeightTransferUpdateInfo):
+    """One policy version, or a part of it: in shared memory, or on its way."""
+
+    tensors: dict[str, Any] | None = None
+    """`SharedTensors` as JSON."""
+    info: dict[str, Any] | None = None
+    """Update info of the engine that receives."""
+    hashes: dict[str, Any] | None = None
+    """`Fingerprint` as JSON."""
+    watch: dict[str, Any] | None = None
+    """Where the trainer says that it aborts: `address` and `key`; and the `seconds` to receive the version in."""
+
+
+class LiveEngine(SharedMemoryEngine):
+    """Receives by vLLM's engine that the trainer names. After an error a whole update has to follow."""
+
+    init_info_cls: Any = LiveInit
+    update_info_cls: Any = LiveUpdate
+    _engine: WeightTransferEngine[Any, Any] | None = None
+    _is_torn = False
+    """Whether the last update has begun and not ended."""
+    _is_live = False
+    """Whether the engine that the trainer named has begun this update."""
+
+    def init_transfer_engine(self, init_info: Any) -> None:
+        """Joins the trainer's group, in place of an earlier one."""
+        register_worker()
+        self._abort()
+        if _is_aborted(init_info.watch["address"], init_info.watch["key"]):
+            raise RuntimeError("the push was aborted before this worker could join")
+        config = WeightTransferConfig(backend=init_info.backend)
+        engine = WeightTransferEngineFactory.create_engine(config, self.vllm_config, self.device, self.model)
+        # Generators are to vLLM's engines what its data-parallel ranks are: each has `world_size` workers.
+        engine.parallel_config = copy.copy(self.parallel_config)
+        engine.parallel_config.data_parallel_index = init_info.index
+        engine.init_transfer_engine(engine.parse_init_info(init_info.info))
+        self._engine = engine
+
+    def start_weight_update(self) -> None:
+        """Drops the remains of a failed update."""
+        if self._is_torn:
+            finalize_layerwise_reload(self.model, self.model_config)
+        self._is_torn = True
+        self._is_live = False
+
+    def receive_weights(self, update_info: Any) -> None:
+        """Receives and loads the weights. Raises WeightsCorrupt for tensors with other hashes than the trainer's."""
+        if update_info.tensors is not None:
+            super().receive_weights(Update(tensors=update_info.tensors))
+            return
+        try:
+            self._receive(update_info)
+        except BaseException:
+            # The other members notice that this one is gone.
+            self._abort()
+            raise
+
+    def _receive(self, update_info: Any) -> None:
+        engine = self._engine
+        if engine is None or update_info.info is None:
+            raise RuntimeError("the update was given up")
+        if not self._is_live:
+            self._is_live = True
+            engine.start_weight_update()
+            for method in experts_on_a_cpu(self.model):
+                method.moe_kernel = None
+        with self._aborting(**update_info.watch), self._checked_loading(update_info.hashes):
+            engine.receive_weights(engine.parse_update_info(decode_handles(update_info.info)))
+        if self._engine is not engine:
+            raise RuntimeError("the push was aborted, or the deadline has passed")
+
+    def finish_weight_update(self) -> None:
+        """Ends the reload; the new weights are live. Raises WeightsMismatch if a layer did not receive all of them."""
+        if self._is_live:
+            assert self._engine is not None
+            check_reload(self.model, written=self._written_in_place())
+            self._engine.finish_weight_update()
+        super().finish_weight_update()
+        self._is_torn = False
+
+    def shutdown(self) -> None:
+        """Leaves the group."""
+        self._abort()
+
+    def _written_in_place(self) -> set[str]:
+        """Parameters that nccl_m2n writes in place."""
+        return {each.name for each in getattr(self._engine, "_parameter_destinations", ()) if each.direct}
+
+    @contextmanager
+    def _aborting(self, address: str, key: str, seconds: float) -> Iterator[None]:
+        """Leaves the group if the block is not done in time, or the trainer or sync_weights gives the push up."""
+        until, done = time.monotonic() + seconds, threading.Event()
+
+        def watch() -> None:
+            while not done.wait(_LOOK_SECONDS):
+                if time.monotonic() > until or _is_aborted(address, key):
+                    self._abort()
+                    return
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    @contextmanager
+    def _checked_loading(self, hashes: dict[str, Any]) -> Iterator[None]:
+        """In this block the model's `load_weights` takes transformers' names, and compares hashes."""
+        load = self.model.load_weights
+
+        def checked(weights: Iterable[tuple[str, torch.Tensor]]) -> set[str] | None:
+            loaded: set[str] | None = load(self._as_in_files(weights, hashes))
+            return loaded
+
+        self.model.load_weights = checked
+        try:
+            yield
+        finally:
+            del self.model.load_weights
+
+    def _as_in_files(
+        self, weights: Iterable[tuple[str, torch.Tensor]], hashes: dict[str, Any]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in weights:
+            boxes = hashes["boxes"].get(name, ())
+            if hash_parts(tensor, boxes, hashes["method"]) != hashes["tensors"][name]:
+                raise WeightsCorrupt(f"{name} arrived damaged")
+            yield from as_in_files({name: tensor}, self._skeleton) if self._converts else [(name, tensor)]
+
+    @cached_property
+    def _converts(self) -> bool:
+        """Whether names or shapes in files differ from transformers'."""
+        return bool(get_model_conversion_mapping(self._skeleton, add_legacy=False))
+
+    def _abort(self) -> None:
+        """Leaves the group. A transfer that is under way ends."""
+        engine, self._engine = self._engine, None
+        group = getattr(engine, "model_update_group", None)
+        if group is not None:
+            # First: vLLM's `shutdown` waits for the device.
+            group.destroy()
+
+
+def _is_aborted(address: str, key: str) -> bool:
+    """Whether the trainer has aborted the push, or sync_weights is gone."""
+    host, _, port = address.rpartition(":")
+    try:
+        limit = timedelta(seconds=_CONNECT_SECONDS)
+        aborted: bool = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=limit).check([key])
+    except DistError:
+        return True
+    return aborted
