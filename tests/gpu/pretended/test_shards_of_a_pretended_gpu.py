@@ -25,9 +25,8 @@ def test_a_rank_s_shards_are_copied_to_the_host_once_in_the_generators_dtype(nam
         with closing(ShardSender(lambda: None, shards, 0, device=CPU, deadline_seconds=3.0)) as sender:
             gpu.forget()
             hand_over(trainer, sender, MANIFEST)
-            assert gpu.copied_to_host == {
-                "weights/direct/sender.py:publish": sum(kept.nbytes for kept in sender._snapshot.values())
-            }
+            kept = sender._snapshot.tensors
+            assert gpu.copied_to_host == {"weights/direct/snapshot.py:take": sum(each.nbytes for each in kept.values())}
             assert not gpu.waits
             for tensor, part in base_tensors(trainer.model, whole=False):
-                assert torch.equal(sender._snapshot[tensor], part.to(dtype).cpu()), tensor
+                assert torch.equal(kept[tensor], part.to(dtype).cpu()), tensor
