@@ -46,7 +46,7 @@ class WeightsConfig(Section):
     `store`: files in the run's storage, for hosts any distance apart. From the trainer's GPUs straight to vLLM's, by
     vLLM's own engines: `ipc` on one shared GPU; `nccl`: tensor by tensor, packed; `nccl_m2n`: from shards to shards,
     or as `nccl` where it can't divide the model; `gloo`: as `nccl`, between CPUs. `auto`: `ipc` or `nccl_m2n` for vLLM
-    on GPUs, otherwise `shm` on one host and `direct` on several; sync_weights logs the choice."""
+    on GPUs, otherwise `shm` on one host, and on several `direct`, or `store` for LoRA; sync_weights logs the choice."""
     deadline_seconds: Positive = 30.0
     """Time for a generator to receive a version, seconds. A generator that takes longer is named in the log and gets it
     through the store."""
