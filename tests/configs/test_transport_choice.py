@@ -24,6 +24,7 @@ def config(preset: str, **changes: Any) -> RunConfig:
         ("qwen3-8b-8gpu", {}, "nccl_m2n"),
         ("qwen3-8b-8gpu", {"training.lora.rank": 8}, "shm"),
         ("llama-70b-64gpu", {}, "nccl_m2n"),
+        ("llama-70b-64gpu", {"training.lora.rank": 8}, "store"),
         ("qwen3-1.7b-1gpu", {}, "ipc"),
         ("qwen3-1.7b-1gpu", {"generation.replicas": 2, "training.parallel.data": 2}, "shm"),
     ],
