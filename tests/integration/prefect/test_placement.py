@@ -139,7 +139,10 @@ def test_a_host_with_other_code_is_named_and_the_campaign_ends(
     [
         ({"placement.score.work_pool": "nowhere"}, "placement.score.work_pool is 'nowhere', but the Prefect server at"),
         ({"placement.train.work_pool": "idle", "weights.transport": "store"}, "no deployment stages/idle"),
-        ({"placement.generate.work_pool": "hosts"}, 'weights.transport is "shm" and placement.generate.work_pool'),
+        (
+            {"placement.generate.work_pool": "hosts", "weights.transport": "shm"},
+            'weights.transport is "shm" and placement.generate.work_pool',
+        ),
     ],
 )
 def test_a_pool_that_cannot_run_stages_is_refused(
