@@ -76,7 +76,7 @@ def test_each_token_is_of_its_spans_version_when_ranks_push_into_the_running_eng
     assert worst < TOLERANCE
 
 
-def test_an_engine_torn_by_a_damaged_version_samples_nothing_until_a_whole_one_arrives(
+def test_a_torn_engine_samples_nothing_until_a_whole_version_arrives(
     vllm_engine: "VllmEngine", make_policy: MakePolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, damaged = make_policy(7), []

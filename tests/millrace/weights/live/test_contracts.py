@@ -107,7 +107,7 @@ def test_nccl_broadcasts_whole_tensors_and_keeps_its_communicator(
         assert all(torch.equal(tensors[name], TENSORS[name]) for name in NAMES)
 
 
-def test_an_error_of_a_generator_destroys_the_communicator_and_the_next_push_makes_another(
+def test_after_an_error_of_a_generator_the_next_push_makes_another_communicator(
     nccl: SimpleNamespace, tmp_path: Path
 ) -> None:
     engine = RecordingEngine(fails_at="update_weights")
