@@ -129,7 +129,7 @@ PARTS: Sequence[Check] = (
     ),
     Check(
         name="benchmark of weight sync",
-        shows="Seconds from a trainer's GPU to a generator's, beside the GPU's own copy rates.",
+        shows="Seconds from a trainer's GPU to a generator's, and the GPU's own copy rates.",
         command=_benchmark("weights", "--parameters", "1000"),
         minutes=20.0,
     ),
@@ -191,13 +191,6 @@ PARTS: Sequence[Check] = (
         minutes=20.0,
     ),
     Check(
-        name="campaign on a GPU with vLLM",
-        shows="A whole campaign runs with trainer and vLLM, under CUDA graphs, on one GPU at the same time.",
-        command=_campaign("tiny-vllm-cpu", "vllm-on-a-gpu", *_VLLM_ON_CUDA),
-        package="vllm",
-        minutes=20.0,
-    ),
-    Check(
         name="turns on one GPU",
         shows="Trainer and vLLM take turns on one GPU: one sleeps while the other works.",
         command=_campaign("tiny-vllm-cpu", "turns", *_VLLM_ON_CUDA, "pipeline.mode=sync", "placement.colocated=true"),
@@ -210,6 +203,14 @@ PARTS: Sequence[Check] = (
         command=_tests("tests/gpu/test_vllm_cuda.py", "-k", "both_gpus"),
         package="vllm",
         gpus=2,
+    ),
+    Check(
+        name="campaign on two GPUs with vLLM",
+        shows="A whole campaign runs with trainer and vLLM, under CUDA graphs, each on its own GPU.",
+        command=_campaign("tiny-vllm-cpu", "vllm-on-a-gpu", *_VLLM_ON_CUDA),
+        package="vllm",
+        gpus=2,
+        minutes=20.0,
     ),
     Check(
         name="two replicas on two GPUs",
@@ -291,8 +292,8 @@ def _run(command: Sequence[str], log: Path, seconds: float) -> int | None:
 
 
 def _table(results: Sequence[Result]) -> Iterator[str]:
-    """Yields a heading and a line per part: its outcome, whether it ever passed before, and what it shows."""
-    rows = [("part", "outcome", "seconds", "passed before", "what it shows, or why not")]
+    """Yields a heading and a line per part: its outcome, when it passed before, and its conclusion or its failure."""
+    rows = [("part", "outcome", "seconds", "passed before", "conclusion or reason")]
     for result in results:
         part, passed = result.part, result.outcome == "passed"
         seconds = "" if result.outcome == "left out" else f"{result.seconds:.0f}"

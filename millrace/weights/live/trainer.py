@@ -121,6 +121,7 @@ class LiveSender:
                     self._init_info(client, push, generators, until), client=calls, source=source
                 )
                 if calls is not self._client:
+                    _destroy(engine)
                     raise RuntimeError("the push was aborted")
                 self._engine, self._source, self._members = engine, source, dict(members)
             assert self._source is not None
@@ -182,12 +183,16 @@ class LiveSender:
         self._members = {}
         if source is not None:
             source.cancelled = True
-        # First the communicator: vLLM's `shutdown` waits for the device.
-        group = getattr(engine, "model_update_group", None) or getattr(engine, "group", None)
-        if group is not None:
-            group.destroy()
+        _destroy(engine)
         if isinstance(source, SnapshotSource) and source.group is not None:
             source.group.destroy()
+
+
+def _destroy(engine: TrainerWeightTransferEngine[Any] | None) -> None:
+    """Destroys the engine's communicator, but not the engine: vLLM's `shutdown` waits for the device."""
+    group = getattr(engine, "model_update_group", None) or getattr(engine, "group", None)
+    if group is not None:
+        group.destroy()
 
 
 def _free_port(host: str) -> int:
