@@ -20,7 +20,28 @@ from millrace.weights.shared_tensors import ReceiveBuffer
 from storage.failpoints import failpoint
 
 
-class DirectReceiver(Member, WeightsReceiver):
+class RequestingReceiver(Member, WeightsReceiver):
+    """The end of generator number `generator`, which requests a newer version once after each push."""
+
+    def __init__(self, find: Callable[[], str | None], generator: int, *, deadline_seconds: float) -> None:
+        super().__init__(generator_name(generator), find, device=torch.device("cpu"), deadline_seconds=deadline_seconds)
+        # For the attributes that `poll` and the thread share.
+        self._lock = threading.Lock()
+        # The version that needs no request.
+        self._held: WeightsId | None = None
+        # The client that got the last request, and the number of the push after which.
+        self._requested: tuple[RendezvousClient | None, int] = None, 0
+
+    def idle(self, client: RendezvousClient) -> None:
+        """Requests a newer version, once after each push."""
+        if self._requested != (client, client.seen):
+            with self._lock:
+                held = self._held
+            client.request(held)
+            self._requested = client, client.seen
+
+
+class DirectReceiver(RequestingReceiver):
     """Generator number `generator`. It receives into files in shared memory, named after `path`.
 
     The second file is made once a version arrives while the first is lent. An error that ends the thread is raised by
@@ -28,17 +49,11 @@ class DirectReceiver(Member, WeightsReceiver):
     """
 
     def __init__(self, find: Callable[[], str | None], generator: int, path: Path, *, deadline_seconds: float) -> None:
-        super().__init__(generator_name(generator), find, device=torch.device("cpu"), deadline_seconds=deadline_seconds)
+        super().__init__(find, generator, deadline_seconds=deadline_seconds)
         self._buffers = [ReceiveBuffer(path.with_name(f"{path.name}-{i}")) for i in (0, 1)]
-        # For the attributes below.
-        self._lock = threading.Lock()
         self._lent: ReceiveBuffer | None = None
         self._arrived: tuple[Weights, ReceiveBuffer] | None = None
         self._damage: WeightsCorrupt | None = None
-        # The newest version that arrived whole.
-        self._held: WeightsId | None = None
-        # The client that got the last request, and the number of the push after which.
-        self._requested: tuple[RendezvousClient | None, int] = None, 0
         self.start()
 
     def poll(self, newer_than: WeightsId | None) -> Weights | None:
@@ -60,12 +75,6 @@ class DirectReceiver(Member, WeightsReceiver):
         self.stop()
         for buffer in self._buffers:
             buffer.close()
-
-    def idle(self, client: RendezvousClient) -> None:
-        """Requests a newer version, once after each push."""
-        if self._requested != (client, client.seen):
-            client.request(self._held)
-            self._requested = client, client.seen
 
     def take_part(self, client: RendezvousClient, push: Push) -> None:
         buffer: ReceiveBuffer

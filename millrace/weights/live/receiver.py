@@ -4,30 +4,21 @@ thread: push ─► invitation ─poll─► engine: join, pause, serve the call
                     └─ not joined in time: withdrawn, and requested again
 """
 
-import threading
 from collections.abc import Callable
 from uuid import uuid4
 
-import torch
-
-from millrace.weights.base import Weights, WeightsId, WeightsReceiver
-from millrace.weights.direct.member import Member
-from millrace.weights.direct.rendezvous import Push, RendezvousClient, generator_name
+from millrace.weights.base import Weights, WeightsId
+from millrace.weights.direct.receiver import RequestingReceiver
+from millrace.weights.direct.rendezvous import Push, RendezvousClient
 from millrace.weights.live.calls import LiveTransfer
 
 
-class LiveReceiver(Member, WeightsReceiver):
+class LiveReceiver(RequestingReceiver):
     """Generator number `generator`. Polled weights have no tensors but the push that brings them, `Weights.live`."""
 
     def __init__(self, find: Callable[[], str | None], generator: int, *, deadline_seconds: float) -> None:
-        # It holds no tensors itself.
-        super().__init__(generator_name(generator), find, device=torch.device("cpu"), deadline_seconds=deadline_seconds)
-        self._lock = threading.Lock()
+        super().__init__(find, generator, deadline_seconds=deadline_seconds)
         self._invitation: LiveTransfer | None = None
-        # The version that the engine uses.
-        self._held: WeightsId | None = None
-        # The client that got the last request, and the number of the push after which.
-        self._requested: tuple[RendezvousClient | None, int] = None, 0
         self.start()
 
     def poll(self, newer_than: WeightsId | None) -> Weights | None:
@@ -48,14 +39,6 @@ class LiveReceiver(Member, WeightsReceiver):
     def close(self) -> None:
         """Ends the thread."""
         self.stop()
-
-    def idle(self, client: RendezvousClient) -> None:
-        """Requests a newer version, once after each push."""
-        if self._requested != (client, client.seen):
-            with self._lock:
-                held = self._held
-            client.request(held)
-            self._requested = client, client.seen
 
     def take_part(self, client: RendezvousClient, push: Push) -> None:
         if not push.live:
