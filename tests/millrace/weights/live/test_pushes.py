@@ -10,7 +10,6 @@ import pytest
 import torch
 from support.weights.direct import tensors_of, wait_until
 from support.weights.live import LivePushes, serve
-from support.weights.live_engine import WorkerAlone
 
 from millrace.weights.base import WeightsId
 from millrace.weights.fingerprint import fingerprint
@@ -22,6 +21,9 @@ class ServingGenerator:
     """A generator in a thread, which records the digest of each version that its worker holds."""
 
     def __init__(self, pushes: LivePushes, number: int) -> None:
+        # It imports vLLM, which not every environment that collects this file has.
+        from support.weights.live_engine import WorkerAlone
+
         self.engine = WorkerAlone()
         self.held: dict[int, str] = {}
         self._receiver = pushes.receivers[number]
