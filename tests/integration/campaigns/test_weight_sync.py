@@ -124,16 +124,27 @@ def test_a_frozen_generator_delays_nobody_and_gets_the_newest_version_when_back(
         assert campaign.stored_kinds() == {"anchor", "delta"}
 
 
-@pytest.mark.parametrize("transport", ["shm", pytest.param("store", marks=pytest.mark.extended)])
+@pytest.mark.parametrize(
+    ("transport", "ranks"),
+    [
+        ("shm", 1),
+        pytest.param("shm", 2, marks=pytest.mark.extended),
+        pytest.param("store", 1, marks=pytest.mark.extended),
+    ],
+)
 def test_generators_of_a_lora_campaign_get_adapters_also_after_a_kill(
-    transport: str, millrace: Millrace, start_model: Path, prefect_api: str, tmp_path: Path
+    transport: str, ranks: int, millrace: Millrace, start_model: Path, prefect_api: str, tmp_path: Path
 ) -> None:
     num_layers, num_targets = empty_model(start_model).config.num_hidden_layers, 4
     num_tensors = 2 * num_targets * num_layers
     kill = f"generate-0 weights.mid_hash {3 * num_tensors + num_tensors // 2} kill"
-    lora: dict[str, object] = {"training.lora.rank": 2, "training.learning_rate": 3e-3}
+    lora: dict[str, object] = {
+        "training.lora.rank": 2,
+        "training.learning_rate": 3e-3,
+        "training.parallel.data": ranks,
+    }
     with WeightCampaign(
-        millrace, f"lora-{transport}", transport, start_model, tmp_path / "fired", kill, steps=8, **lora
+        millrace, f"lora-{transport}-{ranks}", transport, start_model, tmp_path / "fired", kill, steps=8, **lora
     ) as campaign:
         ended = campaign.finish()
     assert ended.code == 0, ended.output
