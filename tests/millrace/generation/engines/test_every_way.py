@@ -51,7 +51,7 @@ class Way:
     num_engines: int
 
     def __str__(self) -> str:
-        return f"{self.num_engines} × {f'vllm-{self.workers}' if self.workers else 'transformers'}, {self.sent}"
+        return f"{self.num_engines}x {f'vllm-{self.workers}' if self.workers else 'transformers'}, {self.sent}"
 
     @property
     def ranks(self) -> tuple[int, ...]:
