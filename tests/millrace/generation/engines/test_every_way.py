@@ -5,6 +5,7 @@
 adapters      ───shm────► both
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -31,6 +32,7 @@ from millrace.weights.probe import tolerance_between
 from millrace.weights.shm import ShmReceiver, ShmRelay, ShmSender
 
 MakePolicy = Callable[[int], LlamaForCausalLM]
+Started = Callable[["Way", int, ExitStack], Engine]
 
 NUM_VERSIONS = 20
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=40)
@@ -53,11 +55,6 @@ class Way:
     def __str__(self) -> str:
         return f"{self.num_engines}x {f'vllm-{self.workers}' if self.workers else 'transformers'}, {self.sent}"
 
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Trainer ranks. An adapter leaves the trainer from rank 0, whole."""
-        return (1,) if self.sent == "adapter" else (1, 2, 4)
-
 
 WAYS = [
     Way(workers, sent, num_engines)
@@ -66,17 +63,8 @@ WAYS = [
     for num_engines in (1, 2)
     if workers or sent != "fp8"
 ]
-PAIRWISE = {(Way(0, "whole", 2), 4), (Way(1, "fp8", 2), 2), (Way(2, "whole", 2), 1), (Way(2, "adapter", 1), 1)}
-"""Tested before a release; all others only in the storms."""
-
-
-@dataclass(frozen=True)
-class Crew:
-    """Started engines; `started_with_last` says what one computes that was started with the last version."""
-
-    way: Way
-    engines: list[Engine]
-    started_with_last: list[Any]
+PAIRWISE = ((Way(0, "whole", 2), 4), (Way(1, "fp8", 2), 2), (Way(2, "whole", 2), 1), (Way(2, "adapter", 1), 1))
+"""Engines with a number of trainer ranks that are tested before a release; all others only in the storms."""
 
 
 def policy(make_policy: MakePolicy, way: Way, version: int) -> tuple[dict[str, torch.Tensor], PreTrainedModel]:
@@ -97,35 +85,26 @@ def computed_by(engine: Engine) -> list[Any]:
     return computed
 
 
-@pytest.fixture(scope="module")
-def crew(
-    request: pytest.FixtureRequest,
-    make_policy: MakePolicy,
-    tokenizer: PreTrainedTokenizerFast,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Crew]:
-    way: Way = request.param
-    options: dict[str, Any] = FP8 if way.sent == "fp8" else {}
-    if way.sent == "adapter":
-        options = {"adapters": adapter_arguments(RANK, TARGETS, MAX_STALENESS)}
+@pytest.fixture
+def started(make_policy: MakePolicy, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Iterator[Started]:
+    """`started(way, seed)`: an engine with the policy of that seed, until the end of the test or of its stack."""
+    numbers = itertools.count()
 
-    def engine(seed: int, stack: ExitStack) -> Engine:
+    def start(way: Way, seed: int, stack: ExitStack) -> Engine:
         model = make_policy(seed)
         if not way.workers:
             return TransformersEngine(model.eval(), tokenizer, keep_cache=False)
-        folder = tmp_path_factory.mktemp("policy")
-        vllm = stack.enter_context(
+        options: dict[str, Any] = FP8 if way.sent == "fp8" else {}
+        if way.sent == "adapter":
+            options = {"adapters": adapter_arguments(RANK, TARGETS, MAX_STALENESS)}
+        (folder := tmp_path / f"policy-{next(numbers)}").mkdir()
+        engine = stack.enter_context(
             running_vllm(model, folder, max_model_len=64, tensor_parallel_size=way.workers, **options)
         )
-        vllm.keep_cache = False
-        return vllm
+        engine.keep_cache = False
+        return engine
 
-    expected: list[Any] = []
-    if way.sent != "adapter" and way.workers:
-        with ExitStack() as stack:
-            expected = computed_by(engine(NUM_VERSIONS, stack))
-    with ExitStack() as stack:
-        yield Crew(way, [engine(0, stack) for _ in range(way.num_engines)], expected)
+    yield start
 
 
 class AdapterPushes:
@@ -158,10 +137,11 @@ def work(engine: Engine, receiver: WeightsReceiver, last: int, needs_adapter: bo
     """Generates without a break, and takes each version that comes, until it has the last one."""
     done: list[Trajectory] = []
     held: WeightsId | None = None
-    number = 0
+    submitted, number = held, 0
     while engine.policy_version != last:
-        # Without its first adapter, vLLM computes nothing.
-        if engine.in_flight < 8 and (held is not None or not needs_adapter):
+        # Some under each version. Without its first adapter, vLLM computes nothing.
+        if (engine.in_flight < 8 or held != submitted) and (held is not None or not needs_adapter):
+            submitted = held
             texts = {i: (1, 3 + i % 12, 3 + i % 11) for i in range(number, number + 4)}
             number += len(texts)
             requests = [Request(group_id=i, sample_index=0, prompt_tokens=text, seed=i) for i, text in texts.items()]
@@ -174,33 +154,44 @@ def work(engine: Engine, receiver: WeightsReceiver, last: int, needs_adapter: bo
 
 @pytest.mark.vllm
 @pytest.mark.parametrize(
-    ("crew", "ranks"),
+    ("way", "all_ranks"),
     [
-        pytest.param(
-            way,
-            ranks,
-            marks=pytest.mark.extended if (way, ranks) in PAIRWISE else pytest.mark.faults,
-            id=f"{way}, {ranks} ranks",
-        )
-        for way in WAYS
-        for ranks in way.ranks
+        *(pytest.param(way, (ranks,), marks=pytest.mark.extended, id=f"{way}, {ranks}") for way, ranks in PAIRWISE),
+        # An adapter leaves the trainer from rank 0, whole.
+        *(
+            pytest.param(way, (1,) if way.sent == "adapter" else (1, 2, 4), marks=pytest.mark.faults, id=f"{way}, all")
+            for way in WAYS
+        ),
     ],
-    indirect=["crew"],
 )
 def test_engines_at_work_compute_with_each_version_as_one_started_with_it(
-    crew: Crew, ranks: int, make_policy: MakePolicy, tmp_path: Path
+    way: Way, all_ranks: tuple[int, ...], started: Started, make_policy: MakePolicy, tmp_path: Path
 ) -> None:
-    way, engines = crew.way, crew.engines
+    expected: list[Any] = []
+    if way.workers and way.sent != "adapter":
+        with ExitStack() as stack:
+            expected = computed_by(started(way, NUM_VERSIONS, stack))
+    with ExitStack() as stack:
+        engines = [started(way, 0, stack) for _ in range(way.num_engines)]
+        for ranks in all_ranks:
+            push_to(engines, way, ranks, make_policy, tmp_path / f"{ranks}-ranks")
+            for engine in engines:
+                assert not expected or computed_by(engine) == expected
+
+
+def push_to(engines: list[Engine], way: Way, ranks: int, make_policy: MakePolicy, folder: Path) -> None:
+    """Pushes all versions from so many ranks, and checks the responses made meanwhile."""
+    folder.mkdir()
     first = engines[0].policy_version
     versions = range(first + 1, first + 1 + NUM_VERSIONS)
     sent = {version: policy(make_policy, way, version - first) for version in versions}
     like = sent[versions[0]][0]
     pushes: LivePushes | AdapterPushes
     if way.sent == "adapter":
-        pushes = AdapterPushes(tmp_path, like, len(engines))
+        pushes = AdapterPushes(folder, like, len(engines))
     else:
         pushes = LivePushes(
-            tmp_path,
+            folder,
             like,
             ranks=ranks,
             workers=max(1, way.workers),
@@ -226,13 +217,10 @@ def test_engines_at_work_compute_with_each_version_as_one_started_with_it(
         if isinstance(pushes, LivePushes) and way.workers:
             nbytes = sum(tensor.nbytes for tensor in like.values())
             assert pushes.ranks[0].wire_bytes == NUM_VERSIONS * nbytes, "once, for however many engines"
-
-    models = {first: make_policy(0 if first == 0 else NUM_VERSIONS)} | {v: model for v, (_, model) in sent.items()}
     used = {version for trajectory in done for version, _ in trajectory.response.version_spans}
     assert len(used) > NUM_VERSIONS / 2, "it was under load"
-    for engine in engines:
-        if crew.started_with_last:
-            assert computed_by(engine) == crew.started_with_last
     if way.sent != "fp8":
+        models = {version: model for version, (_, model) in sent.items()}
+        models[first] = make_policy(NUM_VERSIONS if first else 0)
         worst = max(largest_mismatch(models, each.request.prompt_tokens, each.response) for each in done[-64:])
         assert worst < TOLERANCE
