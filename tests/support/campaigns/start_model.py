@@ -18,15 +18,20 @@ _PRESET = Path(__file__).parents[3] / "configs" / "presets" / "tiny-cpu.yaml"
 def make_start_model(folder: Path, sets: list[str], **changes: Any) -> None:
     """Makes the model as the bootstrap stage does for tiny-cpu, with these settings and `changes` of its recipe."""
     config = load_config(_PRESET, sets)
+    threads = torch.get_num_threads()
     torch.set_num_threads(THREADS)
-    bootstrap(
-        load_prompts(config.prompts).train,
-        replace(choose_recipe(config), **changes),
-        folder,
-        seed=config.seed,
-        max_new_tokens=config.generation.max_new_tokens,
-        report=lambda step, line: None,
-    )
+    try:
+        bootstrap(
+            load_prompts(config.prompts).train,
+            replace(choose_recipe(config), **changes),
+            folder,
+            seed=config.seed,
+            max_new_tokens=config.generation.max_new_tokens,
+            report=lambda step, line: None,
+        )
+    finally:
+        # Later tests of this process train and replay with its own number.
+        torch.set_num_threads(threads)
 
 
 if __name__ == "__main__":
