@@ -90,15 +90,9 @@ class EvaluationSetConfig(Section):
     """Responses per prompt, as in `evaluation.samples`."""
 
 
-class EvaluationConfig(Section):
-    """How progress is measured on held-out prompts."""
+class EvaluationSetsConfig(Section):
+    """What progress is measured on; a source may have its own."""
 
-    every: Count | None = 20
-    """Policy versions between two evaluations during training. The trainer checkpoints each of these versions.
-    null: only at the start and at the end of an attempt."""
-    stop_after: Count | None = None
-    """Training ends, as at `training.max_steps`, after this many evaluations in a row without a better accuracy on the
-    held-out prompts; null: never."""
     samples: Count = 1
     """Responses per prompt: 1: greedy decoding only; more: as many are also sampled at `generation.temperature`, for
     pass@k and a majority vote."""
@@ -115,6 +109,17 @@ class EvaluationConfig(Section):
                 f"found {wrong[0]!r}"
             )
         return sets
+
+
+class EvaluationConfig(EvaluationSetsConfig):
+    """How progress is measured on held-out prompts."""
+
+    every: Count | None = 20
+    """Policy versions between two evaluations during training. The trainer checkpoints each of these versions.
+    null: only at the start and at the end of an attempt."""
+    stop_after: Count | None = None
+    """Training ends, as at `training.max_steps`, after this many evaluations in a row without a better accuracy on the
+    held-out prompts; null: never."""
 
 
 class EnvironmentConfig(Section):

@@ -9,11 +9,11 @@ one is expected. `configs.combinations` checks settings against each other.
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, field_serializer, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from configs.combinations import impossible_combinations
-from configs.errors import ConfigError
+from configs.errors import ConfigError, UserError
 from configs.generation import GenerationConfig, adapter_arguments
 from configs.operation import (
     SHARDED,
@@ -29,10 +29,12 @@ from configs.operation import (
 from configs.prompts import EnvironmentConfig, EvaluationConfig, PromptsConfig
 from configs.scoring import ScoringConfig
 from configs.section import Section, Text, choices, is_section
+from configs.sources import DEFAULT_SOURCE, SECTIONS, SourceConfig, name_source, overlaid
 from configs.stored import staleness_bound
 from configs.training import TrainingConfig
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SOURCE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 
 
 class PipelineConfig(Section):
@@ -70,6 +72,9 @@ class RunConfig(Section):
     """Seed of all random numbers of the run."""
     pipeline: PipelineConfig = Field(default_factory=PipelineConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
+    sources: dict[str, SourceConfig] = Field(default_factory=dict)
+    """Sources of a mixture by name, each with its `weight` and keys of its own, such as
+    `{sums: {weight: 2}, words: {prompts: {source: words.jsonl}}}`; {}: the run has one source."""
     prompts: PromptsConfig = Field(default_factory=PromptsConfig)
     generation: GenerationConfig = Field(default_factory=GenerationConfig)
     environment: EnvironmentConfig = Field(default_factory=EnvironmentConfig)
@@ -83,6 +88,23 @@ class RunConfig(Section):
     budget: BudgetConfig = Field(default_factory=BudgetConfig)
     supervision: SupervisionConfig = Field(default_factory=SupervisionConfig)
     placement: PlacementConfig = Field(default_factory=PlacementConfig)
+
+    def by_source(self) -> dict[str, "RunConfig"]:
+        """The settings of each source by name: the run's, with the source's own in their place.
+
+        A run without `sources` is one source, `default`.
+        """
+        if not self.sources:
+            return {DEFAULT_SOURCE: self}
+        return {
+            name: self.model_copy(
+                update={
+                    "sources": {},
+                    **{section: overlaid(getattr(self, section), getattr(source, section)) for section in SECTIONS},
+                }
+            )
+            for name, source in self.sources.items()
+        }
 
     @property
     def effective_max_staleness(self) -> int:
@@ -136,10 +158,27 @@ class RunConfig(Section):
             raise ValueError("1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit")
         return name
 
+    @field_validator("sources")
+    @classmethod
+    def _have_plain_names(cls, sources: dict[str, SourceConfig]) -> dict[str, SourceConfig]:
+        if wrong := [name for name in sources if not _SOURCE_NAME.fullmatch(name)]:
+            raise ValueError(f"names of 1 to 32 letters, digits, '_' and '-', the first a letter; found {wrong[0]!r}")
+        return sources
+
+    @field_serializer("sources")
+    def _without_inherited(self, sources: dict[str, SourceConfig]) -> dict[str, Any]:
+        # A stored source inherits what it does not set, as it does in its file.
+        return {name: source.model_dump(mode="json", exclude_unset=True) for name, source in sources.items()}
+
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
-        if mistakes := list(impossible_combinations(self)):
-            raise ConfigError(mistakes)
+        mistakes: dict[tuple[str | None, str], UserError] = {}
+        for name, config in self.by_source().items():
+            for mistake in impossible_combinations(config):
+                name_source(mistake, name)
+                mistakes[mistake.key, mistake.read] = mistake
+        if mistakes:
+            raise ConfigError(list(mistakes.values()))
         return self
 
 
@@ -158,3 +197,18 @@ def dotted_fields(
             for part in below:
                 fields |= dotted_fields(part, f"{prefix}{name}.", with_parameters=with_parameters)
     return fields
+
+
+OF_SOURCE = "sources.NAME."
+"""Where `known_fields` has the keys of a source."""
+
+
+def known_fields() -> dict[str, FieldInfo]:
+    """`dotted_fields` with the parameters of choices and the keys of a source, such as `sources.NAME.weight`."""
+    return dotted_fields(with_parameters=True) | dotted_fields(SourceConfig, OF_SOURCE, with_parameters=True)
+
+
+def schema_key(key: str) -> str:
+    """The name that a key has among `known_fields`: a source's own name is left out."""
+    top, *below = key.split(".", 2)
+    return f"{OF_SOURCE}{below[1]}" if top == "sources" and len(below) == 2 else key

@@ -8,27 +8,19 @@ from pydantic import Field, field_validator
 from configs.section import Count, Positive, Replicas, Section, Text
 
 
-class ScoringConfig(Section):
-    """How responses are rewarded."""
+class RewardConfig(Section):
+    """How responses are rewarded; a source may have its own."""
 
     reward: Text = "exact_match"
     """Reward: `exact_match`, `math`, `reasoning_gym`, `reward_model`, `verifiers` or `weighted_sum`; or your own, as
     `package.module:function`, called with prompt, response, answer and a dict of other fields."""
-    replicas: Replicas = 1
-    """Number of scorer processes."""
     answer_pattern: str | None = None
     """Regular expression: the first group of its last match is the answer; null: all that follows `</think>` is."""
     model: Text | None = None
     """For the reward `reward_model`: folder of a Hugging Face sequence-classification model with one label, or its
     ORG/NAME on a hub."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Device of `reward_model`."""
     weights: dict[str, float] = Field(default_factory=dict)
     """For the reward `weighted_sum`: weights by reward name, no unit."""
-    threads: Count = 1
-    """CPU threads per scorer."""
-    workers: Count = 1
-    """Responses that a scorer scores in parallel, each in a process that can be killed."""
     timeout_seconds: Positive = 10.0
     """Maximum wall time to score a response, seconds; after that its status is `timeout` and it has no reward."""
     memory_mb: Count = 1024
@@ -51,3 +43,16 @@ class ScoringConfig(Section):
         if num_groups == 0:
             raise ValueError("a regular expression with a group (...) around the answer")
         return pattern
+
+
+class ScoringConfig(RewardConfig):
+    """How responses are rewarded."""
+
+    replicas: Replicas = 1
+    """Number of scorer processes."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Device of `reward_model`."""
+    threads: Count = 1
+    """CPU threads per scorer."""
+    workers: Count = 1
+    """Responses that a scorer scores in parallel, each in a process that can be killed."""
