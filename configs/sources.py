@@ -1,0 +1,70 @@
+"""The sources of a mixture: each has a share of the groups, and settings of its own over those of the run."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, TypeVar
+
+from pydantic import Field
+
+from configs.errors import UserError
+from configs.generation import SamplingConfig
+from configs.prompts import EnvironmentConfig, EvaluationSetsConfig, PromptsConfig
+from configs.scoring import RewardConfig
+from configs.section import Count, Positive, Section, is_section
+
+DEFAULT_SOURCE = "default"
+"""The name of the only source of a run that names none."""
+
+
+class SourceConfig(Section):
+    """A source of a mixture. Each of its sections has keys of the run's section; those left out are as in the run."""
+
+    weight: Positive = 1.0
+    """Share of the groups, relative to the weights of the other sources."""
+    final_weight: Positive | None = None
+    """Weight from `weight_steps` on, reached in equal steps; null: `weight` throughout."""
+    weight_steps: Count | None = None
+    """Optimizer steps from `weight` to `final_weight`."""
+    solved_at: Annotated[float, Field(gt=0, le=1)] | None = None
+    """The source has a quarter of its weight while at least this share of its responses is right (a reward of 1 or
+    more), among those of the last ten steps; null: it never gives way."""
+    prompts: PromptsConfig = Field(default_factory=PromptsConfig)
+    generation: SamplingConfig = Field(default_factory=SamplingConfig)
+    environment: EnvironmentConfig = Field(default_factory=EnvironmentConfig)
+    scoring: RewardConfig = Field(default_factory=RewardConfig)
+    evaluation: EvaluationSetsConfig = Field(default_factory=EvaluationSetsConfig)
+
+
+SECTIONS = tuple(name for name, field in SourceConfig.model_fields.items() if is_section(field.annotation))
+"""Sections of the run of which a source may have its own keys."""
+_SettingsT = TypeVar("_SettingsT", bound=Section)
+
+
+def overlaid(settings: _SettingsT, own: Section) -> _SettingsT:
+    """`settings` with the values that are set in `own`, section by section."""
+    changes = {}
+    for name in own.model_fields_set:
+        value, below = getattr(own, name), getattr(settings, name)
+        changes[name] = overlaid(below, value) if isinstance(value, Section) else value
+    return settings.model_copy(update=changes)
+
+
+def name_source(error: UserError, source: str) -> None:
+    """Has the error name the source that the mistake is in."""
+    section = (error.key or "").partition(".")[0]
+    if source == DEFAULT_SOURCE:
+        return
+    if section in SECTIONS:
+        error.key = f"sources.{source}.{error.key}"
+    elif error.key is None:
+        error.file = f"source {source}" if error.file is None else f"source {source}: {error.file}"
+
+
+@contextmanager
+def naming_source(source: str) -> Iterator[None]:
+    """Has errors of users that are raised in the block name the source."""
+    try:
+        yield
+    except UserError as error:
+        name_source(error, source)
+        raise
