@@ -29,8 +29,8 @@ from configs.operation import (
 from configs.prompts import EnvironmentConfig, EvaluationConfig, PromptsConfig
 from configs.scoring import ScoringConfig
 from configs.section import Section, Text, choices, is_section
-from configs.sources import DEFAULT_SOURCE, SECTIONS, SourceConfig, name_source, overlaid
-from configs.stored import staleness_bound
+from configs.sources import SECTIONS, SourceConfig, name_source, overlaid
+from configs.stored import DEFAULT_SOURCE, staleness_bound
 from configs.training import TrainingConfig
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

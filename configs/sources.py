@@ -11,9 +11,7 @@ from configs.generation import SamplingConfig
 from configs.prompts import EnvironmentConfig, EvaluationSetsConfig, PromptsConfig
 from configs.scoring import RewardConfig
 from configs.section import Count, Positive, Section, is_section
-
-DEFAULT_SOURCE = "default"
-"""The name of the only source of a run that names none."""
+from configs.stored import DEFAULT_SOURCE
 
 
 class SourceConfig(Section):

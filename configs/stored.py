@@ -9,6 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 
+DEFAULT_SOURCE = "default"
+"""The name of the only source of a run that names none."""
+
+
 def changed_keys(old_config: Mapping[str, Any], new_config: Mapping[str, Any], prefix: str = "") -> list[str]:
     """One sentence per key that differs between two stored configs; a key that only one of them has is left out."""
     changes: list[str] = []

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from configs.stored import DEFAULT_SOURCE
+
 FinishReason = Literal["stop", "length", "unfinished"]
 
 
@@ -72,6 +74,8 @@ class Request:
     """[P] token ids."""
     seed: int
     """Of this trajectory alone, 63 bits."""
+    source: str = DEFAULT_SOURCE
+    """Name of the source in the config that its group belongs to."""
     prompt: Prompt | None = None
     """The prompt behind the tokens. Environments and stored trajectories need it; engines only read the tokens."""
     message_starts: tuple[tuple[str, int], ...] = ()

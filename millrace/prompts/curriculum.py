@@ -1,8 +1,8 @@
 """What past groups earned, and what follows for the prompts to come.
 
-    ║ consumed ║ ─► the groups of steps before v ─┬─► prompts that were always right, or never: asked every fourth epoch
-                                                  ├─► share of right responses of the last ten steps ─► solved?
-                                                  └─► dropped groups, which their source makes up for
+║ consumed ║ ─► the groups of steps before v ─┬─► prompts that were always right, or never: asked every fourth epoch
+                                              ├─► share of right responses of the last ten steps ─► solved?
+                                              └─► dropped groups, which their source makes up for
 """
 
 from collections import defaultdict, deque

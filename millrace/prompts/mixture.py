@@ -226,9 +226,7 @@ class Mixture:
         shares = {name: weight / total for name, weight in weights.items()}
         lost = {name: dropped[name] - source.num_dropped for name, source in self._sources.items()}
         num_lost = sum(lost.values())
-        credits = {
-            name: source.credit + lost[name] - shares[name] * num_lost for name, source in self._sources.items()
-        }
+        credits = {name: source.credit + lost[name] - shares[name] * num_lost for name, source in self._sources.items()}
         groups: dict[str, list[int]] = {name: [] for name in self._sources}
         for group in range(self._block_groups):
             for name, share in shares.items():
@@ -241,6 +239,4 @@ class Mixture:
 
 
 def _missing(number: int, group: int) -> StreamCorrupt:
-    return StreamCorrupt(
-        layout.prompt_block(number), f"it is missing, though group {group} was admitted; {RESTORE}"
-    )
+    return StreamCorrupt(layout.prompt_block(number), f"it is missing, though group {group} was admitted; {RESTORE}")

@@ -37,6 +37,7 @@ def trajectory_table(
         TRAJECTORY,
         incarnation=incarnation,
         row_id=range(first_row_id, first_row_id + num),
+        source=[request.source for request in requests],
         prompt_id=[trajectory.prompt.prompt_id for trajectory in trajectories],
         prompt_tokens=column_of_lists([request.prompt_tokens for request in requests], np.int32),
         finish_reason=[trajectory.response.finish_reason for trajectory in trajectories],

@@ -20,6 +20,8 @@ class ScoredGroup:
     """G trajectories of one prompt, with their scores."""
 
     group_id: int
+    source: str
+    """Name of the source in the config."""
     generator: int
     first_row_id: int
     """Position of its first row in the generator's stream."""
@@ -185,7 +187,8 @@ def zip_groups(trajectories: Part, scores: Part, generator: int, scores_path: st
     by_member["truncated"] = pc.equal(table["finish_reason"], "length").to_pylist()
     by_member["rewards"] = scored["reward"].to_pylist()
     oldest, newest = table["min_policy_version"].to_numpy(), table["max_policy_version"].to_numpy()
-    by_group = {name: table[name] for name in ("group_id", "max_new_tokens", "incarnation", "temperature", "meta")}
+    names = ("group_id", "source", "max_new_tokens", "incarnation", "temperature", "meta")
+    by_group = {name: table[name] for name in names}
     return [
         ScoredGroup(
             **{name: values[start:end] for name, values in by_member.items()},

@@ -72,6 +72,7 @@ def samples_of(
                 advantage=advantage_of[i],
                 staleness=staleness(version, int(oldest[i])),
                 group=number,
+                source=group.source,
                 kept_tokens=group.kept_tokens[i],
                 kept_counts=group.kept_counts[i],
                 routed_experts=group.routed_experts[i],
