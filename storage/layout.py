@@ -92,7 +92,11 @@ def unfinished(generator: int) -> str:
 
 
 def scores(reward: str, generator: int, scorer: int, num_scorers: int) -> str:
-    """The stream in which scorer `scorer` of `num_scorers` scores its share of one generator's trajectories."""
+    """The stream in which scorer `scorer` of `num_scorers` scores its share of one generator's trajectories.
+
+    `reward` names the scores of all sources: the run's own `scoring.reward`, whatever rewards its sources have. So a
+    run keeps its scores when sources are added.
+    """
     return f"streams/scores/{reward}/{generator}/{scorer}-of-{num_scorers}"
 
 

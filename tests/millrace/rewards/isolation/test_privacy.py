@@ -21,8 +21,8 @@ from millrace.types import Prompt
 
 prompt = Prompt(prompt_id="p", text="?", answer="", source="test")
 reward = make_reward(ScoringConfig(reward="tests.support.rewards.own_rewards:looks_into"))
-with Scorer(reward) as scorer:
-    for score in scorer.score_many([(prompt, name) for name in ("stat", "environ", "maps", "mem")]):
+with Scorer({"default": reward}) as scorer:
+    for score in scorer.score_many([("default", prompt, name) for name in ("stat", "environ", "maps", "mem")]):
         print(score.reward, score.error)
 """
 
