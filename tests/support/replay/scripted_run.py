@@ -116,6 +116,7 @@ class ScriptedRun:
         length = 1 + (group_id + member) % 3
         row = {
             "group_id": group_id,
+            "source": "default",
             "prompt_id": f"p{group_id}",
             "sample_index": member,
             "prompt_tokens": [1, 3 + group_id % 10],
