@@ -71,11 +71,13 @@ def diff(store_a: Store, store_b: Store) -> Json:
     stores = (store_a, store_b)
     attempts = [latest_attempt(s) if first is None else attempt_of_step(s, first["step"]) for s in stores]
     made_by = differences(attempts[0].provenance, attempts[1].provenance)
-    versions_a, versions_b = _verifier_versions(run_a), _verifier_versions(run_b)
-    unequal = [name for name in sorted(versions_a.keys() & versions_b.keys()) if versions_a[name] != versions_b[name]]
+    versions = [_verifier_versions(run) for run in (run_a, run_b)]
+    unequal = [
+        name for name in sorted(versions[0].keys() & versions[1].keys()) if versions[0][name] != versions[1][name]
+    ]
     if unequal:
-        a, b = (", ".join(versions[name] for name in unequal) for versions in (versions_a, versions_b))
-        made_by["reward version"] = (a, b)
+        version_a, version_b = (", ".join(by_source[name] for name in unequal) for by_source in versions)
+        made_by["reward version"] = (version_a, version_b)
     start_a, start_b = read_start_hashes(store_a), read_start_hashes(store_b)
     both = sorted(run_a.checkpoints.keys() & run_b.checkpoints.keys())
     differing = [

@@ -13,9 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from configs.schema import RunConfig
 from millrace.replay.parts import ScoredParts, Scores
 from millrace.replay.source_run import SourceRun
+from millrace.runs.record import Attempt, latest_attempt
 from millrace.runtime.arguments import attempt_config
 from storage.errors import PartCorrupt, PartRemoved
 from storage.stores.base import Store
@@ -35,15 +35,17 @@ CHANGED = pa.schema(
 """A row per trajectory whose two rewards differ; null: that verifier failed."""
 
 
-def compare_scores(run: SourceRun, store: Store, config: RunConfig) -> tuple[dict[str, Any], pa.Table]:
-    """Compares the scores that `run` trained with and those of the replay in `store`, whose config is `config`.
+def compare_scores(run: SourceRun, store: Store) -> tuple[dict[str, Any], pa.Table]:
+    """Compares the scores that `run` trained with and those of the replay in `store`.
 
     Returns totals as JSON, overall and by the run's sources, or if it has only one, by the source that the prompts
     name, with a sentence for each part that could not be read; and the rows that changed, as CHANGED. Parts without one
     of the scores are left out.
     """
     num_generators = run.config["generation"]["replicas"]
-    scores = Scores(store=store, reward=config.scoring.reward, num_scorers=config.scoring.replicas)
+    replay = latest_attempt(store)
+    scoring = replay.config["scoring"]
+    scores = Scores(store=store, reward=scoring["reward"], num_scorers=scoring["replicas"])
     rescored = ScoredParts(run.store, num_generators, scores)
     columns = ["row_id", "group_id", "prompt_id", "source", "meta"]
     unread: list[str] = []
@@ -74,8 +76,8 @@ def compare_scores(run: SourceRun, store: Store, config: RunConfig) -> tuple[dic
     sources = sorted(compared[column].unique().to_pylist())
     total, agreed = _summarize(compared)
     totals = {
-        "old_reward": _reward_names(attempt_config(run.attempt)),
-        "new_reward": _reward_names(config),
+        "old_reward": _reward_names(run.attempt),
+        "new_reward": _reward_names(replay),
         "total": total,
         "by_source": {name: _summarize(compared.filter(pc.equal(compared[column], name)))[0] for name in sources},
         "unread": unread,
@@ -83,8 +85,8 @@ def compare_scores(run: SourceRun, store: Store, config: RunConfig) -> tuple[dic
     return totals, compared.filter(pa.array(~agreed))
 
 
-def _reward_names(config: RunConfig) -> str:
-    return ", ".join(dict.fromkeys(source.scoring.reward for source in config.by_source().values()))
+def _reward_names(attempt: Attempt) -> str:
+    return ", ".join(dict.fromkeys(config.scoring.reward for config in attempt_config(attempt).by_source().values()))
 
 
 def _summarize(rows: pa.Table) -> tuple[dict[str, float | None], npt.NDArray[np.bool_]]:

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import MappingProxyType, TracebackType
-from typing import Self
+from typing import Protocol, Self
 
-from configs.schema import RunConfig
+from configs.prompts import EvaluationConfig, PromptsConfig
+from configs.scoring import ScoringConfig
 from configs.sources import naming_source
 from configs.stored import DEFAULT_SOURCE
 from millrace.errors import InputError
@@ -28,7 +29,15 @@ Item = tuple[str, Prompt, str]
 """The name of a source, one of its prompts, and a decoded response to that."""
 
 
-def make_scorer(sources: Mapping[str, RunConfig]) -> "Scorer":
+class ScoredSource(Protocol):
+    """The sections of a source's config that decide how its responses are scored."""
+
+    prompts: PromptsConfig
+    scoring: ScoringConfig
+    evaluation: EvaluationConfig
+
+
+def make_scorer(sources: Mapping[str, ScoredSource]) -> "Scorer":
     """Make the scorer of these sources, as `RunConfig.by_source` returns them; it is loaded on entering.
 
     Raises InputError, which names the source, for an unusable reward or option.
@@ -44,7 +53,7 @@ def make_scorer(sources: Mapping[str, RunConfig]) -> "Scorer":
     return Scorer(rewards, limits)
 
 
-def _package_sources(config: RunConfig) -> list[str]:
+def _package_sources(config: ScoredSource) -> list[str]:
     prompts = config.prompts
     named = [prompts.source, prompts.eval_source, *(further.source for further in config.evaluation.sets.values())]
     return [package.text for source in named if source is not None for package in prompt_sources(source, prompts)]
@@ -196,9 +205,11 @@ class FailingReward:
     Counts the responses of each source in a row without a score in this process, up to those of a whole step.
     """
 
-    def __init__(self, sources: Mapping[str, RunConfig]) -> None:
-        self._configs = sources
-        self._errors: dict[str, list[str]] = {source: [] for source in sources}
+    def __init__(self, rewards: Mapping[str, str], responses_per_step: Mapping[str, int]) -> None:
+        """`rewards` are the names of the rewards; both are by source."""
+        self._rewards = rewards
+        self._responses_per_step = responses_per_step
+        self._errors: dict[str, list[str]] = {source: [] for source in rewards}
 
     def check(self, results: Iterable[tuple[str, str | None]]) -> None:
         """Count further responses: the source of each, and the reason why it got no score, None if it got one.
@@ -211,14 +222,13 @@ class FailingReward:
             else:
                 self._errors[source].append(error)
         for source, errors in self._errors.items():
-            config = self._configs[source]
-            if len(errors) < config.training.groups_per_step * config.generation.group_size:
+            if len(errors) < self._responses_per_step[source]:
                 continue
             # The error of a system call that the sandbox refuses.
             is_sandboxed = "Operation not permitted" in errors[0]
             with naming_source(source):
                 raise InputError(
-                    f"{config.scoring.reward}, and none of the last {len(errors):,} responses, a whole step's worth, "
+                    f"{self._rewards[source]}, and none of the last {len(errors):,} responses, a whole step's worth, "
                     f"got a score; the first error: {errors[0]}",
                     key="scoring.reward",
                     expected="a reward that needs no network, process or written file" if is_sandboxed else None,

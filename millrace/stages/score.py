@@ -50,11 +50,13 @@ def _score_all(stage: Stage, scorer: Scorer, decode: Decoder) -> None:
     spec = read_spec(stage.store)
     source = stage.store if spec is None else open_store(spec.sources[0])
     streams = [_UnscoredStream(stage, generator, source) for generator in range(stage.config.generation.replicas)]
-    configs = stage.config.by_source()
-    failing = FailingReward(configs)
+    sources = stage.config.by_source()
+    rewards = {name: config.scoring.reward for name, config in sources.items()}
+    groups = stage.config.training.groups_per_step
+    failing = FailingReward(rewards, {name: groups * config.generation.group_size for name, config in sources.items()})
     scorer.on_first_failure = lambda sentence: _report_failure(stage, sentence)
-    rewards = _joined(f"{configs[name].scoring.reward} {version}" for name, version in scorer.versions.items())
-    stage.mark_ready(f"scorer {stage.replica} ready with reward {rewards}")
+    loaded = _joined(f"{rewards[name]} {version}" for name, version in scorer.versions.items())
+    stage.mark_ready(f"scorer {stage.replica} ready with reward {loaded}")
 
     def next_part() -> bool:
         return any(stream.look() for stream in streams)

@@ -1,10 +1,10 @@
 """The rewards of several sources in one scorer: each response is scored by its source's, and equal ones load once."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import pyarrow as pa
 import pytest
+from support.streams.rows import trajectories_of
 from transformers import PreTrainedTokenizerFast
 
 from configs.schema import RunConfig
@@ -13,9 +13,8 @@ from millrace.models.decoder import decoder_of
 from millrace.rewards import factory
 from millrace.rewards.base import Reward, Score
 from millrace.rewards.scorer import Scorer, make_scorer
-from millrace.rollouts.arrow import prompt_meta, trajectory_table
 from millrace.stages.score import score_table
-from millrace.types import Prompt, Sampling, Trajectory
+from millrace.types import Prompt
 from storage.schema import SCORE
 from storage.validation import validate
 
@@ -57,32 +56,21 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return CountedModel.loads
 
 
-def test_each_row_is_scored_by_the_reward_of_its_source(
-    make_trajectories: Callable[..., list[Trajectory]], tokenizer: PreTrainedTokenizerFast
-) -> None:
-    rollouts = make_trajectories([4, 5, 6], group_size=2)
-    sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=4)
-    table = trajectory_table(rollouts, first_row_id=0, sampling=sampling, incarnation=0, generator=0, epoch=0)
-    num_tokens = table["response_tokens"].combine_chunks().value_lengths().to_pylist()
-    columns = table.to_pydict() | {
-        "source": ["sums", "proofs", "words"] * 2,
-        # The text "12" is right as an expression, and as text it is not.
-        "meta": [prompt_meta(Prompt(prompt_id="p", text="?", answer="24/2", source="test"))] * 6,
-        "response_tokens": [tokenizer.convert_tokens_to_ids([*"12", *"0" * (n - 2)][:n]) for n in num_tokens],
-    }
-    is_12 = [n == 2 for n in num_tokens]
-    trajectories = pa.Table.from_pydict(columns, schema=table.schema)
+def test_each_row_is_scored_by_the_reward_of_its_source(tokenizer: PreTrainedTokenizerFast) -> None:
+    # The text 12 is right as an expression, and as text it is not.
+    sources, texts = ["sums", "proofs", "words"] * 2, ["12", "12", "12", "7", "7", "7"]
+    tokens = [tokenizer.convert_tokens_to_ids(list(text)) for text in texts]
+    trajectories = trajectories_of(sources, tokens, answer="24/2")
     with scorer_of(
         sums={"reward": "exact_match"}, proofs={"reward": "math"}, words={"reward": f"{OWN}:length"}
     ) as scorer:
         scores = score_table(trajectories, scorer, decoder_of(tokenizer))
     validate(scores, SCORE)
-    assert scores["row_id"].to_pylist() == list(range(6))
-    assert scores["reward"].to_pylist() == [0.0, is_12[1], num_tokens[2], 0.0, is_12[4], num_tokens[5]]
+    assert scores["row_id"].to_pylist() == trajectories["row_id"].to_pylist()
+    assert scores["reward"].to_pylist() == [0.0, 1.0, 2.0, 0.0, 0.0, 1.0]
     versions = scores["verifier_version"].to_pylist()
-    assert versions == [scorer.versions[name] for name in columns["source"]]
+    assert versions == [scorer.versions[source] for source in sources]
     assert len(set(versions)) == 3
-    assert versions[2].startswith(f"{OWN}:length ")
 
 
 def test_equal_reward_models_are_loaded_once_also_as_a_part_of_a_sum(loads: list[str]) -> None:
