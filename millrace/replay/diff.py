@@ -71,13 +71,10 @@ def diff(store_a: Store, store_b: Store) -> Json:
     stores = (store_a, store_b)
     attempts = [latest_attempt(s) if first is None else attempt_of_step(s, first["step"]) for s in stores]
     made_by = differences(attempts[0].provenance, attempts[1].provenance)
-    versions = [_verifier_versions(run) for run in (run_a, run_b)]
-    unequal = [
-        name for name in sorted(versions[0].keys() & versions[1].keys()) if versions[0][name] != versions[1][name]
-    ]
+    of_a, of_b = (_verifier_versions(run) for run in (run_a, run_b))
+    unequal = [source for source in sorted(of_a.keys() & of_b.keys()) if of_a[source] != of_b[source]]
     if unequal:
-        version_a, version_b = (", ".join(by_source[name] for name in unequal) for by_source in versions)
-        made_by["reward version"] = (version_a, version_b)
+        made_by["reward version"] = (", ".join(of_a[s] for s in unequal), ", ".join(of_b[s] for s in unequal))
     start_a, start_b = read_start_hashes(store_a), read_start_hashes(store_b)
     both = sorted(run_a.checkpoints.keys() & run_b.checkpoints.keys())
     differing = [
