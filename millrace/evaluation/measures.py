@@ -121,8 +121,9 @@ def weighted_mean(estimates: Sequence[tuple[float, Estimate]]) -> Estimate:
     """The mean of independent estimates (at least one), each with its positive weight, and its 95 % interval.
 
     The interval's ends are as far from the mean as the root of the summed squares of the weighted distances in the
-    estimates' own intervals: Zou and Donner, "Construction of confidence limits about effect measures: a general
-    approach", Statistics in Medicine 27 (2008), equations 3 and 4, for a sum.
+    estimates' own intervals, below and above: the MOVER of Zou and Donner (2008), applied to Wilson's intervals as in
+    Zou, Huang and Zhang, "A note on confidence interval estimation for a linear function of binomial proportions"
+    (2009).
     """
     total = sum(weight for weight, _ in estimates)
     value = sum(weight * estimate.value for weight, estimate in estimates) / total
