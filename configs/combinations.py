@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from configs.errors import UserError
 from configs.generation import VLLM_RANKS
 from configs.operation import LIVE, SHARDED, data_parallel, one_gpu
+from configs.prompts import HELD_OUT
 
 if TYPE_CHECKING:
     from configs.schema import RunConfig
@@ -44,6 +45,18 @@ def impossible_combinations(config: "RunConfig") -> Iterator[UserError]:
             yield UserError(key=key, read=read, expected=expected)
     yield from _unasked_tasks(config)
     yield from _rewards_without_entries(config)
+
+
+def impossible_mixtures(config: "RunConfig") -> Iterator[UserError]:
+    """Yield a mistake for each name of a source that contradicts the run's other settings."""
+    names = config.by_source().keys()
+    for name in config.evaluation.weights:
+        if name not in names:
+            expected = f"sources of the run: {', '.join(names)}"
+            yield UserError(key="evaluation.weights", read=f"set for {name}, which is no source", expected=expected)
+    if HELD_OUT in config.sources:
+        expected = "another name, because results of evaluations name the accuracy over all sources so"
+        yield UserError(key=f"sources.{HELD_OUT}", read="a source", expected=expected)
 
 
 def _shown(config: "RunConfig", key: str) -> str:

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from configs.section import Count, Parameters, Section, Text
+from configs.section import Count, Parameters, Positive, Section, Text
 
-_HELD_OUT = "held_out"
+HELD_OUT = "held_out"
 """The name of the held-out prompts among the results of an evaluation."""
 _SET_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 
@@ -103,9 +103,9 @@ class EvaluationSetsConfig(Section):
     @field_validator("sets")
     @classmethod
     def _have_plain_names(cls, sets: dict[str, EvaluationSetConfig]) -> dict[str, EvaluationSetConfig]:
-        if wrong := [name for name in sets if not _SET_NAME.fullmatch(name) or name == _HELD_OUT]:
+        if wrong := [name for name in sets if not _SET_NAME.fullmatch(name) or name == HELD_OUT]:
             raise ValueError(
-                f"names of 1 to 32 letters, digits, '_' and '-', the first a letter, other than {_HELD_OUT}; "
+                f"names of 1 to 32 letters, digits, '_' and '-', the first a letter, other than {HELD_OUT}; "
                 f"found {wrong[0]!r}"
             )
         return sets
@@ -120,6 +120,9 @@ class EvaluationConfig(EvaluationSetsConfig):
     stop_after: Count | None = None
     """Training ends, as at `training.max_steps`, after this many evaluations in a row without a better accuracy on the
     held-out prompts; null: never."""
+    weights: dict[str, Positive] = Field(default_factory=dict)
+    """Weights of the sources in the run's accuracy, which decides the best version, early stop and promotion: the mean
+    over their held-out prompts. Sources left out do not count. {}: their weights in the mixture."""
 
 
 class EnvironmentConfig(Section):

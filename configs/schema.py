@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field, field_serializer, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
-from configs.combinations import impossible_combinations
-from configs.errors import ConfigError, UserError
+from configs.combinations import impossible_combinations, impossible_mixtures
+from configs.errors import ConfigError
 from configs.generation import GenerationConfig, adapter_arguments
 from configs.operation import (
     SHARDED,
@@ -172,7 +172,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
-        mistakes: dict[tuple[str | None, str], UserError] = {}
+        mistakes = {(mistake.key, mistake.read): mistake for mistake in impossible_mixtures(self)}
         for name, config in self.by_source().items():
             for mistake in impossible_combinations(config):
                 name_source(mistake, name)

@@ -230,6 +230,6 @@ def _evaluated(result: dict[str, Any]) -> list[Figure]:
 def _accuracy(measures: dict[str, Any], prompts: str) -> str:
     counted, errors = f"{measures['prompts']} {prompts}", measures.get("errors", 0)
     if measures["accuracy"] is None:
-        return f"not scored: the reward failed for all {counted}"
+        return f"not scored: the reward failed for all {counted}, or for all of one source"
     value = f"{accuracy_text(measures['accuracy'])}{interval(measures.get('accuracy_interval'))} of {counted}"
     return f"{value}, {errors} without a score" if errors else value
