@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from configs.errors import UserError
 from configs.generation import VLLM_RANKS
 from configs.operation import LIVE, SHARDED, data_parallel, one_gpu
-from configs.sources import key_in
 from configs.stored import DEFAULT_SOURCE
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def _where_set(run: "RunConfig", source: str, key: str) -> str:
     """The name of the key whose value the source has: its own, or the run's that it inherits."""
     section, name, *_ = *key.split("."), ""
     own = getattr(run.sources.get(source), section, None)
-    return key_in(source, key) if own is not None and name in own.model_fields_set else key
+    return f"sources.{source}.{key}" if own is not None and name in own.model_fields_set else key
 
 
 def _shown(config: "RunConfig", key: str) -> str:

@@ -50,7 +50,16 @@ _OTHER = Recipe(target_imitation_rate=0.2, max_accuracy=1.0, max_steps=150, batc
 
 
 def choose_recipe(config: RunConfig) -> Recipe:
-    """Returns the recipe for the start model of a run without `model.path`."""
+    """Returns the recipe for the start model of a run without `model.path`.
+
+    Of a mixture it is that of the source with the longest warm start, with the prompts of all sources in each step.
+    """
+    recipes = [_choose_for_source(source) for source in config.by_source().values()]
+    hardest = max(recipes, key=lambda recipe: recipe.max_steps)
+    return replace(hardest, batch_size=sum(recipe.batch_size for recipe in recipes))
+
+
+def _choose_for_source(config: RunConfig) -> Recipe:
     source = config.prompts.source
     if config.environment.name is not None:
         recipe = _IN_ENVIRONMENT
