@@ -57,8 +57,9 @@ class Lengths:
 
     groups: Sequence[tuple[int, Sequence[int]]]
     """Tokens of the prompt and of each response, of every group that may be drawn."""
-    group_size: int
-    """A known group with as many responses is kept as it is; otherwise responses are drawn from it."""
+    group_size: int | None
+    """A known group with as many responses is kept as it is; otherwise responses are drawn from it. None: all are kept,
+    because sources have groups of different sizes."""
     max_tokens: int
     """Longer responses are cut off."""
 
@@ -66,7 +67,7 @@ class Lengths:
         """Returns the tokens of the group's prompt, and of each of its responses."""
         rng = random.Random(group_id)
         prompt, responses = rng.choice(self.groups)
-        if len(responses) != self.group_size:
+        if self.group_size is not None and len(responses) != self.group_size:
             responses = rng.choices(responses, k=self.group_size)
         return prompt, [min(self.max_tokens, tokens) for tokens in responses]
 
