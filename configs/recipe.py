@@ -52,11 +52,9 @@ _OTHER = Recipe(target_imitation_rate=0.2, max_accuracy=1.0, max_steps=150, batc
 def choose_recipe(config: RunConfig) -> Recipe:
     """Returns the recipe for the start model of a run without `model.path`.
 
-    Of a mixture it is that of the source with the longest warm start, with the prompts of all sources in each step.
+    Of a mixture it is that of the source with the longest warm start.
     """
-    recipes = [_choose_for_source(source) for source in config.by_source().values()]
-    hardest = max(recipes, key=lambda recipe: recipe.max_steps)
-    return replace(hardest, batch_size=sum(recipe.batch_size for recipe in recipes))
+    return max(map(_choose_for_source, config.by_source().values()), key=lambda recipe: recipe.max_steps)
 
 
 def _choose_for_source(config: RunConfig) -> Recipe:
