@@ -67,8 +67,7 @@ def run_inputs(
         for name, source in sources.items():
             with naming_source(name):
                 loaded = prompts[name] if prompts else SourcePrompts.load(source, with_sets=evaluates)
-            hashes = _prompt_hashes(source, loaded, with_sets=evaluates)
-            inputs |= {key_in(name, key): value for key, value in hashes.items()}
+            inputs |= _prompt_hashes(name, source, loaded, with_sets=evaluates)
     if evaluates or "score" in stages:
         rewards = rewards or make_scorer(sources).check()
         inputs |= {f"reward {name}": version for name, version in rewards.items()}
@@ -95,18 +94,19 @@ def run_inputs(
     return inputs
 
 
-def _prompt_hashes(config: RunConfig, read: SourcePrompts, *, with_sets: bool) -> dict[str, str]:
-    """Hashes of the prompts of a source with this config."""
-    prompts, sets = read
-    source, eval_source = (f"prompts.{key} {getattr(config.prompts, key)}" for key in ("source", "eval_source"))
+def _prompt_hashes(name: str, config: RunConfig, loaded: SourcePrompts, *, with_sets: bool) -> dict[str, str]:
+    """Hashes of the prompts of the source `name`, whose config this is."""
+    prompts, sets = loaded
+    source = f"{key_in(name, 'prompts.source')} {config.prompts.source}"
+    eval_source = f"{key_in(name, 'prompts.eval_source')} {config.prompts.eval_source}"
     if config.prompts.eval_source is None:
         hashes = {source: _hash_prompts([*prompts.train, *prompts.eval])}
     else:
         hashes = {source: _hash_prompts(prompts.train), eval_source: _hash_prompts(prompts.eval)}
-    for name, settings in config.evaluation.sets.items() if with_sets else ():
+    for set_name, settings in config.evaluation.sets.items() if with_sets else ():
         # With the number: a change of it is a changed setting, not a changed input.
-        key = f"evaluation.sets.{name} {settings.source}, first {settings.num_prompts}"
-        hashes[key] = _hash_prompts(sets[name].prompts)
+        key = f"{key_in(name, f'evaluation.sets.{set_name}')} {settings.source}, first {settings.num_prompts}"
+        hashes[key] = _hash_prompts(sets[set_name].prompts)
     return hashes
 
 
