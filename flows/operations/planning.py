@@ -17,12 +17,12 @@ from configs.schema import RunConfig
 from flows.display.tables import TitledTable
 from millrace.errors import InputError
 from millrace.planning.candidate import Candidate, Machine, explicit_values
+from millrace.planning.durations import max_group_size, mean_group_size
 from millrace.planning.gpus import GpuMachine
 from millrace.planning.hardware import GIB, GPUS_PER_HOST, hardware_named
 from millrace.planning.models import model_named, shape_of_folder, shape_of_model
 from millrace.planning.plan import Plan, what_if
 from millrace.planning.search import make_plan, simulator
-from millrace.planning.sources import max_group_size, mean_group_size
 from millrace.planning.stored import fit_machine
 from millrace.runtime.devices import assign, gpus
 from storage.stores.factory import open_store

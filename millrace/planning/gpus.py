@@ -10,12 +10,19 @@ from dataclasses import dataclass, field
 from configs.requests import GivenLengthsConfig
 from configs.schema import RunConfig
 from millrace.errors import InputError
-from millrace.planning.durations import Costs, Lengths, log_normal_lengths
+from millrace.planning.durations import (
+    Costs,
+    Lengths,
+    log_normal_lengths,
+    max_group_size,
+    max_new_tokens,
+    mixed_lengths,
+    with_shares,
+)
 from millrace.planning.generation import KernelTable
 from millrace.planning.hardware import GIB, HOST_COPY_SHARE, Hardware
 from millrace.planning.memory import MemoryReport, generator_memory, trainer_memory
 from millrace.planning.models import BYTES, ModelShape
-from millrace.planning.sources import max_group_size, max_new_tokens, mixed_lengths, with_shares
 from millrace.planning.training import (
     MFU,
     TRAINED_BYTES,

@@ -19,8 +19,7 @@ import pyarrow.compute as pc
 
 from configs.schema import RunConfig
 from millrace.errors import InputError
-from millrace.planning.durations import Lengths
-from millrace.planning.sources import common_group_size, max_new_tokens
+from millrace.planning.durations import Lengths, common_group_size, max_new_tokens
 from millrace.rollouts.consumed import TRAINED
 from millrace.runs.record import latest_attempt
 from storage import layout

@@ -15,10 +15,9 @@ from typing import Any
 from configs.schema import RunConfig
 from millrace.errors import InputError
 from millrace.planning.candidate import Candidate, Goal, Machine, Simulate, override, simulate_candidate
-from millrace.planning.durations import Costs, Lengths
+from millrace.planning.durations import Costs, Lengths, max_group_size, max_new_tokens, mean_group_size
 from millrace.planning.plan import Plan
 from millrace.planning.simulation import Outcome, simulate
-from millrace.planning.sources import max_group_size, max_new_tokens, mean_group_size
 
 _ALIKE = 0.02
 """Candidates whose speeds differ by no more than this share are as good."""

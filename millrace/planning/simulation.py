@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from configs.schema import RunConfig
-from millrace.planning.durations import Costs, Lengths
+from millrace.planning.durations import Costs, Lengths, max_group_size
 from millrace.planning.generator import SimulatedGenerator, SimulatedGroup
-from millrace.planning.sources import max_group_size
 from millrace.rollouts.staleness import (
     admission_limit,
     consumption_order,

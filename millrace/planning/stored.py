@@ -19,10 +19,9 @@ import numpy as np
 from configs.prompts import PromptsConfig
 from configs.schema import RunConfig
 from millrace.errors import InputError
-from millrace.planning.durations import Costs, Lengths
+from millrace.planning.durations import Costs, Lengths, mean_group_size, with_shares
 from millrace.planning.measured import Floats, MeasuredRun, Rollouts, lengths_of, read_measured
 from millrace.planning.simulation import simulate
-from millrace.planning.sources import mean_group_size, with_shares
 from storage.stores.base import Store
 
 _STEPS, _WARMUP, _ROUNDS = 100, 10, 2

@@ -7,11 +7,11 @@ import pytest
 from configs.requests import PlanRequest
 from configs.schema import RunConfig
 from flows.operations.planning import answer, sections
+from millrace.planning.durations import max_group_size, max_new_tokens, mean_group_size
 from millrace.planning.gpus import GpuMachine
 from millrace.planning.hardware import hardware_named
 from millrace.planning.models import model_named
 from millrace.planning.search import simulator
-from millrace.planning.sources import max_group_size, max_new_tokens, mean_group_size
 
 
 def mixture(*, weights: tuple[float, float] = (3.0, 1.0), **sections: Any) -> RunConfig:
