@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from configs.errors import ConfigError, UserError
 from configs.schema import RunConfig, dotted_fields, known_fields, schema_key
 from configs.section import choices, is_section
+from configs.sources import key_in
 from configs.stored import put_key
 from configs.validation_errors import mistakes, show, unknown_key
 
@@ -115,16 +116,14 @@ def changed_immutably(old: RunConfig, new: RunConfig) -> list[str]:
 
     Sources may be added, and their weights may change.
     """
-    differences = _differences(old, new, IMMUTABLE_ON_RESUME)
-    differences.pop("sources", None)
-    old_sources, new_sources = old.by_source(), new.by_source()
-    for name, source in old_sources.items():
+    differences: dict[str, list[Any]] = {}
+    new_sources = new.by_source()
+    for name, source in old.by_source().items():
         if name not in new_sources:
             differences[f"sources.{name}"] = ["a source", None]
             continue
         of_source = _differences(source, new_sources[name], IMMUTABLE_ON_RESUME)
-        keys = {key: pair for key, pair in of_source.items() if key not in differences}
-        differences |= {f"sources.{name}.{key}" if old.sources else key: pair for key, pair in keys.items()}
+        differences |= {key_in(name, key): pair for key, pair in of_source.items()}
     if old.compute_dtype == new.compute_dtype:
         # null, and the format that it stands for.
         differences.pop("training.compute_dtype", None)

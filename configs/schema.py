@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field, field_serializer, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
-from configs.combinations import impossible_combinations, impossible_mixtures
+from configs.combinations import impossible_combinations
 from configs.errors import ConfigError
 from configs.generation import GenerationConfig, adapter_arguments
 from configs.operation import (
@@ -29,7 +29,7 @@ from configs.operation import (
 from configs.prompts import EnvironmentConfig, EvaluationConfig, PromptsConfig
 from configs.scoring import ScoringConfig
 from configs.section import Section, Text, choices, is_section
-from configs.sources import SECTIONS, SourceConfig, name_source, overlaid
+from configs.sources import SECTIONS, SourceConfig, overlaid
 from configs.stored import DEFAULT_SOURCE, staleness_bound
 from configs.training import TrainingConfig
 
@@ -107,6 +107,11 @@ class RunConfig(Section):
         }
 
     @property
+    def uses_reward_model(self) -> bool:
+        """Whether a reward model scores the responses of any source."""
+        return any(config.scoring.uses_reward_model for config in self.by_source().values())
+
+    @property
     def effective_max_staleness(self) -> int:
         """The staleness bound in force, policy versions."""
         return staleness_bound(self.pipeline.mode, self.staleness.max_staleness)
@@ -172,13 +177,8 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
-        mistakes = {(mistake.key, mistake.read): mistake for mistake in impossible_mixtures(self)}
-        for name, config in self.by_source().items():
-            for mistake in impossible_combinations(config):
-                name_source(mistake, name)
-                mistakes[mistake.key, mistake.read] = mistake
-        if mistakes:
-            raise ConfigError(list(mistakes.values()))
+        if mistakes := list(impossible_combinations(self)):
+            raise ConfigError(mistakes)
         return self
 
 

@@ -35,6 +35,7 @@ class SourceConfig(Section):
 
 SECTIONS = tuple(name for name, field in SourceConfig.model_fields.items() if is_section(field.annotation))
 """Sections of the run of which a source may have its own keys."""
+_KEYS = {name: SourceConfig.model_fields[name].annotation.model_fields.keys() for name in SECTIONS}  # type: ignore[union-attr]
 _SettingsT = TypeVar("_SettingsT", bound=Section)
 
 
@@ -47,14 +48,19 @@ def overlaid(settings: _SettingsT, own: Section) -> _SettingsT:
     return settings.model_copy(update=changes)
 
 
+def key_in(source: str, key: str) -> str:
+    """The name of a run's key in a source: `sources.NAME.prompts.source`; the key itself if sources don't have it."""
+    section, name, *_ = *key.split("."), ""
+    if source == DEFAULT_SOURCE or section not in SECTIONS or name not in _KEYS[section]:
+        return key
+    return f"sources.{source}.{key}"
+
+
 def name_source(error: UserError, source: str) -> None:
     """Has the error name the source that the mistake is in."""
-    section = (error.key or "").partition(".")[0]
-    if source == DEFAULT_SOURCE:
-        return
-    if section in SECTIONS:
-        error.key = f"sources.{source}.{error.key}"
-    elif error.key is None:
+    if error.key is not None:
+        error.key = key_in(source, error.key)
+    elif source != DEFAULT_SOURCE:
         error.file = f"source {source}" if error.file is None else f"source {source}: {error.file}"
 
 

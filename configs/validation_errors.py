@@ -56,7 +56,7 @@ def _without_choice(path: tuple[int | str, ...]) -> tuple[tuple[int | str, ...],
             return ("training", "loss", *rest), losses.OwnLossConfig
         case ("training", "loss", losses.BUILT_IN, str() as name, *rest):
             return ("training", "loss", *rest), losses.PARAMETERS[name]
-        case ("evaluation", "sets", _, _, *_):
+        case ("evaluation", "sets", _, _, *_) | ("sources", _, "evaluation", "sets", _, _, *_):
             return path, EvaluationSetConfig
     return path, None
 
