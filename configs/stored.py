@@ -8,7 +8,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-
 DEFAULT_SOURCE = "default"
 """The name of the only source of a run that names none."""
 

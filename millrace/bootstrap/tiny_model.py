@@ -28,13 +28,14 @@ from transformers import (
 
 from configs.prompts import EnvironmentConfig, PromptsConfig
 from configs.recipe import Recipe
+from configs.stored import DEFAULT_SOURCE
 from millrace.bootstrap.demonstrations import could_be_demonstrated, dialogue, is_right, right_response
 from millrace.chat.encoder import PromptEncoder
 from millrace.errors import InputError
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.transformers import TransformersEngine
 from millrace.generation.environments.base import Environment, environment_class
-from millrace.generation.environments.episodes import in_environment
+from millrace.generation.environments.episodes import EpisodeRules, Episodes
 from millrace.models.modules import call_at_each_layer
 from millrace.types import Prompt, Sampling
 
@@ -108,9 +109,8 @@ def bootstrap(
     call_at_each_layer(model, on_progress)
     optimizer = torch.optim.AdamW(model.parameters(), lr=shape.learning_rate, weight_decay=0.0)
     encoder = PromptEncoder(tokenizer, PromptsConfig())
-    engine = in_environment(
-        lambda stop: TransformersEngine(model, tokenizer, stop=stop), played, encoder, max_turns=environment.max_turns
-    )
+    rules = EpisodeRules(encoder=encoder, environment=played, max_turns=environment.max_turns)
+    engine = Episodes(TransformersEngine(model, tokenizer), {DEFAULT_SOURCE: rules})
     demonstrated = None if played is None else played()
     checked = rng.sample(list(prompts), min(_CHECK_PROMPTS, max(1, _CHECK_TOKENS // max_new_tokens), len(prompts)))
     # A measurement samples token after token; the longer the responses, the more supervised steps it costs.

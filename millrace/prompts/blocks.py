@@ -1,6 +1,6 @@
 """Blocks of groups as they are stored: which source and which prompt each group has.
 
-prompt_blocks/<block>.json    {"crc": …, "policy_version": 8, "sources": {"sums": {"groups": [0, 2, 3, …], …}, …}}    sealed
+prompt_blocks/<block>.json    {"crc": …, "policy_version": 8, "sources": {"sums": {"groups": [0, 2, …], …}, …}}   sealed
 
 A block is written once and stays. So a group has the same prompt whoever makes it, also after a restart or a rollback
 (docs/decisions/04).
@@ -10,6 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 from itertools import pairwise
 
+from configs.schema import RunConfig
 from storage import layout
 from storage.errors import NotInStore, StreamCorrupt
 from storage.json_text import RESTORE, parse_as
@@ -24,8 +25,8 @@ class SourceBlock:
     groups: list[int]
     """Which groups of the block it has, counted from the first, ascending."""
     positions: list[int]
-    """[groups] where each group's prompt is in the source's `PromptOrder`, ascending. Positions that are left out are of
-    prompts that this epoch skips."""
+    """[groups] where each group's prompt is in the source's `PromptOrder`, ascending. Positions that are left out are
+    of prompts that this epoch skips."""
     num_prompts: int
     """Training prompts that they were drawn from."""
     num_easy: int
@@ -48,6 +49,11 @@ class PromptBlock:
     """Version of the weights for which it was decided."""
     sources: dict[str, SourceBlock]
     """By name, in the order of the config."""
+
+
+def stores_blocks(config: RunConfig) -> bool:
+    """Whether a run decides the prompts of its groups in blocks. A run with `sources` does: it may get another one."""
+    return bool(config.sources) or config.prompts.curriculum_window is not None
 
 
 def read_block(store: Store, number: int) -> PromptBlock | None:

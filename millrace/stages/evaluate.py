@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
+from configs.stored import DEFAULT_SOURCE
 from millrace.errors import InputError
 from millrace.evaluation.examiner import Examiner, Rules, Stopped, evaluation_sets, with_evaluation_sets
 from millrace.evaluation.results import measures_by_set, read_result, write_result
 from millrace.evaluation.schedule import due, stop_if_no_better
 from millrace.forking.process_settings import take_idle_time
 from millrace.generation.engines.transformers import TransformersEngine
-from millrace.generation.environments.base import environment_class
-from millrace.generation.environments.episodes import in_environment, prompt_encoder, sampling_of
+from millrace.generation.environments.episodes import Episodes, load_rules, sampling_of
 from millrace.models.loading import load_model
 from millrace.models.start_folder import start_folder
 from millrace.prompts.dataset import load_prompts
@@ -179,23 +179,11 @@ class EvaluatedPolicy:
             self._folder = start_folder(stage.store, config.model.path, stage.arguments.handover)
             prompts = load_prompts(config.prompts)
             self._sets = evaluation_sets(config.evaluation, config.prompts, prompts)
-            environment = environment_class(config.environment.name)
-            encoder = self._encoder = prompt_encoder(
-                self._folder, config.model, config.prompts, with_evaluation_sets(prompts, self._sets), environment
-            )
+            rules = load_rules(self._folder, config, with_evaluation_sets(prompts, self._sets))
+            self._encoder = rules.encoder
             model = load_model(self._folder, config.model.dtype)
-            self._engine = in_environment(
-                lambda stop: TransformersEngine(
-                    model,
-                    encoder.tokenizer,
-                    stop=stop,
-                    stop_token_ids=encoder.stop_token_ids,
-                    on_progress=stage.advance,
-                ),
-                environment,
-                encoder,
-                max_turns=config.environment.max_turns,
-            )
+            engine = TransformersEngine(model, self._encoder.tokenizer, on_progress=stage.advance)
+            self._engine = Episodes(engine, {DEFAULT_SOURCE: rules})
         names = ", ".join(f"{len(held_out.prompts)} prompts of {name}" for name, held_out in self._sets.items())
         stage.mark_ready(f"evaluation ready, on {names}")
 

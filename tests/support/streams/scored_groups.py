@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from configs.stored import DEFAULT_SOURCE
 from millrace.rollouts.consumed import ConsumedWriter
 from millrace.rollouts.scored_group import ScoredGroup
 from storage.stores.base import Store
@@ -29,6 +30,7 @@ def scored_group(
     spans = [[member[start] for start in starts_of] for member, starts_of in zip(versions, starts, strict=True)]
     return ScoredGroup(
         group_id=number,
+        source=DEFAULT_SOURCE,
         generator=number % 2,
         first_row_id=10 * number,
         prompt_tokens=[np.array([1], dtype=np.int32) for _ in versions],
