@@ -70,9 +70,16 @@ def consume(
 ) -> None:
     """The step that made `version`: it trained some groups and dropped others for `reason`, by their numbers."""
     writer = ConsumedWriter(store, incarnation)
-    for number, rewards in (dropped or {}).items():
+    write_step(writer, version, trained, dropped or {}, reason)
+    writer.close()
+
+
+def write_step(
+    writer: ConsumedWriter, version: int, trained: Rewards, dropped: Rewards, reason: str = "zero_advantage"
+) -> None:
+    """Adds a step as `consume` does."""
+    for number, rewards in dropped.items():
         writer.drop(scored_group(number, [[0]] * len(rewards), rewards), reason, version - 1)
     groups = [scored_group(number, [[0]] * len(rewards), rewards) for number, rewards in trained.items()]
     known = sum(len(group.trained) for group in groups)
     writer.step(version, groups, [0.0] * known, [np.zeros(1, dtype=np.float32)] * known)
-    writer.close()
