@@ -243,7 +243,7 @@ def test_groups_of_rolled_back_steps_are_not_made_up_for(dict_store: DictStore) 
 
 def damaged_blocks() -> dict[str, Callable[[PromptBlock], object]]:
     def changed(block: PromptBlock, name: str, **changes: object) -> PromptBlock:
-        source = dataclasses.replace(block.sources[name], **changes)  # type: ignore[arg-type]
+        source = dataclasses.replace(block.sources[name], **changes)
         return dataclasses.replace(block, sources={**block.sources, name: source})
 
     def without_last(block: PromptBlock) -> PromptBlock:
@@ -266,7 +266,7 @@ def test_a_damaged_block_is_named(dict_store: DictStore, damage: str) -> None:
     block = read_block(dict_store, 1)
     assert block is not None
     path = layout.prompt_block(1)
-    dict_store.objects[path] = seal(dataclasses.asdict(damaged_blocks()[damage](block)))  # type: ignore[call-overload]
+    dict_store.objects[path] = seal(dataclasses.asdict(damaged_blocks()[damage](block)))
     with pytest.raises(StreamCorrupt) as caught:
         open_mixture(dict_store, weighted(a=1, b=1))
     assert caught.value.file == path
