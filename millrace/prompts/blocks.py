@@ -10,7 +10,6 @@ import dataclasses
 from dataclasses import dataclass
 from itertools import pairwise
 
-from configs.schema import RunConfig
 from storage import layout
 from storage.errors import NotInStore, StreamCorrupt
 from storage.json_text import RESTORE, parse_as
@@ -49,11 +48,6 @@ class PromptBlock:
     """Version of the weights for which it was decided."""
     sources: dict[str, SourceBlock]
     """By name, in the order of the config."""
-
-
-def stores_blocks(config: RunConfig) -> bool:
-    """Whether a run decides the prompts of its groups in blocks. A run with `sources` does: it may get another one."""
-    return bool(config.sources) or config.prompts.curriculum_window is not None
 
 
 def read_block(store: Store, number: int) -> PromptBlock | None:

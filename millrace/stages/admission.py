@@ -14,7 +14,7 @@ from typing import Any
 from configs.sources import SourceConfig
 from configs.stored import DEFAULT_SOURCE
 from millrace.chat.encoder import PromptEncoder
-from millrace.prompts.blocks import PromptBlock, stores_blocks
+from millrace.prompts.blocks import PromptBlock
 from millrace.prompts.dataset import PromptOrder
 from millrace.prompts.mixture import MixedSource, Mixture
 from millrace.rollouts.group_sequence import GroupSet
@@ -162,7 +162,7 @@ class Admission:
 def prompt_order(stage: Stage, prompts: Mapping[str, Sequence[Prompt]]) -> PromptOrder | Mixture:
     """Orders the training prompts of each source. Raises StreamCorrupt and PromptsError like `Mixture`."""
     config = stage.config
-    if not stores_blocks(config):
+    if not config.stores_prompt_blocks:
         return PromptOrder(prompts[DEFAULT_SOURCE], seed=config.seed, shuffle=config.prompts.shuffle)
     sources = {
         name: MixedSource(

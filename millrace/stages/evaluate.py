@@ -179,7 +179,8 @@ class EvaluatedPolicy:
             self._folder = start_folder(stage.store, config.model.path, stage.arguments.handover)
             prompts = load_prompts(config.prompts)
             self._sets = evaluation_sets(config.evaluation, config.prompts, prompts)
-            rules = load_rules(self._folder, config, with_evaluation_sets(prompts, self._sets))
+            asked = with_evaluation_sets(prompts, self._sets)
+            rules = load_rules(self._folder, config.model, config.prompts, config.environment, asked)
             self._encoder = rules.encoder
             model = load_model(self._folder, config.model.dtype)
             engine = TransformersEngine(model, self._encoder.tokenizer, on_progress=stage.advance)

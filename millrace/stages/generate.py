@@ -45,7 +45,7 @@ def main(stage: Stage) -> None:
         for name, source in config.by_source().items():
             with naming_source(name):
                 prompts[name] = load_prompts(source.prompts)
-                rules[name] = load_rules(folder, source, prompts[name])
+                rules[name] = load_rules(folder, config.model, source.prompts, source.environment, prompts[name])
         sampling = {name: sampling_of(source.generation) for name, source in config.by_source().items()}
         engine = _engine(stage, folder, rules, sampling)
         order = prompt_order(stage, {name: of_source.train for name, of_source in prompts.items()})

@@ -21,8 +21,8 @@ from itertools import groupby
 from pathlib import Path
 
 from configs.generation import GenerationConfig
-from configs.prompts import PromptsConfig
-from configs.schema import ModelConfig, RunConfig
+from configs.prompts import EnvironmentConfig, PromptsConfig
+from configs.schema import ModelConfig
 from millrace.chat.base import Rendered
 from millrace.chat.encoder import PromptEncoder, is_chat, load_encoder
 from millrace.generation.engines.base import Engine, unstarted
@@ -79,14 +79,16 @@ class EpisodeRules:
         return replace(sampling, stop=stop, stop_token_ids=self.encoder.stop_token_ids)
 
 
-def load_rules(folder: Path, config: RunConfig, prompt_set: PromptSet) -> EpisodeRules:
-    """The rules of the source with this config and these prompts, for the model in `folder`.
+def load_rules(
+    folder: Path, model: ModelConfig, prompts: PromptsConfig, environment: EnvironmentConfig, prompt_set: PromptSet
+) -> EpisodeRules:
+    """The rules of a source with these settings and prompts, for the model in `folder`.
 
     Raises InputError as `environment_class` and `prompt_encoder` do.
     """
-    environment = environment_class(config.environment.name)
-    encoder = prompt_encoder(folder, config.model, config.prompts, prompt_set, environment)
-    return EpisodeRules(encoder=encoder, environment=environment, max_turns=config.environment.max_turns)
+    played = environment_class(environment.name)
+    encoder = prompt_encoder(folder, model, prompts, prompt_set, played)
+    return EpisodeRules(encoder=encoder, environment=played, max_turns=environment.max_turns)
 
 
 @dataclass(kw_only=True)

@@ -20,7 +20,6 @@ from typing import Any
 
 from millrace.control.staleness import StalenessController
 from millrace.evaluation.schedule import read_early_stop, stop_if_no_better
-from millrace.prompts.blocks import stores_blocks
 from millrace.rollouts.ledger import Account, Amount, CommittedAmounts
 from millrace.rollouts.loader import RolloutLoader
 from millrace.runtime.device_sharing import DeviceTurns
@@ -166,7 +165,7 @@ class TrainLoop:
         self.collector.account_for(lags)
         advantages = (sample.advantage for sample in samples)
         self.consumed.step(version, groups, advantages, report.trainer_logprobs)
-        if stores_blocks(self.config) and self.config.pipeline.mode == "sync":
+        if self.config.stores_prompt_blocks and self.config.pipeline.mode == "sync":
             # The prompts of the step after the next depend on these rows, and must not depend on timing.
             self.consumed.flush()
         ratios, of_collector = self.collector.end_step(taken_at)
