@@ -112,6 +112,11 @@ class RunConfig(Section):
         return any(config.scoring.uses_reward_model for config in self.by_source().values())
 
     @property
+    def stores_prompt_blocks(self) -> bool:
+        """Whether prompts of groups are decided in stored blocks; with `sources`, as there may be more on resume."""
+        return bool(self.sources) or self.prompts.curriculum_window is not None
+
+    @property
     def effective_max_staleness(self) -> int:
         """The staleness bound in force, policy versions."""
         return staleness_bound(self.pipeline.mode, self.staleness.max_staleness)

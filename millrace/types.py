@@ -55,6 +55,10 @@ class Sampling:
     """Number of the likeliest tokens to sample from, before top-p; None keeps the whole vocabulary."""
     max_new_tokens: int
     """Longest response, tokens. The end-of-sequence token counts, and so do the tokens of an environment."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a response."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end a response; (): those that the engine was started with."""
 
     @property
     def truncates(self) -> bool:

@@ -38,7 +38,7 @@ from millrace.errors import InputError
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.transformers import TransformersEngine
 from millrace.generation.environments.base import Environment, environment_class
-from millrace.generation.environments.episodes import in_environment
+from millrace.generation.environments.episodes import EpisodeRules, Episodes
 from millrace.models.modules import call_at_each_layer
 from millrace.types import Prompt, Sampling
 
@@ -136,15 +136,11 @@ def bootstrap(
     call_at_each_layer(model, on_progress)
     optimizer = torch.optim.AdamW(model.parameters(), lr=shape.learning_rate, weight_decay=0.0)
     encoder = PromptEncoder(tokenizer, PromptsConfig())
-    engines = {
-        name: in_environment(
-            lambda stop: TransformersEngine(model, tokenizer, stop=stop),
-            played[name],
-            encoder,
-            max_turns=lesson.environment.max_turns,
-        )
+    rules = {
+        name: EpisodeRules(encoder=encoder, environment=played[name], max_turns=lesson.environment.max_turns)
         for name, lesson in lessons.items()
     }
+    engine = Episodes(TransformersEngine(model, tokenizer), rules)
     partners = {name: None if environment is None else environment() for name, environment in played.items()}
     checked = {name: _sample(lesson, rng) for name, lesson in lessons.items()}
     # A measurement samples token after token; the longer the responses, the more supervised steps it costs.
@@ -166,7 +162,7 @@ def bootstrap(
         optimizer.step()
         if step % check_every == 0:
             for name, lesson in lessons.items():
-                rates[name] = _measure(engines[name], tokenizer, checked[name], lesson.max_new_tokens)
+                rates[name] = _measure(engine, tokenizer, name, checked[name], lesson.max_new_tokens)
             progress = "; ".join(
                 f"{_of(name)}answers like a demonstrator {rates[name][0]:.2f} of "
                 f"{lesson.recipe.target_imitation_rate:.2f}, right {rates[name][1]:.2f}"
@@ -235,12 +231,13 @@ def _supervised_loss(
 
 
 def _measure(
-    engine: Engine, tokenizer: PreTrainedTokenizerFast, prompts: Sequence[Prompt], max_new_tokens: int
+    engine: Engine, tokenizer: PreTrainedTokenizerFast, source: str, prompts: Sequence[Prompt], max_new_tokens: int
 ) -> tuple[float, float]:
     """(imitation rate, accuracy) of greedy answers."""
     greedy = Sampling(temperature=0.0, top_p=1.0, max_new_tokens=max_new_tokens)
-    responses = engine.generate([tokenizer(p.text)["input_ids"] for p in prompts], greedy, seed=0, prompts=prompts)
-    texts = [str(tokenizer.decode(list(response.answer_tokens), skip_special_tokens=True)) for response in responses]
-    answered = list(zip(prompts, texts, strict=True))
+    texts = [tokenizer(prompt.text)["input_ids"] for prompt in prompts]
+    responses = engine.generate(texts, greedy, seed=0, prompts=prompts, source=source)
+    answers = [str(tokenizer.decode(list(response.answer_tokens), skip_special_tokens=True)) for response in responses]
+    answered = list(zip(prompts, answers, strict=True))
     imitated = sum(could_be_demonstrated(prompt, text) for prompt, text in answered)
     return imitated / len(prompts), sum(is_right(prompt, text) for prompt, text in answered) / len(prompts)

@@ -1,6 +1,6 @@
 """Blocks of groups as they are stored: which source and which prompt each group has.
 
-prompt_blocks/<block>.json    {"crc": …, "policy_version": 8, "sources": {"sums": {"groups": [0, 2, 3, …], …}, …}}    sealed
+prompt_blocks/<block>.json    {"crc": …, "policy_version": 8, "sources": {"sums": {"groups": [0, 2, …], …}, …}}   sealed
 
 A block is written once and stays. So a group has the same prompt whoever makes it, also after a restart or a rollback
 (docs/decisions/04).
@@ -24,8 +24,8 @@ class SourceBlock:
     groups: list[int]
     """Which groups of the block it has, counted from the first, ascending."""
     positions: list[int]
-    """[groups] where each group's prompt is in the source's `PromptOrder`, ascending. Positions that are left out are of
-    prompts that this epoch skips."""
+    """[groups] where each group's prompt is in the source's `PromptOrder`, ascending. Positions that are left out are
+    of prompts that this epoch skips."""
     num_prompts: int
     """Training prompts that they were drawn from."""
     num_easy: int

@@ -4,14 +4,14 @@
     block        0    │    1     │     2     │
                                        ▲ decided by the generator that needs it first, before it admits a group of it
                                        │
-    weights of the sources at version v ───────► the source of each group ─┐
-    ║ consumed ║, steps before v ─► curriculum.py ─► easy, hard, dropped ──┴─► prompt_blocks/00000002.json, put-if-absent
+    weights of the sources at version v ──────► the source of each group ─┐
+    ║ consumed ║, steps before v ─► curriculum.py ─► easy, hard, dropped ─┴─► prompt_blocks/00000002.json, put-if-absent
 
 Here v is the version of that generator's weights. A block that is decided stays: every other generator reads it, and so
 does one that makes a group again after a restart or a rollback.
 
-Each group goes to the source that has had the fewest groups for its weight, so that after any number of groups no source
-is more than one group from its share. A group that the trainer drops does not count: its source gets another.
+Each group goes to the source that is furthest behind its share, so that shares are exact to a few groups after any
+number of groups. A group that the trainer drops does not count: its source gets another, up to four times its share.
 """
 
 from collections import defaultdict
@@ -36,7 +36,8 @@ from storage.json_text import RESTORE
 from storage.stores.base import Store
 
 _GAP = 4
-"""Easy and hard prompts are asked every fourth epoch, others in each. A solved source has a fourth of its weight."""
+"""Easy and hard prompts are asked every fourth epoch, others in each. A solved source has a fourth of its weight, and
+one whose groups are dropped gets four times its share of a block at most."""
 
 
 @dataclass(kw_only=True)
@@ -224,7 +225,11 @@ class Mixture:
         """The groups of the next block by source, and the credits after it."""
         total = sum(weights.values())
         shares = {name: weight / total for name, weight in weights.items()}
-        lost = {name: dropped[name] - source.num_dropped for name, source in self._sources.items()}
+        # Without a limit, a source whose groups are all dropped would soon get every group.
+        lost = {
+            name: min(dropped[name] - source.num_dropped, (_GAP - 1) * shares[name] * self._block_groups)
+            for name, source in self._sources.items()
+        }
         num_lost = sum(lost.values())
         credits = {name: source.credit + lost[name] - shares[name] * num_lost for name, source in self._sources.items()}
         groups: dict[str, list[int]] = {name: [] for name in self._sources}

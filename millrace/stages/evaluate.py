@@ -30,8 +30,7 @@ from millrace.evaluation.results import HELD_OUT, as_result, measures_by_set, re
 from millrace.evaluation.schedule import due, stop_if_no_better
 from millrace.forking.process_settings import take_idle_time
 from millrace.generation.engines.transformers import TransformersEngine
-from millrace.generation.environments.base import environment_class
-from millrace.generation.environments.episodes import in_environment, prompt_encoder, sampling_of
+from millrace.generation.environments.episodes import EpisodeRules, Episodes, load_rules, sampling_of
 from millrace.models.loading import load_model
 from millrace.models.start_folder import start_folder
 from millrace.prompts.dataset import load_prompts
@@ -191,36 +190,30 @@ class EvaluatedPolicy:
         torch.set_num_threads(config.training.threads)
         self._sets: dict[str, dict[str, EvaluationSet]] = {}
         self._rules: dict[str, Rules] = {}
+        episodes: dict[str, EpisodeRules] = {}
         with stage.loading():
             self._folder = start_folder(stage.store, config.model.path, stage.arguments.handover)
             for name, source in config.by_source().items():
                 with naming_source(name):
                     prompts = load_prompts(source.prompts)
                     sets = self._sets[name] = evaluation_sets(source.evaluation, source.prompts, prompts)
-                    environment = environment_class(source.environment.name)
-                    encoder = prompt_encoder(
-                        self._folder, source.model, source.prompts, with_evaluation_sets(prompts, sets), environment
+                    rules = episodes[name] = load_rules(
+                        self._folder,
+                        source.model,
+                        source.prompts,
+                        source.environment,
+                        with_evaluation_sets(prompts, sets),
                     )
                 self._rules[name] = Rules(
-                    encoder=encoder,
+                    encoder=rules.encoder,
                     sampling=sampling_of(source.generation),
                     seed=config.seed,
                     batch_size=_BATCH_SIZE,
                     answer_pattern=source.scoring.answer_pattern,
                 )
             model = load_model(self._folder, config.model.dtype)
-            self._engine = in_environment(
-                lambda stop: TransformersEngine(
-                    model,
-                    encoder.tokenizer,
-                    stop=stop,
-                    stop_token_ids=encoder.stop_token_ids,
-                    on_progress=stage.advance,
-                ),
-                environment,
-                encoder,
-                max_turns=config.environment.max_turns,
-            )
+            engine = TransformersEngine(model, rules.encoder.tokenizer, on_progress=stage.advance)
+            self._engine = Episodes(engine, episodes)
         names = [
             f"{len(prompt_set.prompts)} prompts of {set_name(source, name, is_only=len(self._sets) == 1)}"
             for source, sets in self._sets.items()

@@ -165,8 +165,8 @@ class TrainLoop:
         self.collector.account_for(lags)
         advantages = (sample.advantage for sample in samples)
         self.consumed.step(version, groups, advantages, report.trainer_logprobs)
-        if self.config.prompts.curriculum_window is not None and self.config.pipeline.mode == "sync":
-            # The curriculum of the step after the next reads these rows, and must not depend on timing.
+        if self.config.stores_prompt_blocks and self.config.pipeline.mode == "sync":
+            # The prompts of the step after the next depend on these rows, and must not depend on timing.
             self.consumed.flush()
         ratios, of_collector = self.collector.end_step(taken_at)
         self._check_ledger()

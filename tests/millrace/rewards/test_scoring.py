@@ -11,6 +11,7 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from configs.scoring import ScoringConfig
+from configs.stored import DEFAULT_SOURCE
 from millrace.models.decoder import decoder_of
 from millrace.rewards.base import Reward, Score
 from millrace.rewards.factory import make_reward
@@ -57,7 +58,7 @@ def trajectories(rollouts: list[Trajectory]) -> pa.Table:
     return trajectory_table(
         rollouts,
         first_row_id=FIRST_ROW_ID,
-        sampling=Sampling(temperature=1.0, top_p=1.0, max_new_tokens=4),
+        sampling={DEFAULT_SOURCE: Sampling(temperature=1.0, top_p=1.0, max_new_tokens=4)},
         incarnation=0,
         generator=0,
         epoch=0,

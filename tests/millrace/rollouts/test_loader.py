@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support.replay.trained_run import score_rows
 from support.stores.memory import unused_name
 
+from configs.stored import DEFAULT_SOURCE
 from millrace.errors import LedgerMismatch
 from millrace.rollouts.arrow import trajectory_table
 from millrace.rollouts.ledger import Amount, CommittedAmounts
@@ -61,7 +62,7 @@ class StoredRun:
         table = trajectory_table(
             trajectories,
             first_row_id=self.trajectories[generator].rows,
-            sampling=Sampling(temperature=0.5, top_p=1.0, max_new_tokens=4),
+            sampling={DEFAULT_SOURCE: Sampling(temperature=0.5, top_p=1.0, max_new_tokens=4)},
             incarnation=1,
             generator=generator,
             epoch=0,

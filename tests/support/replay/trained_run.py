@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from configs.schema import RunConfig
+from configs.stored import DEFAULT_SOURCE
 from millrace.models.loading import load_model
 from millrace.models.start_folder import store_start_model
 from millrace.rollouts.arrow import trajectory_table
@@ -201,7 +202,7 @@ class _Maker:
                 trajectory_table(
                     rollouts,
                     first_row_id=first,
-                    sampling=Sampling(temperature=0.9, top_p=0.5, max_new_tokens=6),
+                    sampling={DEFAULT_SOURCE: Sampling(temperature=0.9, top_p=0.5, max_new_tokens=6)},
                     incarnation=self.incarnation,
                     generator=generator,
                     epoch=0,

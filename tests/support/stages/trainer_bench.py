@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from support.replay.trained_run import score_rows
 
 from configs.schema import RunConfig
+from configs.stored import DEFAULT_SOURCE
 from millrace.rollouts.arrow import trajectory_table
 from millrace.rollouts.group_sequence import GroupSet
 from millrace.rollouts.ledger import Account
@@ -140,7 +141,7 @@ class TrainerBench:
             trajectory_table(
                 rollouts,
                 first_row_id=first,
-                sampling=Sampling(temperature=1.0, top_p=1.0, max_new_tokens=16),
+                sampling={DEFAULT_SOURCE: Sampling(temperature=1.0, top_p=1.0, max_new_tokens=16)},
                 incarnation=incarnation,
                 generator=0,
                 epoch=0,

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from configs.stored import DEFAULT_SOURCE
 from millrace.rollouts.consumed import ConsumedWriter
 from millrace.rollouts.scored_group import ScoredGroup
 from storage.stores.base import Store
@@ -29,6 +30,7 @@ def scored_group(
     spans = [[member[start] for start in starts_of] for member, starts_of in zip(versions, starts, strict=True)]
     return ScoredGroup(
         group_id=number,
+        source=DEFAULT_SOURCE,
         generator=number % 2,
         first_row_id=10 * number,
         prompt_tokens=[np.array([1], dtype=np.int32) for _ in versions],
@@ -68,9 +70,16 @@ def consume(
 ) -> None:
     """The step that made `version`: it trained some groups and dropped others for `reason`, by their numbers."""
     writer = ConsumedWriter(store, incarnation)
-    for number, rewards in (dropped or {}).items():
+    write_step(writer, version, trained, dropped or {}, reason)
+    writer.close()
+
+
+def write_step(
+    writer: ConsumedWriter, version: int, trained: Rewards, dropped: Rewards, reason: str = "zero_advantage"
+) -> None:
+    """Adds a step as `consume` does."""
+    for number, rewards in dropped.items():
         writer.drop(scored_group(number, [[0]] * len(rewards), rewards), reason, version - 1)
     groups = [scored_group(number, [[0]] * len(rewards), rewards) for number, rewards in trained.items()]
     known = sum(len(group.trained) for group in groups)
     writer.step(version, groups, [0.0] * known, [np.zeros(1, dtype=np.float32)] * known)
-    writer.close()

@@ -229,11 +229,11 @@ def test_every_trajectory_is_counted_once_with_any_selection(
         assert not (equal and row["outcome"] == "trained")
 
 
+@pytest.mark.parametrize("decides", [{"prompts": {"curriculum_window": 2}}, {"sources": {"default": {}}}])
 def test_in_sync_mode_outcomes_are_stored_before_the_next_step(
-    memory_store: MemoryStore, make_model: Callable[..., LlamaForCausalLM]
+    memory_store: MemoryStore, make_model: Callable[..., LlamaForCausalLM], decides: dict[str, dict[str, object]]
 ) -> None:
-    config = {"pipeline": {"mode": "sync"}, "prompts": {"curriculum_window": 2}}
-    bench = TrainerBench(memory_store, make_model, **config)
+    bench = TrainerBench(memory_store, make_model, pipeline={"mode": "sync"}, **decides)
     bench.commit(0, [[0], [0]])
     bench.commit(1, [[0], [0]])
     outcomes: list[dict[int, list[str]]] = []
