@@ -107,7 +107,6 @@ def _start_trainer(config: RunConfig, folder: Path) -> Trainer:
         training,
         dtype=config.model.dtype,
         generation_dtype=config.generation_dtype,
-        max_new_tokens=config.generation.max_new_tokens,
         seed=config.seed,
         ranks=ranks,
     )

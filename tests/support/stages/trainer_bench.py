@@ -188,7 +188,7 @@ class TrainerBench:
         arguments = StageArguments(run_url=self.store.url, attempt=0, replica=0, handover=Path("/nowhere"))
         self.stage = HurriedStage(name="train", arguments=arguments, config=config, store=self.store)
         self.stage.__dict__["script"] = self._script
-        trainer = Trainer(self._model(), config.training, max_new_tokens=config.generation.max_new_tokens)
+        trainer = Trainer(self._model(), config.training)
         with open_train_state(self.stage, trainer) as state:
             turns = DeviceTurns(self.stage, Device(), trainer)
             nobody = _Nobody(self.store, self.dropped_at_handover, self.bounds, self.lost)
