@@ -14,8 +14,8 @@ microbatches and over ranks. Of a source with Q responses:
 L_q: trainable tokens of response q; Q⁺: responses with such a token; Σ_g L: such tokens in the group of responses to a
 prompt; G⁺: groups with such a token; T: the maximum length of the response.
 
-So the loss is the sum of the sources' own losses, weighted with the shares of their groups (G⁺ of the source ÷ G⁺ of the
-update), as in the multi-task objective of MT-GRPO (arXiv 2602.05547): the mixture's weights alone decide how much a
+So the loss is the sum of the sources' own losses, weighted with the shares of their groups (G⁺ of the source ÷ G⁺ of
+the update), as in the multi-task objective of MT-GRPO (arXiv 2602.05547): the mixture's weights alone decide how much a
 source counts. prime-rl (559b447) and NeMo-RL (7ea279a) divide by the tokens of all environments; there a source whose
 responses are ten times longer than another's weighs ten times as much per group. With `prompt_mean`, or `sequence_mean`
 and groups of one size, the result is the same as over all samples at once.

@@ -45,7 +45,7 @@ def test_groups_without_spread_are_dropped_only_if_configured() -> None:
     for config, reason in ((DROP, ZERO_ADVANTAGE), (SelectionConfig(), None)):
         chosen = SpreadFilter(config, 2)
         assert [chosen.drop_reason(group(of_members)) for of_members in (EQUAL, SPREAD)] == [reason, None]
-        assert (chosen.share, chosen.step()) == (0.5, 0.5)
+        assert (chosen.share, chosen.step()) == (0.5, {"zero_advantage_share": 0.5})
 
 
 def test_a_steps_share_is_of_the_groups_taken_for_it() -> None:
@@ -54,7 +54,7 @@ def test_a_steps_share_is_of_the_groups_taken_for_it() -> None:
     for of_step, share in (([EQUAL, EQUAL, EQUAL, SPREAD], 0.75), ([SPREAD], 0.0)):
         for of_members in of_step:
             chosen.drop_reason(group(of_members))
-        assert chosen.step() == share
+        assert chosen.step() == {"zero_advantage_share": share}
     assert chosen.share == pytest.approx(3 / 5)
 
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
 from support.training.samples import make_sample
 
 from configs.training import TrainingConfig
