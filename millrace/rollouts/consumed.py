@@ -57,7 +57,9 @@ class SourceLedger:
 
     def add(self, rows: pa.Table) -> None:
         """Counts rows of CONSUMED: whole steps."""
-        amounts = rows.group_by(["source", "outcome"]).aggregate([("tokens", "count"), ("tokens", "sum")])
+        amounts = rows.group_by(["source", "outcome"], use_threads=False).aggregate(
+            [("tokens", "count"), ("tokens", "sum")]
+        )
         for row in amounts.to_pylist():
             of_source, outcome = self._amounts[row["source"]], row["outcome"]
             amount = Amount(rollouts=row["tokens_count"], tokens=row["tokens_sum"])
@@ -65,7 +67,8 @@ class SourceLedger:
         # Groups of rolled-back weights are generated again. Of those of a damaged part the source is not known.
         rows = rows.filter(pc.and_(pc.greater_equal(rows["group_id"], 0), pc.not_equal(rows["outcome"], "rolled_back")))
         rows = rows.append_column("trained", pc.equal(rows["outcome"], TRAINED))
-        for row in rows.group_by(["source", "group_id"]).aggregate([("trained", "any")]).to_pylist():
+        groups = rows.group_by(["source", "group_id"], use_threads=False).aggregate([("trained", "any")])
+        for row in groups.to_pylist():
             self._groups[row["source"], row["trained_any"]] += 1
 
     def to_json(self) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The shares of trained groups where one source's groups take ten times as long as those of the others, in virtual time.
+"""Shares of trained groups where one source's groups take ten times as long as those of others, in virtual time.
 
 Admission, the mixture and what the trainer does with groups that are too old are the product's; engine, scorer and
 optimizer are delays.
@@ -22,7 +22,7 @@ from millrace.rollouts.staleness import admission_limit, consumption_order, is_t
 from millrace.types import Prompt
 from storage.stores.memory import MemoryStore
 
-PER_STEP, BOUND, SLOTS, STEPS = 8, 2, 32, 400
+PER_STEP, BOUND, SLOTS, STEPS = 8, 2, 32, 300
 TICKS = {"fast": 1, "quick": 2, "slow": 20}
 """Time that a group takes; a step takes three ticks."""
 
@@ -96,13 +96,13 @@ class Pipeline:
         self.batch = []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("too_old", ["mask", "drop", "wait"])
-@pytest.mark.parametrize("weight", [0.2, 0.5])
-def test_a_slow_source_is_trained_by_its_weight(memory_store: MemoryStore, too_old: str, weight: float) -> None:
-    weights = {"fast": 0.6 * (1 - weight), "quick": 0.4 * (1 - weight), "slow": weight}
+def test_a_slow_source_is_trained_by_its_weight(memory_store: MemoryStore, too_old: str) -> None:
+    weights = {"fast": 0.3, "quick": 0.2, "slow": 0.5}
     pipeline = Pipeline(memory_store, too_old, weights)
     pipeline.run()
     shares = {name: pipeline.outcomes[name, "trained"] / (STEPS * PER_STEP) for name in weights}
-    print(too_old, weight, shares, dict(pipeline.outcomes), pipeline.tick)
     assert shares == pytest.approx(weights, abs=0.01)
-    assert (pipeline.outcomes["slow", "stale"] > 0) == (too_old == "drop"), "witness"
+    if too_old == "drop":
+        assert pipeline.outcomes["slow", "stale"] > 100, "witness: many of its groups are too old"
