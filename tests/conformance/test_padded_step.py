@@ -71,6 +71,7 @@ def draw_samples(seed: int) -> list[Sample]:
                 # Exact in single precision, in which microbatches hold them.
                 advantage=float(random.choice([-1.5, -0.25, 0.0, 1.0])),
                 staleness=int(random.integers(0, 4)),
+                max_new_tokens=MOST_TOKENS,
             )
         )
     return samples
