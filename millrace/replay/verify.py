@@ -221,7 +221,6 @@ def start_trainer(run: SourceRun, from_step: int, *, one_update: bool = False) -
             training,
             dtype=config.model.dtype,
             generation_dtype=config.generation_dtype,
-            max_new_tokens=config.generation.max_new_tokens,
             seed=config.seed,
         )
     expected = f"the model that {run.url} started from"

@@ -157,6 +157,8 @@ class LostPart:
     """Its commit record, which is sound."""
     left: Amount
     """Rows that were not taken before the damage."""
+    num_groups: int
+    """Groups that were not."""
     reason: str
     """The file, the record and the damage."""
 

@@ -36,6 +36,8 @@ class Sample:
     advantage: float
     staleness: int
     """Policy versions by which the trainer is ahead of the oldest one that sampled a token, of those not masked."""
+    max_new_tokens: int
+    """Maximum length of the response, tokens."""
     group: int = 0
     """Index of its group in the batch."""
     source: str = DEFAULT_SOURCE

@@ -55,10 +55,9 @@ class Trainer:
     Trained weights are kept in float32 at least, with their gradients and moments: in bfloat16 most updates of a small
     learning rate would be lost. It computes in `training.compute_dtype`, or in the dtype that `model` came in.
 
-    `max_new_tokens` is the maximum length of a response. `seed` is the run's. `reference` is the start model, required
-    exactly if `training.kl.coefficient` is above 0; it stays in the CPU's memory between steps. `published_dtype` is
-    the number format in which generators get the weights; None: that of `model`. `start` is where `model` and
-    `reference` are from if they have no values yet.
+    `seed` is the run's. `reference` is the start model, required exactly if `training.kl.coefficient` is above 0; it
+    stays in the CPU's memory between steps. `published_dtype` is the number format in which generators get the weights;
+    None: that of `model`. `start` is where `model` and `reference` are from if they have no values yet.
     """
 
     def __init__(
@@ -66,7 +65,6 @@ class Trainer:
         model: PreTrainedModel,
         training: TrainingConfig,
         *,
-        max_new_tokens: int,
         seed: int = 0,
         reference: PreTrainedModel | None = None,
         ranks: Ranks = ALONE,
@@ -101,7 +99,7 @@ class Trainer:
         self.on_progress: Callable[[], None] = lambda: None
         """Called many times in each pass, as a sign of progress."""
         self.policy.on_progress = lambda: self.on_progress()
-        self._objective = Objective(training, max_new_tokens)
+        self._objective = Objective(training)
         self._training = training
         self._seed = seed
         self._reference = None
@@ -152,6 +150,7 @@ class Trainer:
             temperature=1.0,
             advantage=0.0,
             staleness=0,
+            max_new_tokens=1,
         )
         logprobs_V = self.logprobs_of(pack(follows))[0]
         best = logprobs_V.topk(min(most, self.vocab_size))
@@ -344,7 +343,6 @@ def load_trainer(
     *,
     dtype: str,
     generation_dtype: str,
-    max_new_tokens: int,
     seed: int,
     ranks: Ranks = ALONE,
 ) -> Trainer:
@@ -359,7 +357,6 @@ def load_trainer(
     return kind(
         make(),
         training,
-        max_new_tokens=max_new_tokens,
         seed=seed,
         reference=make() if training.kl.coefficient else None,
         ranks=ranks,

@@ -82,6 +82,7 @@ def test_on_policy_every_ratio_is_one_at_the_assistant_s_tokens(name: str) -> No
             temperature=SAMPLING.temperature,
             advantage=0.0,
             staleness=0,
+            max_new_tokens=SAMPLING.max_new_tokens,
         )
         with torch.no_grad():
             result = policy(pack(sample))[0].numpy()

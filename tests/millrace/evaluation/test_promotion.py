@@ -196,7 +196,7 @@ class Run:
         ).model_dump(mode="json")
         self.config = config
         self.attempt = create_run(self.store, "run", config).number
-        self.trainer = Trainer(model, TrainingConfig(max_steps=9, learning_rate=0.1), max_new_tokens=8)
+        self.trainer = Trainer(model, TrainingConfig(max_steps=9, learning_rate=0.1))
         self.evaluate(0, 0.25)
 
     def checkpoint(self, version: int) -> None:

@@ -314,6 +314,7 @@ def test_a_damaged_part_is_lost_and_its_neighbours_are_taken(run: StoredRun, str
     lost = [part for part in taken if isinstance(part, LostPart)]
     assert [(part.generator, part.record.part, part.record.last_group_id) for part in lost] == [(0, 1, 4)]
     assert lost[0].amount() == amount_of(run.parts[0][1])
+    assert lost[0].num_groups == len(lost[0].record.group_ids)
     assert lost[0].reason.startswith(stream)
     assert [group.group_id for group in taken if isinstance(group, ScoredGroup)] == [0, 1, 2, 3, 5, 7, 9, 11, 6, 8, 10]
     assert loader.consumed() == [amount_of([each for part in parts for each in part]) for parts in run.parts]
@@ -327,6 +328,7 @@ def test_only_the_untaken_rest_of_a_damaged_part_is_lost(run: StoredRun) -> None
     resumed = run.loader(through_json(loader.state()))
     rest = list(iter(resumed.take, None))
     (lost,) = [part for part in rest if isinstance(part, LostPart)]
+    assert 0 < lost.num_groups < len(lost.record.group_ids)
     assert lost.amount() == amount_of(
         [trajectory for trajectory in run.parts[1][1] if trajectory.request.group_id == 7]
     )

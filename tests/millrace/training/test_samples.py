@@ -67,6 +67,20 @@ def test_every_reward_makes_the_baseline_and_what_is_left_of_each_member_is_a_sa
     assert [sample.staleness for sample in samples[:3]] == [1, 2, 1]
 
 
+@pytest.mark.parametrize("advantage", ADVANTAGES)
+def test_the_advantages_of_a_source_do_not_depend_on_the_rewards_of_others(advantage: str) -> None:
+    of_math, of_code = [[1.0, 0.0], [0.0, 0.5, 1.0]], [[90.0, 10.0], [40.0, 70.0]]
+    mixed = zip(("math", "code", "code", "math"), (of_math[0], *of_code, of_math[1]), strict=True)
+    groups = [
+        scored_group(number, [[0]] * len(rewards), rewards, source=source)
+        for number, (source, rewards) in enumerate(mixed)
+    ]
+    samples = samples_of(groups, advantage, 0)
+    for source, rewards in (("math", of_math), ("code", of_code)):
+        expected = [value for values in ADVANTAGES[advantage](rewards) for value in values]
+        assert [sample.advantage for sample in samples if sample.source == source] == expected
+
+
 def test_no_groups_are_no_samples() -> None:
     assert samples_of([], "group_mean", 0) == []
 

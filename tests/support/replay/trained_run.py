@@ -127,8 +127,7 @@ class _Maker:
         model = load_model(self.start, "float32")
         training = self.config.training
         reference = load_model(self.start, "float32") if training.kl.coefficient else None
-        most = self.config.generation.max_new_tokens
-        self.trainer = Trainer(model, training, max_new_tokens=most, seed=self.config.seed, reference=reference)
+        self.trainer = Trainer(model, training, seed=self.config.seed, reference=reference)
         if latest is not None:
             self.trainer.restore(latest.step, {name: load_file(self.store, ref) for name, ref in latest.files.items()})
         self.incarnation = self.checkpoints.incarnation

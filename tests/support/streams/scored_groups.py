@@ -19,18 +19,19 @@ def scored_group(
     *,
     truncated: Collection[int] = (),
     max_new_tokens: int = 16,
-    source: str = "test",
+    source: str = DEFAULT_SOURCE,
+    task: str = "test",
 ) -> ScoredGroup:
     """Group `number`, of generator number mod 2, its first row ten times that.
 
     `versions` are those that sampled each token of each member; `loss_masks` has 1 for each token of the policy, by
-    default all; `truncated` are the members that were cut off.
+    default all; `truncated` are the members that were cut off; `task` is the source that the prompt names.
     """
     starts = [[t for t, version in enumerate(member) if t == 0 or version != member[t - 1]] for member in versions]
     spans = [[member[start] for start in starts_of] for member, starts_of in zip(versions, starts, strict=True)]
     return ScoredGroup(
         group_id=number,
-        source=DEFAULT_SOURCE,
+        source=source,
         generator=number % 2,
         first_row_id=10 * number,
         prompt_tokens=[np.array([1], dtype=np.int32) for _ in versions],
@@ -45,7 +46,7 @@ def scored_group(
         masked_tokens=[0] * len(versions),
         truncated=[i in truncated for i in range(len(versions))],
         max_new_tokens=max_new_tokens,
-        meta=json.dumps({"source": source}),
+        meta=json.dumps({"source": task}),
         temperature=1.0,
         rewards=list(rewards),
         components=["{}" if reward is None else json.dumps({"exact_match": reward}) for reward in rewards],

@@ -178,7 +178,7 @@ def test_a_replay_applies_its_selection_and_refuses_an_empty_batch(
     arguments = StageArguments(run_url=store.url, attempt=0, replica=0, handover=Path("/nowhere"))
     config = bench.config.model_copy(update={"training": training})
     stage = HurriedStage(name="train", arguments=arguments, config=config, store=store)
-    trainer = Trainer(make_model(), training, max_new_tokens=16)
+    trainer = Trainer(make_model(), training)
     with open_train_state(stage, trainer) as state, pytest.raises(ReplayError) as refused:
         ReplayLoop(state, ReplayRequest(sources=[bench.store.url], run_id="replay")).run()
     assert "2 zero_advantage" in refused.value.read
