@@ -1,5 +1,6 @@
 """Whole campaigns in which weights travel by each transport, while processes are killed or frozen."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -10,13 +11,17 @@ from support.campaigns.weight_campaigns import (
     GENERATORS,
     GROUP_SIZE,
     GROUPS_PER_STEP,
+    Tensors,
     WeightCampaign,
     make_weak_start_model,
 )
 from support.streams.rows import read_rows
+from support.weights.direct_policies import layout_of, shards
 
 from millrace.maintenance.fsck import fsck
 from millrace.models.loading import empty_model
+from millrace.weights.direct.relay import whole_fingerprint
+from millrace.weights.fingerprint import Fingerprint, fingerprint
 from storage import layout
 from storage.schema import METRIC
 
@@ -36,7 +41,12 @@ def start_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def check_the_run(campaign: WeightCampaign, millrace: Millrace, transport: str) -> None:
+def check_the_run(
+    campaign: WeightCampaign,
+    millrace: Millrace,
+    transport: str,
+    hashed: Callable[[Tensors], Fingerprint] = fingerprint,
+) -> None:
     """Checks that it ended as usual, and that every generator worked with exactly the weights that it reported."""
     assert campaign.failpoints.missed() == []
     summary = millrace.summary(campaign.run_id)
@@ -48,7 +58,7 @@ def check_the_run(campaign: WeightCampaign, millrace: Millrace, transport: str) 
     report = fsck(campaign.store)
     assert report.damaged == 0, report.findings
 
-    digests = campaign.digests("bfloat16" if transport == "store" else "float32")
+    digests = campaign.digests("bfloat16" if transport == "store" else "float32", hashed)
     assert len(set(digests.values())) > campaign.steps / 2, "a step without any gradient is rare"
     last = max(digests)
     for generator in GENERATORS:
@@ -124,16 +134,27 @@ def test_a_frozen_generator_delays_nobody_and_gets_the_newest_version_when_back(
         assert campaign.stored_kinds() == {"anchor", "delta"}
 
 
-@pytest.mark.parametrize("transport", ["shm", pytest.param("store", marks=pytest.mark.extended)])
+@pytest.mark.parametrize(
+    ("transport", "ranks"),
+    [
+        ("shm", 1),
+        pytest.param("shm", 2, marks=pytest.mark.extended),
+        pytest.param("store", 1, marks=pytest.mark.extended),
+    ],
+)
 def test_generators_of_a_lora_campaign_get_adapters_also_after_a_kill(
-    transport: str, millrace: Millrace, start_model: Path, prefect_api: str, tmp_path: Path
+    transport: str, ranks: int, millrace: Millrace, start_model: Path, prefect_api: str, tmp_path: Path
 ) -> None:
     num_layers, num_targets = empty_model(start_model).config.num_hidden_layers, 4
     num_tensors = 2 * num_targets * num_layers
     kill = f"generate-0 weights.mid_hash {3 * num_tensors + num_tensors // 2} kill"
-    lora: dict[str, object] = {"training.lora.rank": 2, "training.learning_rate": 3e-3}
+    lora: dict[str, object] = {
+        "training.lora.rank": 2,
+        "training.learning_rate": 3e-3,
+        "training.parallel.data": ranks,
+    }
     with WeightCampaign(
-        millrace, f"lora-{transport}", transport, start_model, tmp_path / "fired", kill, steps=8, **lora
+        millrace, f"lora-{transport}-{ranks}", transport, start_model, tmp_path / "fired", kill, steps=8, **lora
     ) as campaign:
         ended = campaign.finish()
     assert ended.code == 0, ended.output
@@ -147,6 +168,37 @@ def test_generators_of_a_lora_campaign_get_adapters_also_after_a_kill(
     }
     if transport == "store":
         assert campaign.stored_kinds() == {"adapter"}
+
+
+def hashed_by_two_ranks(tensors: Tensors) -> Fingerprint:
+    """The fingerprint of a live push from two ranks: sums of each rank's part."""
+    divided = layout_of(tensors, 2)
+    parts = [fingerprint(shards(tensors, divided, rank), method="sums").tensors for rank in (0, 1)]
+    return whole_fingerprint(divided, parts, "sums")
+
+
+@pytest.mark.vllm
+@pytest.mark.extended
+@pytest.mark.parametrize("killed", ["generate-0 live.call 14 kill", "sync_weights-0 direct.gone 4 kill"])
+def test_two_ranks_push_into_the_vllms_of_a_campaign_also_after_a_kill(
+    killed: str, millrace: Millrace, prefect_api: str, tmp_path: Path
+) -> None:
+    # Two heads of 32 features, which vLLM on a CPU can compute.
+    make_weak_start_model(tmp_path / "start", hidden_size=64)
+    settings: dict[str, object] = {
+        "generation.engine": "vllm",
+        "generation.engine_args": {"max_model_len": 64, "enforce_eager": True, "kv_cache_memory_bytes": 2**26},
+        "training.parallel.data": 2,
+        "weights.deadline_seconds": 60.0,
+    }
+    name = f"live-{killed.partition(' ')[0]}"
+    with WeightCampaign(
+        millrace, name, "gloo", tmp_path / "start", tmp_path / "fired", killed, steps=8, **settings
+    ) as campaign:
+        ended = campaign.finish()
+    assert ended.code == 0, ended.output
+    check_the_run(campaign, millrace, "gloo", hashed_by_two_ranks)
+    assert not any("ALARM" in line for line in log_messages(prefect_api, campaign.run_id))
 
 
 def kills(transport: str, num_tensors: int) -> list[str]:

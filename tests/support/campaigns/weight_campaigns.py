@@ -24,7 +24,7 @@ from millrace.runs.record import latest_attempt
 from millrace.runtime.arguments import attempt_config
 from millrace.training.checkpoints.policy_state import load_adapter, load_weights
 from millrace.training.trainer import Trainer, load_trainer
-from millrace.weights.fingerprint import fingerprint
+from millrace.weights.fingerprint import Fingerprint, fingerprint
 from storage import layout
 from storage.checkpoints import Checkpoint, checkpoints_backwards, read_latest
 from storage.progress import read_status
@@ -42,14 +42,15 @@ _PATIENCE_SECONDS = 300.0
 _LAST_WAIT = "train-0 train.after_last_handover 1 hang"
 _LOOK_SECONDS = 0.02
 
+Tensors = dict[str, torch.Tensor]
 Version = tuple[int, int]
 """Incarnation, policy version."""
 
 
-def make_weak_start_model(folder: Path) -> None:
+def make_weak_start_model(folder: Path, hidden_size: int = 32) -> None:
     """Saves a policy that answers one sum in five, so that rewards differ and each step changes the weights."""
     recipe: dict[str, Any] = {
-        "hidden_size": 32, "num_layers": 2, "num_heads": 2, "intermediate_size": 64, "error_rate": 0.3,
+        "hidden_size": hidden_size, "num_layers": 2, "num_heads": 2, "intermediate_size": 64, "error_rate": 0.3,
         "target_imitation_rate": 1.0, "max_accuracy": 0.0, "max_steps": 30, "batch_size": 128, "learning_rate": 4e-3,
     }  # fmt: skip
     make_start_model(folder, [f"{key}={json.dumps(value)}" for key, value in {**_PROMPTS, "seed": 0}.items()], **recipe)
@@ -168,14 +169,14 @@ class WeightCampaign:
         output, _ = self._process.communicate(timeout=_PATIENCE_SECONDS)
         return Ended(self._process.returncode, output)
 
-    def digests(self, dtype: str) -> dict[Version, str]:
+    def digests(self, dtype: str, hashed: Callable[[Tensors], Fingerprint] = fingerprint) -> dict[Version, str]:
         """Digests of the start model and of every checkpointed version, each cast to the generators' `dtype`.
 
-        Of a LoRA run those of the adapters, which travel in float32.
+        Of a LoRA run those of the adapters, which travel in float32. `hashed` hashes as the transport does.
         """
 
-        def digest(tensors: dict[str, torch.Tensor]) -> str:
-            return fingerprint({name: tensor.to(getattr(torch, dtype)) for name, tensor in tensors.items()}).digest
+        def digest(tensors: Tensors) -> str:
+            return hashed({name: tensor.to(getattr(torch, dtype)) for name, tensor in tensors.items()}).digest
 
         model = load_model(self._start_model, "float32")
         base = {name: parameter.detach() for name, parameter in model.named_parameters()}
@@ -183,7 +184,7 @@ class WeightCampaign:
             (checkpoint.incarnation, checkpoint.step): checkpoint for checkpoint in checkpoints_backwards(self.store)
         }
 
-        def policy(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+        def policy(checkpoint: Checkpoint) -> Tensors:
             return load_weights(self.store, checkpoint, {name: tensor.clone() for name, tensor in base.items()})
 
         def digest_of(checkpoint: Checkpoint) -> str:

@@ -260,6 +260,7 @@ def disagreement(case: Case, ranks: Ranks) -> dict[str, Any]:
     trained = [parameter for parameter in spread.model.parameters() if parameter.requires_grad]
     return result | {
         "weights": _apart(dict(base_tensors(alone.model, whole=True)), end),
+        "adapter": _apart(alone.adapter(), spread.adapter()) if case.lora else 0.0,
         "next_logprobs": max(abs(next_logprobs.get(token, 0.0) - value) for token, value in expected_next.items()),
         "moved": sorted(name for name, tensor in end.items() if not torch.equal(tensor, start[name])),
         "weights_dtype": sorted({str(parameter.dtype) for parameter in spread.model.parameters()}),

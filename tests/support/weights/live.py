@@ -1,4 +1,4 @@
-"""A live transport in this process: trainer ranks and sync_weights as threads, and engines that serve the pushes."""
+"""Pushes in this process: trainer ranks and sync_weights as threads, and engines that take part or receive."""
 
 import sys
 import threading
@@ -11,7 +11,8 @@ from support.weights.direct import PATIENT, finder, publish_address
 from support.weights.direct_policies import layout_of, shards
 
 from millrace.errors import WeightsNotReceived
-from millrace.weights.base import Manifest, Weights, WeightsId
+from millrace.weights.base import Manifest, Weights, WeightsId, WeightsReceiver
+from millrace.weights.direct.receiver import DirectReceiver
 from millrace.weights.direct.relay import DirectRelay
 from millrace.weights.direct.sender import ShardSender
 from millrace.weights.live.calls import LiveTransfer
@@ -21,7 +22,7 @@ from millrace.weights.live.receiver import LiveReceiver
 class LivePushes:
     """Ranks of a trainer that shard these tensors, the receivers of generators, and sync_weights.
 
-    `leads`: sync_weights runs in a thread.
+    `transport`: a live one, or `direct`. `leads`: sync_weights runs in a thread.
     """
 
     def __init__(
@@ -37,7 +38,8 @@ class LivePushes:
         leads: bool = False,
     ) -> None:
         self.layout = layout_of(tensors, ranks)
-        self.relay = DirectRelay(num_generators, deadline_seconds=deadline_seconds, live=True)
+        live = transport != "direct"
+        self.relay = DirectRelay(num_generators, deadline_seconds=deadline_seconds, live=live)
         publish_address(folder, self.relay.address)
         find, cpu = finder(folder), torch.device("cpu")
         self.ranks = [
@@ -52,8 +54,11 @@ class LivePushes:
             )
             for rank in range(ranks)
         ]
-        self.receivers = [
-            LiveReceiver(find, number, deadline_seconds=deadline_seconds) for number in range(num_generators)
+        self.receivers: list[LiveReceiver | DirectReceiver] = [
+            LiveReceiver(find, number, deadline_seconds=deadline_seconds)
+            if live
+            else DirectReceiver(find, number, folder / f"received-{number}", deadline_seconds=deadline_seconds)
+            for number in range(num_generators)
         ]
         self.newest: WeightsId | None = None
         self._ended = threading.Event()
@@ -111,10 +116,10 @@ class RecordingEngine:
         return 0.0
 
 
-def serve(engine: Serves, receiver: LiveReceiver, held: WeightsId | None) -> WeightsId | None:
-    """Takes a generator's turn: joins a push if there is one. Returns the version that the engine uses."""
+def serve(engine: Serves, receiver: WeightsReceiver, held: WeightsId | None) -> WeightsId | None:
+    """Takes a generator's turn: joins a push or loads weights, if there are any. Returns the engine's version."""
     weights = receiver.poll(held)
-    if weights is None or weights.live is None or not weights.live.join():
+    if weights is None or (weights.live is not None and not weights.live.join()):
         time.sleep(0.01)
         return held
     try:

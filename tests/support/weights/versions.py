@@ -5,17 +5,20 @@ from collections.abc import Mapping
 
 import torch
 
+from millrace.weights.adapter import Adapter
 from millrace.weights.base import Manifest, Probe, Weights, WeightsId
 from millrace.weights.fingerprint import fingerprint
 
 Tensors = dict[str, torch.Tensor]
+_ADAPTER = Adapter(rank=3, alpha=16.0, target_modules=("q_proj", "o_proj"))
 
 
 def manifest_of(version: int, incarnation: int = 0) -> Manifest:
-    """The trainer's manifest of a version, without a fingerprint."""
+    """The trainer's manifest of a version, without a fingerprint; odd versions are LoRA adapters."""
     return Manifest(
         id=WeightsId(incarnation=incarnation, policy_version=version, t_offered=version + 0.5),
         probe=Probe(tokens=(1, 2), logprobs={version: -0.25}),
+        adapter=_ADAPTER if version % 2 else None,
     )
 
 

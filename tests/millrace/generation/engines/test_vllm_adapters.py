@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, get_args
 
 import pytest
 import torch
+from support.engines.adapted import MAX_STALENESS, RANK, TARGETS, AdaptedPolicy
 from support.engines.policies import Offer, all_of, largest_mismatch
 from support.engines.vllm_processes import running_vllm
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from configs.generation import VLLM_RANKS, adapter_arguments
 from millrace.errors import WeightsMismatch
-from millrace.training.lora import add_adapters, is_adapter
-from millrace.training.parallel.sharding import adapter_tensors, base_tensors
 from millrace.types import Request, Sampling
 from millrace.weights.adapter import TENSORS_FILE, Adapter
 from millrace.weights.base import Manifest, Weights, WeightsId
@@ -33,35 +32,15 @@ pytestmark = pytest.mark.vllm
 MakePolicy = Callable[[int], LlamaForCausalLM]
 
 TOLERANCE = tolerance_between("float32", "float32")
-TARGETS = ["q_proj", "o_proj", "down_proj"]
-RANK, MAX_STALENESS = 3, 1
 TOKENS = [1, 5, 7, 3, 9]
 
 
-class Policy:
-    """The version `version` of a LoRA run, as an adapter in shared memory and as a whole model."""
-
-    def __init__(self, base: LlamaForCausalLM, version: int, rank: int = RANK) -> None:
-        self.version, self.adapter = version, Adapter(rank=rank, alpha=16.0, target_modules=tuple(TARGETS))
-        add_adapters(base, rank=rank, alpha=16.0, target_modules=TARGETS)
-        random = torch.Generator().manual_seed(version)
-        for name, parameter in base.named_parameters():
-            if is_adapter(name):
-                torch.nn.init.normal_(parameter, std=0.2, generator=random)
-        self.tensors = dict(adapter_tensors(base))
-        self.whole = dict(base_tensors(base, whole=True))
-
-    def model(self, base: LlamaForCausalLM) -> PreTrainedModel:
-        base.load_state_dict(self.whole, strict=False)
-        return base
-
-
 @pytest.fixture
-def make_weights() -> Iterator[Callable[[Policy], Weights]]:
+def make_weights() -> Iterator[Callable[[AdaptedPolicy], Weights]]:
     """`make(policy)`: its adapter as a receiver returns it, until the next call."""
     buffer = ReceiveBuffer(memory_folder() / f"test-{uuid.uuid4().hex}")
 
-    def make(policy: Policy) -> Weights:
+    def make(policy: AdaptedPolicy) -> Weights:
         tensors = buffer.tensors_for(shapes_of(policy.tensors))
         for name, tensor in policy.tensors.items():
             tensors[name].copy_(tensor)
@@ -88,7 +67,7 @@ def requests(group: int, count: int) -> list[Request]:
 
 
 def test_requests_in_flight_finish_under_the_adapter_they_began_with(
-    engine: "VllmEngine", make_policy: MakePolicy, make_weights: Callable[[Policy], Weights], offer: Offer
+    engine: "VllmEngine", make_policy: MakePolicy, make_weights: Callable[[AdaptedPolicy], Weights], offer: Offer
 ) -> None:
     with pytest.raises(RuntimeError, match="no adapter is loaded"):
         engine.next_logprobs(TOKENS, 4)
@@ -101,7 +80,7 @@ def test_requests_in_flight_finish_under_the_adapter_they_began_with(
         while not engine.accepts_weights:
             num_waits += 1
             done += engine.collect(1.0)
-        policy = Policy(make_policy(0), version)
+        policy = AdaptedPolicy(make_policy(0), version)
         models[version] = policy.model(make_policy(0))
         engine.update_weights(make_weights(policy))
         engine.submit(requests(version, 12), sampling)
@@ -127,7 +106,7 @@ def test_requests_in_flight_finish_under_the_adapter_they_began_with(
 def test_an_adapter_that_vllm_can_not_use_is_named(
     engine: "VllmEngine",
     make_policy: MakePolicy,
-    make_weights: Callable[[Policy], Weights],
+    make_weights: Callable[[AdaptedPolicy], Weights],
     monkeypatch: pytest.MonkeyPatch,
     damage: str,
 ) -> None:
@@ -139,10 +118,10 @@ def test_an_adapter_that_vllm_can_not_use_is_named(
     with monkeypatch.context() as patch:
         if damage != "higher rank":
             patch.setattr(Adapter, "write", write_damaged)
-        policy = Policy(make_policy(0), 40, rank=9 if damage == "higher rank" else RANK)
+        policy = AdaptedPolicy(make_policy(0), 40, rank=9 if damage == "higher rank" else RANK)
         with pytest.raises(WeightsMismatch, match="version 40"):
             engine.update_weights(make_weights(policy))
-    engine.update_weights(make_weights(Policy(make_policy(0), 41)))
+    engine.update_weights(make_weights(AdaptedPolicy(make_policy(0), 41)))
     assert engine.policy_version == 41
 
 
@@ -171,9 +150,9 @@ def loaded() -> "LoadedAdapters":
 
 
 def test_an_adapter_stays_until_its_last_request_has_ended(
-    loaded: "LoadedAdapters", make_policy: MakePolicy, make_weights: Callable[[Policy], Weights]
+    loaded: "LoadedAdapters", make_policy: MakePolicy, make_weights: Callable[[AdaptedPolicy], Weights]
 ) -> None:
-    policies = {version: Policy(make_policy(0), version) for version in (1, 2, 3, 4)}
+    policies = {version: AdaptedPolicy(make_policy(0), version) for version in (1, 2, 3, 4)}
 
     async def run() -> None:
         await loaded.load(make_weights(policies[1]))

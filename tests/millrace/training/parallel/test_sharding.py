@@ -80,6 +80,7 @@ def test_ranks_train_to_the_losses_and_weights_of_one(
     # Ratios of 50 and more are among these numbers.
     assert apart["report"] <= 100 * TOLERANCE[kind]
     assert apart["weights"] <= WEIGHTS_TOLERANCE[kind]
+    assert apart["adapter"] <= WEIGHTS_TOLERANCE[kind]
     assert apart["next_logprobs"] <= TOLERANCE[kind]
 
 

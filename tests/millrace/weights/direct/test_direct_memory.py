@@ -20,19 +20,20 @@ def measure(member: Child) -> dict[str, Any]:
     return member.line()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "generators"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.extended)])
-def test_a_process_adds_its_shard_and_one_copy_of_the_model_per_generator_is_written(
-    ranks: int, generators: int, tmp_path: Path
-) -> None:
+def measured(
+    folder: Path, ranks: int, generators: int, transport: str = "direct"
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What ranks and generators say of themselves after all versions; those of a live push have nothing to say."""
     with ExitStack() as stack:
-        unarmed = Failpoints(tmp_path / "fired")
-        leading = stack.enter_context(sync_weights(tmp_path, generators, unarmed))
+        unarmed = Failpoints(folder / "fired")
+        leading = stack.enter_context(sync_weights(folder, generators, unarmed, transport=transport))
         trainer = [
-            stack.enter_context(trainer_rank(tmp_path, rank, (ranks, 1), unarmed, policy="large"))
+            stack.enter_context(trainer_rank(folder, rank, (ranks, 1), unarmed, policy="large", transport=transport))
             for rank in range(ranks)
         ]
-        taking = [stack.enter_context(generator(tmp_path, number, unarmed)) for number in range(generators)]
+        taking = [
+            stack.enter_context(generator(folder, number, unarmed, transport=transport)) for number in range(generators)
+        ]
         for version in range(1, VERSIONS + 1):
             for rank in trainer:
                 rank.command(f"offer {version}")
@@ -41,13 +42,35 @@ def test_a_process_adds_its_shard_and_one_copy_of_the_model_per_generator_is_wri
             leading.read_until_all_have(version)
             for child in taking:
                 assert child.line()["version"] == version
-        by_rank, by_generator = [measure(rank) for rank in trainer], [measure(child) for child in taking]
-    for measured in by_rank:
-        assert measured["added_bytes"] <= POLICY.nbytes / ranks + NOISE
-    for measured in by_generator:
-        assert measured["added_bytes"] <= POLICY.nbytes + NOISE
+        return [measure(rank) for rank in trainer], [measure(child) for child in taking if transport == "direct"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "generators"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.extended)])
+def test_a_process_adds_its_shard_and_one_copy_of_the_model_per_generator_is_written(
+    ranks: int, generators: int, tmp_path: Path
+) -> None:
+    by_rank, by_generator = measured(tmp_path, ranks, generators)
+    for each in by_rank:
+        assert each["added_bytes"] <= POLICY.nbytes / ranks + NOISE
+    for each in by_generator:
+        assert each["added_bytes"] <= POLICY.nbytes + NOISE
     everybody = by_rank + by_generator
     sent = VERSIONS * generators * POLICY.nbytes
-    assert sum(measured["sent_bytes"] for measured in everybody) == sent
+    assert sum(each["sent_bytes"] for each in everybody) == sent
     # Messages to sync_weights are written too.
-    assert 0 <= sum(measured["written_bytes"] for measured in everybody) - sent <= sent / 1000
+    assert 0 <= sum(each["written_bytes"] for each in everybody) - sent <= sent / 1000
+
+
+@pytest.mark.vllm
+@pytest.mark.extended
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_rank_of_a_live_push_adds_its_shard_and_a_few_whole_tensors(ranks: int, tmp_path: Path) -> None:
+    by_rank, _ = measured(tmp_path, ranks, 2, "gloo")
+    few = 4 * max(tensor.nbytes for tensor in POLICY.tensors(0).values())
+    for each in by_rank:
+        print(f"{each['added_bytes'] / POLICY.nbytes:.2f} of the model")
+        assert each["added_bytes"] <= POLICY.nbytes / ranks + few + NOISE
+    # Rank 0 broadcasts the model once, for both generators; the others send it their shards.
+    assert by_rank[0]["sent_bytes"] == VERSIONS * POLICY.nbytes
+    assert sum(each["sent_bytes"] for each in by_rank[1:]) == VERSIONS * POLICY.nbytes * (ranks - 1) / ranks
