@@ -9,8 +9,8 @@ import time
 from typing import Any
 
 from benchmarks.harness import finish, make_parser, print_table
-from configs.scoring import ScoringConfig
 from configs.stored import DEFAULT_SOURCE
+from configs.task import ScoringConfig
 from millrace.rewards.base import Reward
 from millrace.rewards.factory import make_reward
 from millrace.rewards.isolation.pool import Pool

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from configs.errors import UserError
 from configs.generation import VLLM_RANKS
 from configs.operation import LIVE, SHARDED, data_parallel, one_gpu
-from configs.prompts import HELD_OUT
 from configs.stored import DEFAULT_SOURCE
+from configs.task import HELD_OUT
 
 if TYPE_CHECKING:
     from configs.schema import RunConfig

@@ -114,9 +114,12 @@ def with_overrides(
 def changed_immutably(old: RunConfig, new: RunConfig) -> list[str]:
     """One sentence per key that differs between `old` and `new` but must not change when a run is resumed.
 
-    Sources may be added, and their weights may change.
+    Sources may be added to a mixture, and weights may change.
     """
     differences: dict[str, list[Any]] = {}
+    if bool(old.sources) != bool(new.sources):
+        # Only the blocks of a mixture say which source each group has.
+        differences["sources"] = [list(old.sources), list(new.sources)]
     new_sources = new.by_source()
     for name, source in old.by_source().items():
         if name not in new_sources:

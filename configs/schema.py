@@ -26,11 +26,10 @@ from configs.operation import (
     WeightsConfig,
     choose_transport,
 )
-from configs.prompts import EnvironmentConfig, EvaluationConfig, PromptsConfig
-from configs.scoring import ScoringConfig
 from configs.section import Section, Text, choices, is_section
 from configs.sources import SECTIONS, SourceConfig, overlaid
 from configs.stored import DEFAULT_SOURCE, staleness_bound
+from configs.task import EnvironmentConfig, EvaluationConfig, PromptsConfig, ScoringConfig
 from configs.training import TrainingConfig
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

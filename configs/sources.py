@@ -8,10 +8,9 @@ from pydantic import Field
 
 from configs.errors import UserError
 from configs.generation import SamplingConfig
-from configs.prompts import EnvironmentConfig, EvaluationSetsConfig, PromptsConfig
-from configs.scoring import RewardConfig
 from configs.section import Count, Positive, Section, is_section
 from configs.stored import DEFAULT_SOURCE
+from configs.task import EnvironmentConfig, EvaluationSetsConfig, PromptsConfig, RewardConfig
 
 
 class SourceConfig(Section):

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from configs import losses
 from configs.errors import ConfigError, UserError
-from configs.prompts import EvaluationSetConfig
 from configs.schema import OF_SOURCE, known_fields, schema_key
 from configs.section import Section
+from configs.task import EvaluationSetConfig
 
 _LONGEST_SHOWN = 80
 _FIELDS = known_fields()

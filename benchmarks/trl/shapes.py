@@ -13,9 +13,9 @@ import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from configs.prompts import PromptsConfig
 from configs.recipe import Recipe
 from configs.stored import DEFAULT_SOURCE
+from configs.task import PromptsConfig
 from millrace.bootstrap.tiny_model import Lesson, bootstrap
 from millrace.prompts.files import read_prompts
 from millrace.prompts.sums import arithmetic_prompts

@@ -28,10 +28,10 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from configs.prompts import EnvironmentConfig, PromptsConfig
 from configs.recipe import Recipe
 from configs.sources import naming_source
 from configs.stored import DEFAULT_SOURCE
+from configs.task import EnvironmentConfig, PromptsConfig
 from millrace.bootstrap.demonstrations import could_be_demonstrated, dialogue, is_right, right_response
 from millrace.chat.encoder import PromptEncoder
 from millrace.errors import InputError

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from configs.prompts import EvaluationConfig, PromptsConfig
+from configs.task import EvaluationConfig, PromptsConfig
 from millrace.evaluation.measures import Answered, accuracy, answer_given, sampled_measures
 from millrace.evaluation.results import HELD_OUT
 from millrace.models.decoder import decoder_of

@@ -16,8 +16,8 @@ from statistics import fmean
 
 import numpy as np
 
-from configs.prompts import PromptsConfig
 from configs.schema import RunConfig
+from configs.task import PromptsConfig
 from millrace.errors import InputError
 from millrace.planning.durations import Costs, Lengths, mean_group_size, with_shares
 from millrace.planning.measured import Floats, MeasuredRun, Rollouts, lengths_of, read_measured

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from configs.prompts import EnvironmentConfig, PromptsConfig
 from configs.schema import ModelConfig
+from configs.task import EnvironmentConfig, PromptsConfig
 from millrace.errors import ChatError, InputError, PromptsError
 from millrace.preflight.child import serve
 from millrace.prompts.dataset import PromptSet

@@ -81,8 +81,8 @@ def check_vllm(question: Question) -> None:
 
 def answer(values: Mapping[str, Any]) -> None:
     """The child process, for a Question as JSON. Raises InputError. Imports vLLM into this process."""
-    from configs.prompts import EnvironmentConfig
     from configs.recipe import Recipe
+    from configs.task import EnvironmentConfig
     from millrace.bootstrap.tiny_model import Lesson, bootstrap
     from millrace.generation.engines.vllm.startup import ENVIRONMENT
     from millrace.types import Prompt

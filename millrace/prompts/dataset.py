@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from configs.prompts import PromptsConfig
+from configs.task import PromptsConfig
 from millrace.errors import PromptsError
 from millrace.prompts.files import read_prompts
 from millrace.prompts.packages import listed_prompts, prompt_sources

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from configs.prompts import PromptsConfig
+from configs.task import PromptsConfig
 from millrace.errors import PromptsError, one_line
 from millrace.prompts.answers import EXPECTED, reference_answer
 from millrace.prompts.messages import (

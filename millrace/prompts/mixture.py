@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from configs.prompts import PromptsConfig
 from configs.sources import SourceConfig, naming_source
+from configs.task import PromptsConfig
 from millrace.errors import PromptsError
 from millrace.prompts.blocks import PromptBlock, SourceBlock, read_block, write_block
 from millrace.prompts.curriculum import PastGroup, PastGroups, accuracy, easy_and_hard

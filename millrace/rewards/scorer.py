@@ -12,10 +12,9 @@ from dataclasses import replace
 from types import MappingProxyType, TracebackType
 from typing import Protocol, Self
 
-from configs.prompts import EvaluationConfig, PromptsConfig
-from configs.scoring import ScoringConfig
 from configs.sources import naming_source
 from configs.stored import DEFAULT_SOURCE
+from configs.task import EvaluationConfig, PromptsConfig, ScoringConfig
 from millrace.errors import InputError
 from millrace.prompts.packages import prompt_sources
 from millrace.rewards.base import Reward, Score, failed

@@ -21,8 +21,8 @@ from itertools import groupby
 from pathlib import Path
 
 from configs.generation import GenerationConfig
-from configs.prompts import EnvironmentConfig, PromptsConfig
 from configs.schema import ModelConfig
+from configs.task import EnvironmentConfig, PromptsConfig
 from millrace.chat.base import Rendered
 from millrace.chat.encoder import PromptEncoder, is_chat, load_encoder
 from millrace.generation.engines.base import Engine, unstarted

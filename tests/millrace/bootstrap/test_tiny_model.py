@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from configs.prompts import EnvironmentConfig, PromptsConfig
 from configs.recipe import Recipe
+from configs.task import EnvironmentConfig, PromptsConfig
 from millrace.bootstrap.tiny_model import CHECK_EVERY, Lesson, bootstrap, character_tokenizer
 from millrace.errors import InputError
 from millrace.generation.environments.calculator import Calculator

@@ -8,8 +8,8 @@ from support.chat.tokenizers import FAMILIES, chat_tokenizer
 from support.engines.policies import all_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from configs.prompts import PromptsConfig
 from configs.stored import DEFAULT_SOURCE
+from configs.task import PromptsConfig
 from millrace.chat.base import ChatRenderer
 from millrace.chat.encoder import PromptEncoder
 from millrace.chat.family import FamilyRenderer

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 from support.engines.scripted_engine import ScriptedEngine
 
-from configs.prompts import EvaluationConfig, PromptsConfig
+from configs.task import EvaluationConfig, PromptsConfig
 from millrace.bootstrap.tiny_model import character_tokenizer
 from millrace.chat.encoder import PromptEncoder
 from millrace.errors import InputError

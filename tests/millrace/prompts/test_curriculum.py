@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from support.stores.dict_store import DictStore
 from support.streams.scored_groups import consume
 
-from configs.prompts import PromptsConfig
 from configs.sources import SourceConfig
 from configs.stored import DEFAULT_SOURCE
+from configs.task import PromptsConfig
 from millrace.errors import PromptsError
 from millrace.prompts.blocks import PromptBlock, SourceBlock
 from millrace.prompts.mixture import MixedSource, Mixture

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from support.stores.dict_store import DictStore
 from support.streams.scored_groups import consume, write_step
 
-from configs.prompts import PromptsConfig
 from configs.sources import SourceConfig
+from configs.task import PromptsConfig
 from millrace.errors import PromptsError
 from millrace.prompts.blocks import PromptBlock, read_block
 from millrace.prompts.mixture import MixedSource, Mixture

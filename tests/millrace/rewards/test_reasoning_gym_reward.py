@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 from support.rewards.one_source import score_pairs, scorer_of
 
-from configs.prompts import PromptsConfig, ReasoningGymConfig
-from configs.scoring import ScoringConfig
+from configs.task import PromptsConfig, ReasoningGymConfig, ScoringConfig
 from millrace.prompts.packages import listed_prompts, prompt_sources
 from millrace.rewards.factory import make_reward
 from millrace.rewards.scorer import Scorer

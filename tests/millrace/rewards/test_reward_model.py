@@ -8,7 +8,7 @@ import torch
 from support.rewards.one_source import score_pairs, scorer_of
 from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast
 
-from configs.scoring import ScoringConfig
+from configs.task import ScoringConfig
 from millrace.errors import ModelFolderError
 from millrace.rewards.base import Reward
 from millrace.rewards.factory import make_reward

@@ -10,8 +10,8 @@ from support.rewards.one_source import scorer_of
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from configs.scoring import ScoringConfig
 from configs.stored import DEFAULT_SOURCE
+from configs.task import ScoringConfig
 from millrace.models.decoder import decoder_of
 from millrace.rewards.base import Reward, Score
 from millrace.rewards.factory import make_reward

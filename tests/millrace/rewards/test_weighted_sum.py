@@ -3,7 +3,7 @@
 import pytest
 from support.rewards.one_source import score_pairs, scorer_of
 
-from configs.scoring import ScoringConfig
+from configs.task import ScoringConfig
 from millrace.errors import InputError
 from millrace.rewards.base import Reward, Score
 from millrace.rewards.factory import WeightedSum, make_reward

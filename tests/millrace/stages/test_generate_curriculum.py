@@ -7,7 +7,7 @@ from support.stages.workshop import CONFIG, Workshop, weights
 from support.streams.scored_groups import consume
 from transformers import PreTrainedTokenizerFast
 
-from configs.prompts import PromptsConfig
+from configs.task import PromptsConfig
 from millrace.runs.record import create_run
 from millrace.runs.status import StatusReader
 from storage import layout

@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerBase
 
 from configs.generation import GenerationConfig
 from configs.operation import StorageConfig
-from configs.prompts import EnvironmentConfig, PromptsConfig
 from configs.schema import RunConfig
+from configs.task import EnvironmentConfig, PromptsConfig
 from configs.training import TrainingConfig
 from millrace.chat.encoder import PromptEncoder
 from millrace.errors import WeightsCorrupt

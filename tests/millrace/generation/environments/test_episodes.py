@@ -13,8 +13,8 @@ from support.engines.scripted_engine import LOGPROB, Counting, ScriptedEngine
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from configs.prompts import PromptsConfig
 from configs.stored import DEFAULT_SOURCE
+from configs.task import PromptsConfig
 from millrace.chat.encoder import PromptEncoder
 from millrace.generation.engines.base import unstarted
 from millrace.generation.environments.base import Environment, Observation

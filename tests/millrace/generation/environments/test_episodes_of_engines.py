@@ -10,8 +10,8 @@ from support.engines.scripted_engine import Counting
 from support.engines.vllm_processes import HIDDEN_SIZE, running_vllm
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from configs.prompts import PromptsConfig
 from configs.stored import DEFAULT_SOURCE
+from configs.task import PromptsConfig
 from millrace.chat.encoder import PromptEncoder
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.transformers import TransformersEngine

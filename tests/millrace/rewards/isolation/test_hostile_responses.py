@@ -6,7 +6,7 @@ import pytest
 from support.rewards.hostile import ORDERS, RESPONSES, orders, responses
 from support.rewards.one_source import score_pairs, scorer_of
 
-from configs.scoring import ScoringConfig
+from configs.task import ScoringConfig
 from millrace.rewards.base import Reward, Score
 from millrace.rewards.factory import make_reward
 from millrace.rewards.isolation.sandbox import Limits

@@ -7,7 +7,7 @@ import sys
 import psutil
 import pytest
 
-from configs.scoring import ScoringConfig
+from configs.task import ScoringConfig
 from millrace.forking.client import ForkServerLost
 from millrace.rewards.base import Reward, Score
 from millrace.rewards.factory import make_reward
@@ -125,7 +125,7 @@ def test_a_line_that_is_not_a_score_is_an_error(line: bytes) -> None:
 
 SCORER = """
 import sys
-from configs.scoring import ScoringConfig
+from configs.task import ScoringConfig
 from millrace.rewards.factory import make_reward
 from millrace.rewards.isolation.pool import Pool
 from millrace.rewards.isolation.sandbox import Limits

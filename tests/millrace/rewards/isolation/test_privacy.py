@@ -14,7 +14,7 @@ assert ctypes.CDLL(None).capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_
 """
 
 SCORER = """
-from configs.scoring import ScoringConfig
+from configs.task import ScoringConfig
 from millrace.rewards.factory import make_reward
 from millrace.rewards.scorer import Scorer
 from millrace.types import Prompt

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from support.streams.scored_groups import scored_group
 
-from configs.prompts import PromptsConfig
 from configs.sources import SourceConfig
+from configs.task import PromptsConfig
 from millrace.prompts.mixture import MixedSource, Mixture
 from millrace.rollouts.consumed import ConsumedWriter
 from millrace.rollouts.lineage import Lineage
