@@ -210,13 +210,11 @@ def test_an_inherited_key_may_move_into_the_sources() -> None:
     assert changed_immutably(mixture(TWO), after) == []
 
 
-def test_a_run_of_one_source_goes_on_as_the_default_of_a_mixture() -> None:
-    before = mixture(prompts={"digits": 3})
-    assert changed_immutably(before, mixture({"default": {"prompts": {"digits": 3}}, "math": {}})) == []
-    (sentence,) = changed_immutably(before, mixture({"default": {}, "math": {}}))
-    assert sentence.startswith("prompts.digits was 3")
-    (sentence,) = changed_immutably(before, mixture({"math": {}}, prompts={"digits": 3}))
-    assert sentence.startswith("sources.default was")
+def test_a_run_without_sources_stays_one() -> None:
+    plain, mixed = mixture(), mixture({"default": {}, "math": {}})
+    for before, after in ((plain, mixed), (mixed, plain)):
+        (sentence, *_) = changed_immutably(before, after)
+        assert sentence.startswith("sources was")
 
 
 def test_changes_of_a_mixture_are_recorded_in_sentences() -> None:
