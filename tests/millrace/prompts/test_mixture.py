@@ -108,7 +108,7 @@ def trained_groups(
     store: DictStore,
     sources: Mapping[str, SourceConfig],
     *,
-    num_groups: int = 6000,
+    num_groups: int = 10_000,
     is_dropped: Callable[[str], bool] = lambda source: False,
     seconds: Callable[[str], float] = lambda source: 1.0,
     restart: float = 0.01,

@@ -142,7 +142,7 @@ class TrainerBench:
             trajectory_table(
                 rollouts,
                 first_row_id=first,
-                sampling={DEFAULT_SOURCE: Sampling(temperature=1.0, top_p=1.0, max_new_tokens=16)},
+                sampling={source: Sampling(temperature=1.0, top_p=1.0, max_new_tokens=16)},
                 incarnation=incarnation,
                 generator=0,
                 epoch=0,

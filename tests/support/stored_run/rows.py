@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from configs.stored import DEFAULT_SOURCE
 from storage.schema import CONSUMED, SCORE, TRAINER_LOGPROBS, TRAJECTORY
 
 VOCAB_SIZE = 128
@@ -122,6 +123,7 @@ def _trajectory(rollout: MadeRollout, incarnation: int, epoch: int) -> dict[str,
     return {
         "row_id": rollout.row_id,
         "group_id": rollout.group_id,
+        "source": DEFAULT_SOURCE,
         "prompt_id": prompt,
         "sample_index": rollout.sample_index,
         "prompt_tokens": [ord(letter) for letter in prompt],
@@ -182,6 +184,7 @@ def consumed_rows(rollouts: list[MadeRollout], incarnation: int) -> pa.Table:
                 **_consumed_key(rollout, incarnation),
                 "t": rollout.t_step,
                 "group_id": rollout.group_id,
+                "source": DEFAULT_SOURCE,
                 "sample_index": rollout.sample_index,
                 "outcome": rollout.outcome,
                 "staleness": rollout.staleness,
