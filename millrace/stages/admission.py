@@ -63,6 +63,8 @@ class Admission:
         """
         if isinstance(self._order, Mixture):
             self._order.switch_lineage(lineage, last_group)
+            if self._order.newest is not None:
+                self._update_status(self._order.newest)
 
     def restart(self, committed: GroupSet, begun: Sequence[Trajectory] = ()) -> tuple[int, int]:
         """Continues after the committed groups, and with the unfinished responses `begun`; nothing may be in flight.
@@ -141,11 +143,16 @@ class Admission:
             block, lineage = self._order.newest, self._order.lineage
             assert block is not None
             assert lineage is not None
-            shares = self._rare_shares(block)
+            self._update_status(block)
             weights = {f"source_weight/{name}": source.weight for name, source in block.sources.items()}
-            self._stage.update_status(**shares)
-            self._stage.metrics.log(incarnation=lineage.incarnation, policy_version=policy_version, **shares, **weights)
+            self._stage.metrics.log(
+                incarnation=lineage.incarnation, policy_version=policy_version, **self._rare_shares(block), **weights
+            )
         return self._order.prompt_at(self._next)
+
+    def _update_status(self, block: PromptBlock) -> None:
+        weights = {name: source.weight for name, source in block.sources.items()}
+        self._stage.update_status(**self._rare_shares(block), source_weights=weights)
 
     def _rare_shares(self, block: PromptBlock) -> dict[str, Any]:
         """Shares of the prompts that are asked less often, of all sources together; {} without a curriculum."""

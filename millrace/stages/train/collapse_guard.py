@@ -40,8 +40,8 @@ class CollapseGuard:
             # Means over groups with spread don't compare with means over all groups, nor those of other sources.
             stored = {}
         self._watch = CollapseWatch(**stored.get("watch", {}))
-        # Mean reward of each source in the last step that had it.
-        self._rewards: dict[str, float] = dict(stored.get("rewards", {}))
+        self.rewards: dict[str, float] = dict(stored.get("rewards", {}))
+        """Mean reward of each source in the last step that had it."""
 
     @property
     def _rewards_of(self) -> str:
@@ -66,12 +66,12 @@ class CollapseGuard:
         for source in {group.source for group in groups}:
             of_source = (group.rewards for group in groups if group.source == source)
             rewards = [reward for of_group in of_source for reward in of_group if reward is not None]
-            self._rewards[source] = sum(rewards) / len(rewards)
+            self.rewards[source] = sum(rewards) / len(rewards)
         version = self._trainer.policy_version
         rate = self._rate(version)
         sentence = self._watch.step(
             version,
-            reward=fmean(self._rewards.values(), [self._weights.get(source, 1.0) for source in self._rewards]),
+            reward=fmean(self.rewards.values(), [self._weights.get(source, 1.0) for source in self.rewards]),
             entropy=report.entropy,
             mismatch_kl=report.mismatch_kl,
             earned_by=version - 1 - ceil(fmean(lags)),
@@ -102,7 +102,7 @@ class CollapseGuard:
 
     def state(self) -> dict[str, Any]:
         """JSON for a checkpoint."""
-        return {"rewards_of": self._rewards_of, "rewards": self._rewards, "watch": self._watch.state()}
+        return {"rewards_of": self._rewards_of, "rewards": self.rewards, "watch": self._watch.state()}
 
     def _rate(self, version: int) -> float:
         """Learning rate of the step that makes `version`, without √ESS."""

@@ -244,6 +244,11 @@ class TrainLoop:
         self.account.balance(generated=generated, scored=scored, consumed=consumed, balanced=self.balanced)
         self.balanced = consumed
 
+    def _figures_of_sources(self) -> dict[str, Any]:
+        if self.sources is None:
+            return {}
+        return {"sources": self.sources.to_json(), "source_rewards": dict(self.guard.rewards)}
+
     def _publish(self, report: StepReport | None) -> None:
         self.state.publish(
             report,
@@ -254,5 +259,5 @@ class TrainLoop:
             tokens=self.account.trained.tokens,
             consumed=[amount.to_json() for amount in self.loader.consumed()],
             account=self.settled["account"],
-            **({} if self.sources is None else {"sources": self.sources.to_json()}),
+            **self._figures_of_sources(),
         )

@@ -13,6 +13,7 @@ from configs.schema import RunConfig
 from millrace.runs.record import create_run
 from millrace.runs.status import StatusReader
 from storage import layout
+from storage.progress import read_status
 from storage.schema import METRIC, TRAJECTORY
 from storage.stores.memory import MemoryStore
 from storage.streams.stream import StreamReader
@@ -90,6 +91,14 @@ def test_weights_of_sources_are_metrics_of_each_new_block(
     logged = {row["name"]: row["value"] for row in part.table.to_pylist() if row["name"].startswith("source_weight/")}
     assert logged == {"source_weight/sums": 3.0, "source_weight/words": 1.0}
     assert StatusReader(memory_store).look()["curriculum"] is None
+
+
+def test_the_status_record_has_the_weights_of_the_newest_block_after_a_restart(make_workshop: MakeWorkshop) -> None:
+    make_workshop(MIXED).turn([], new=weights(0))
+    successor = make_workshop(MIXED)
+    successor.turn([], new=weights(0))
+    successor.stage.update_status(now=True)
+    assert read_status(successor.store, "generate", 0)["source_weights"] == {"sums": 3.0, "words": 1.0}
 
 
 def test_a_mixture_with_a_curriculum_shows_the_share_of_all_its_prompts(

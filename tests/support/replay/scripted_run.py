@@ -6,7 +6,7 @@ ScriptedRun(store) ─► steps(1, 5) ─► trajectories, scores, consumed, tra
 No model takes part. Step k trains groups 3(k − 1) to 3(k − 1) + 2, each of two members.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,10 +44,16 @@ class ScriptedRun:
     """Writes such a run into `store`. `changed`: name of a column or a number → the step in which it differs."""
 
     def __init__(
-        self, store: Store, *, changed: Mapping[str, int] | None = None, config: Mapping[str, Any] | None = None
+        self,
+        store: Store,
+        *,
+        changed: Mapping[str, int] | None = None,
+        config: Mapping[str, Any] | None = None,
+        source_of: Callable[[int], str] = lambda group_id: "default",
     ) -> None:
         self.store = store
         self._changed = dict(changed or {})
+        self._source_of = source_of
         create_run(store, "scripted", {**CONFIG, **(config or {})})
         self._start_trainer()
 
@@ -116,7 +122,7 @@ class ScriptedRun:
         length = 1 + (group_id + member) % 3
         row = {
             "group_id": group_id,
-            "source": "default",
+            "source": self._source_of(group_id),
             "prompt_id": f"p{group_id}",
             "sample_index": member,
             "prompt_tokens": [1, 3 + group_id % 10],
