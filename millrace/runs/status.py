@@ -245,7 +245,8 @@ def _sources(
     if "sources" not in trainer:
         return {}
     ledgers = {name: trainer["sources"].get(name, _NO_GROUPS) for name in names}
-    weights = next((record["source_weights"] for record in records.values() if "source_weights" in record), {})
+    shown = (record["source_weights"] for record in records.values() if "source_weights" in record)
+    weights: Mapping[str, float] = next(shown, {})
     sets = results[-1].get("sets", {}) if results else {}
     total = sum(ledger["groups_trained"] for ledger in ledgers.values())
     return {
