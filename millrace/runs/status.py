@@ -253,7 +253,7 @@ def _sources(
         name: {
             "weight": weights.get(name),
             "trained_share": ledger["groups_trained"] / total if total else None,
-            "reward_mean": trainer["source_rewards"].get(name),
+            "reward_mean": trainer.get("source_rewards", {}).get(name),
             "accuracy": sets.get(name, {}).get("accuracy"),
             **ledger,
         }
