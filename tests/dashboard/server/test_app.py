@@ -12,6 +12,7 @@ from flask.testing import FlaskClient
 from support.pages.components import plain, texts, within
 from support.pages.sites import LOCAL, TOKEN, open_client, open_site, store_run
 from support.stored_run.metrics import metric_rows
+from support.stored_run.run import Shape
 from support.streams.rows import part_files
 
 from dashboard.pages import address
@@ -60,7 +61,7 @@ def test_a_run_that_is_being_created_is_listed_and_its_page_keeps_looking(root: 
 
 @pytest.mark.parametrize("view", VIEWS, ids=NAMES)
 def test_every_block_of_a_view_is_on_its_page_for_one_run_and_for_several(root: Path, view: Any) -> None:
-    store_run(root, "one").decide()
+    store_run(root, "one", shape=Shape(steps=6, sources=("math", "words"))).decide()
     store_run(root, "two", steps=2)
     for path, search in ((f"/run/one/{view.name}", ""), (f"/compare/{view.name}", "?runs=one,two")):
         body = plain(open_site(root).show(path, search).body)
