@@ -11,10 +11,10 @@ import torch
 from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 from vllm.distributed.weight_transfer.m2n_common import (
     MAX_SOURCE_SHARDS,
-    MAX_TENSOR_DIMS,
     REPLICATE,
     M2NMesh,
     M2NParamMeta,
+    check_transferable,
     import_m2n,
 )
 from vllm.distributed.weight_transfer.m2n_source import M2NWeightSource
@@ -129,8 +129,10 @@ def m2n_limit(layout: ShardLayout) -> str:
     if layout.data > MAX_SOURCE_SHARDS:
         return f"more than {MAX_SOURCE_SHARDS} ranks divide a tensor"
     for spec in layout.tensors:
-        if not 1 <= len(spec.shape) <= MAX_TENSOR_DIMS:
-            return f"{spec.name} has {len(spec.shape)} dimensions"
+        try:
+            check_transferable(spec.name, getattr(torch, spec.dtype), spec.shape)
+        except ValueError as error:
+            return str(error)
         if spec.shape[0] % layout.data:
             return f"{layout.data} ranks divide {spec.name} of {spec.shape[0]} rows unevenly"
     return ""

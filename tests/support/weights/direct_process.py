@@ -61,6 +61,11 @@ def train(folder: Path, deadline: float, transport: str, rank: int, data: str, t
     layout = POLICIES[policy].layout(int(data), int(tensor))
     # As a trainer's live shards, which change in place.
     live = {name: part.clone() for name, part in shards(POLICIES[policy].tensors(0), layout, rank).items()}
+    if transport != "direct":
+        # Imports vLLM, whose memory does not depend on the policy.
+        from millrace.weights.live.gloo import register_trainer
+
+        register_trainer()
     measured = Measured()
     sender = ShardSender(
         finder(folder), layout, rank, device=torch.device("cpu"), deadline_seconds=deadline, transport=transport

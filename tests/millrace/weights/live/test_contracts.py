@@ -15,6 +15,8 @@ import torch
 from support.weights.direct import PATIENT
 from support.weights.live import LivePushes, RecordingEngine, serve
 
+from millrace.weights.direct.layout import ShardLayout, TensorSpec
+
 pytestmark = pytest.mark.vllm
 
 TENSORS = {
@@ -230,3 +232,25 @@ def test_ipc_sends_handles_of_its_buffer_as_json(monkeypatch: pytest.MonkeyPatch
     for call, name in zip(calls[2:4], NAMES, strict=True):
         assert call[1]["info"]["names"] == [name]
         assert decode_handles(call[1]["info"])["ipc_handles"] == {"GPU-7": handle}
+
+
+@pytest.mark.parametrize(
+    ("spec", "ranks", "limit"),
+    [
+        (TensorSpec("w", "bfloat16", (8, 4)), (4, 1), ""),
+        (TensorSpec("w", "bfloat16", (8, 4)), (2, 2), "two axes"),
+        (TensorSpec("w", "bfloat16", (34, 4)), (17, 1), "16 ranks"),
+        (TensorSpec("w", "bfloat16", (6, 4)), (4, 1), "unevenly"),
+        (TensorSpec("w", "bfloat16", (8, 1, 1, 4)), (4, 1), "'w'"),
+        (TensorSpec("w", "complex64", (8, 4)), (4, 1), "'w'"),
+    ],
+)
+def test_nccl_takes_the_place_of_nccl_m2n_where_that_cannot_divide_the_model(
+    spec: TensorSpec, ranks: tuple[int, int], limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from millrace.weights.live import source
+
+    with monkeypatch.context() as patch:
+        patch.setattr(source, "import_m2n", lambda: None)
+        found = source.m2n_limit(ShardLayout((spec,), *ranks))
+    assert (limit in found) if limit else (found == "")
