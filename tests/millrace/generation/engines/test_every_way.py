@@ -6,7 +6,7 @@ adapters      ───shm────► both
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -86,8 +86,8 @@ def computed_by(engine: Engine) -> list[Any]:
 
 
 @pytest.fixture
-def started(make_policy: MakePolicy, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Iterator[Started]:
-    """`started(way, seed)`: an engine with the policy of that seed, until the end of the test or of its stack."""
+def started(make_policy: MakePolicy, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Started:
+    """`started(way, seed, stack)`: an engine with the policy of that seed, until the stack is closed."""
     numbers = itertools.count()
 
     def start(way: Way, seed: int, stack: ExitStack) -> Engine:
@@ -104,7 +104,7 @@ def started(make_policy: MakePolicy, tokenizer: PreTrainedTokenizerFast, tmp_pat
         engine.keep_cache = False
         return engine
 
-    yield start
+    return start
 
 
 class AdapterPushes:
@@ -180,7 +180,7 @@ def test_engines_at_work_compute_with_each_version_as_one_started_with_it(
 
 
 def push_to(engines: list[Engine], way: Way, ranks: int, make_policy: MakePolicy, folder: Path) -> None:
-    """Pushes all versions from so many ranks, and checks the responses made meanwhile."""
+    """Pushes all versions from the ranks of a trainer, and checks the responses made meanwhile."""
     folder.mkdir()
     first = engines[0].policy_version
     versions = range(first + 1, first + 1 + NUM_VERSIONS)

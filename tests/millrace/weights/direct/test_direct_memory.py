@@ -23,7 +23,7 @@ def measure(member: Child) -> dict[str, Any]:
 def measured(
     folder: Path, ranks: int, generators: int, transport: str = "direct"
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """What ranks and generators say of themselves after all versions; those of a live push have nothing to say."""
+    """Returns the costs of each rank and each generator after all versions; a live push measures its ranks alone."""
     with ExitStack() as stack:
         unarmed = Failpoints(folder / "fired")
         leading = stack.enter_context(sync_weights(folder, generators, unarmed, transport=transport))
