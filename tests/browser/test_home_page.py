@@ -36,6 +36,7 @@ def test_verdict_pipeline_charts_and_rail_are_on_one_screen_of_1280_by_800(watch
     expect(rail).to_contain_text("balanced")
     expect(rail).to_contain_text(EVIL)
     for part in ("[aria-label=verdict]", "[aria-label=pipeline]", "#home-charts", "#rail"):
+        expect(watched.page.locator(part)).to_be_visible()
         box = watched.page.locator(part).bounding_box()
         assert box is not None
         assert box["y"] >= 0, part

@@ -170,7 +170,7 @@ def _consumed(t: float, version: int, rows: Sequence[tuple[float, int, Trajector
     same = {
         "t": t, "incarnation": 0, "policy_version": version, "generator": 0, "outcome": "trained", "staleness": 0,
         "staleness_in_flight": 0, "min_policy_version": 0, "max_policy_version": 0, "reward": 1.0,
-        "advantage": advantage, "masked_tokens": 0,
+        "advantage": advantage, "masked_tokens": 0, "source": "default",
     }  # fmt: skip
     return pa.Table.from_pylist(
         [
