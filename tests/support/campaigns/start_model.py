@@ -23,8 +23,13 @@ def make_start_model(folder: Path, sets: list[str], **changes: Any) -> None:
     lesson = Lesson(
         prompts=load_prompts(config.prompts).train, recipe=recipe, max_new_tokens=config.generation.max_new_tokens
     )
+    threads = torch.get_num_threads()
     torch.set_num_threads(THREADS)
-    bootstrap({DEFAULT_SOURCE: lesson}, recipe, folder, seed=config.seed, report=lambda step, line: None)
+    try:
+        bootstrap({DEFAULT_SOURCE: lesson}, recipe, folder, seed=config.seed, report=lambda step, line: None)
+    finally:
+        # Later tests of this process train and replay with its own number.
+        torch.set_num_threads(threads)
 
 
 if __name__ == "__main__":
