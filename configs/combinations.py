@@ -45,6 +45,7 @@ def impossible_combinations(config: "RunConfig") -> Iterator[UserError]:
     yield from _broken(_RULES_OF_ALL, config, DEFAULT_SOURCE, config)
     yield from _unasked_tasks(config)
     yield from _half_schedules(config)
+    yield from _penalties_without_reference(config)
     yield from _wrong_names(config)
 
 
@@ -68,6 +69,15 @@ def _where_set(run: "RunConfig", source: str, key: str) -> str:
     section, name, *_ = *key.split("."), ""
     own = getattr(run.sources.get(source), section, None)
     return f"sources.{source}.{key}" if own is not None and name in own.model_fields_set else key
+
+
+def _penalties_without_reference(config: "RunConfig") -> Iterator[UserError]:
+    """Yield a mistake for each source with a KL penalty in a run that loads no reference policy."""
+    for name, source in config.by_source().items():
+        if source.training.kl.coefficient and not config.training.kl.coefficient:
+            expected = "0, or a training.kl.coefficient above 0, because the run loads the reference policy"
+            key = f"sources.{name}.training.kl.coefficient"
+            yield UserError(key=key, read=str(source.training.kl.coefficient), expected=expected)
 
 
 def _wrong_names(config: "RunConfig") -> Iterator[UserError]:
@@ -252,7 +262,7 @@ _RULES = (
         ),
         "a final share above 0, or the steps after the schedule would change nothing",
     ),
-    # ---- selection ----
+    # ---- objective and selection ----
     Rule(
         "training.selection.drop_zero_advantage training.advantage",
         lambda c: c.training.selection.drop_zero_advantage and c.training.advantage == "reinforce_plus_plus",

@@ -105,6 +105,10 @@ class RunConfig(Section):
             for name, source in self.sources.items()
         }
 
+    def trainings(self) -> dict[str, TrainingConfig]:
+        """How the policy is trained on the groups of each source."""
+        return {name: config.effective_training for name, config in self.by_source().items()}
+
     @property
     def uses_reward_model(self) -> bool:
         """Whether a reward model scores the responses of any source."""

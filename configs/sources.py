@@ -11,6 +11,7 @@ from configs.generation import SamplingConfig
 from configs.section import Count, Positive, Section, is_section
 from configs.stored import DEFAULT_SOURCE
 from configs.task import EnvironmentConfig, EvaluationSetsConfig, PromptsConfig, RewardConfig
+from configs.training import ObjectiveConfig
 
 
 class SourceConfig(Section):
@@ -29,6 +30,7 @@ class SourceConfig(Section):
     generation: SamplingConfig = Field(default_factory=SamplingConfig)
     environment: EnvironmentConfig = Field(default_factory=EnvironmentConfig)
     scoring: RewardConfig = Field(default_factory=RewardConfig)
+    training: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
     evaluation: EvaluationSetsConfig = Field(default_factory=EvaluationSetsConfig)
 
 
@@ -39,11 +41,14 @@ _SettingsT = TypeVar("_SettingsT", bound=Section)
 
 
 def overlaid(settings: _SettingsT, own: Section) -> _SettingsT:
-    """`settings` with the values that are set in `own`, section by section."""
+    """`settings` with the values that are set in `own`, section by section. Parameters are of one choice: another
+    loss has its own."""
     changes = {}
     for name in own.model_fields_set:
         value, below = getattr(own, name), getattr(settings, name)
-        changes[name] = overlaid(below, value) if isinstance(value, Section) else value
+        changes[name] = (
+            overlaid(below, value) if isinstance(value, Section) and isinstance(below, type(value)) else value
+        )
     return settings.model_copy(update=changes)
 
 

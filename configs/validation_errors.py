@@ -56,8 +56,11 @@ def _without_choice(path: tuple[int | str, ...]) -> tuple[tuple[int | str, ...],
             return ("training", "loss", *rest), losses.OwnLossConfig
         case ("training", "loss", losses.BUILT_IN, str() as name, *rest):
             return ("training", "loss", *rest), losses.PARAMETERS[name]
-        case ("evaluation", "sets", _, _, *_) | ("sources", _, "evaluation", "sets", _, _, *_):
+        case ("evaluation", "sets", _, _, *_):
             return path, EvaluationSetConfig
+        case ("sources", source, *of_source):
+            own, section = _without_choice(tuple(of_source))
+            return ("sources", source, *own), section
     return path, None
 
 

@@ -79,7 +79,9 @@ def run_inputs(
             functions[key_in(name, "environment.name")] = source.environment.name
             files[key_in(name, "prompts.tools")] = source.prompts.tools
     if "train" in stages:
-        functions |= {"training.loss": config.training.loss.name, "training.advantage": config.training.advantage}
+        for name, source in sources.items():
+            functions[key_in(name, "training.loss")] = source.training.loss.name
+            functions[key_in(name, "training.advantage")] = source.training.advantage
     for key, path in functions.items():
         # Built-in functions have names without a colon.
         if path is not None and ":" in path:

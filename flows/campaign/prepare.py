@@ -14,7 +14,6 @@ from configs.operation import SHARDED
 from configs.recipe import choose_recipe
 from configs.schema import RunConfig
 from configs.sources import naming_source
-from configs.training import TrainingConfig
 from flows.campaign.inputs import SourcePrompts, has_model_input, run_inputs
 from millrace.doctor.driver import query_gpus
 from millrace.errors import InputError, RunExists
@@ -67,7 +66,7 @@ def check(
             warm_up(stages_here(config))
         model, wait_for_folder = _check_model(config, here)
         _check_gpu_memory(config, here)
-    check_user_functions(config.training, [config.training.loss.name])
+    check_user_functions(config)
     scorer = make_scorer(config.by_source())
     rewards = scorer.check()
     prompts, requests = {}, {}
@@ -177,16 +176,22 @@ def _check_lengths(config: RunConfig, model: Mapping[str, Any], prompts: PromptS
     )
 
 
-def check_user_functions(training: TrainingConfig, losses: Sequence[str]) -> None:
-    """Raises InputError for one of `losses` or an advantage, named by its import path, that can't be used."""
-    if any(":" in name for name in (training.advantage, *losses)):
-        # Imported late: torch is slow to import, and only a user's functions need it here.
-        from millrace.training.losses.factory import make_loss
-        from millrace.training.samples import make_estimator
+def check_user_functions(config: RunConfig, losses: Sequence[str] = ()) -> None:
+    """Raises InputError for one of `losses`, by default the configured ones, or an advantage that can't be used.
 
-        make_estimator(training.advantage)
-        for loss in losses:
-            make_loss(training, loss)
+    Only those named by an import path are tried; the error names the source.
+    """
+    for name, training in config.trainings().items():
+        names = losses or [training.loss.name]
+        if any(":" in function for function in (training.advantage, *names)):
+            # Imported late: torch is slow to import, and only a user's functions need it here.
+            from millrace.training.losses.factory import make_loss
+            from millrace.training.samples import make_estimator
+
+            with naming_source(name):
+                make_estimator(training.advantage)
+                for loss in names:
+                    make_loss(training, loss)
 
 
 def _check_resume(

@@ -118,7 +118,7 @@ def check(request: ReplayRequest) -> RunConfig:
     if request.job == "train":
         check_training(model, config.training)
     if request.job is not None:
-        check_user_functions(config.training, request.losses or [config.training.loss.name])
+        check_user_functions(config, request.losses or ())
     if request.rescore is not None:
         make_scorer(config.by_source()).check()
     # They run one after the other.

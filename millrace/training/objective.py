@@ -33,25 +33,46 @@ is r · k, for r = π/μ and an estimate k above, and the factor of its gradient
 mean value, on samples of μ too. This is DeepSeek-V3.2's (arXiv 2512.02556) and TRL's `use_bias_correction_kl`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from configs.losses import KlConfig, KlEstimator
-from configs.training import TrainingConfig
+from configs.sources import naming_source
+from configs.training import ObjectiveConfig, TrainingConfig
 from millrace.errors import InputError
 from millrace.training.batch import Microbatch, Sample
 from millrace.training.losses import excluded
 from millrace.training.losses.base import LossInputs, LossOutputs
-from millrace.training.losses.factory import make_loss
+from millrace.training.losses.factory import Loss, make_loss
 
 
-class Objective:
-    """The loss, masks, aggregation and KL penalty that `training` names. `loss` may be replaced between steps."""
+class Objectives:
+    """The objective of each source: its own where it differs from the run's, and the run's for the others."""
 
-    def __init__(self, training: TrainingConfig) -> None:
-        self.loss = make_loss(training)
-        self._training = training
+    def __init__(self, training: TrainingConfig, trainings: Mapping[str, TrainingConfig]) -> None:
+        """`training` is the run's, and `trainings` are those of sources by name."""
+        self.of_run = Objective(training)
+        self._own: dict[str, Objective] = {}
+        for name, own in trainings.items():
+            if any(getattr(own, key) != getattr(training, key) for key in ObjectiveConfig.model_fields):
+                with naming_source(name):
+                    self._own[name] = Objective(own)
+
+    def of(self, sample: Sample) -> "Objective":
+        """The objective of the sample's source."""
+        return self._own.get(sample.source, self.of_run)
+
+    def set_loss(self, loss: Loss) -> None:
+        """Uses another loss for all sources; the rest of their objectives stays."""
+        for objective in (self.of_run, *self._own.values()):
+            objective.loss = loss
+
+    def split(self, samples: Sequence[Sample], indices: Sequence[int]) -> Iterator[tuple["Objective", list[int]]]:
+        """Splits `indices` of samples by objective."""
+        for objective in (self.of_run, *self._own.values()):
+            if of_objective := [index for index in indices if self.of(samples[index]) is objective]:
+                yield objective, of_objective
 
     def scale(self, samples: Sequence[Sample], indices: Sequence[int]) -> torch.Tensor:
         """[samples] float64 factor of each token's loss in an update on those at `indices`, and 0 for the others.
@@ -66,12 +87,21 @@ class Objective:
             of_source = [index for index in indices if samples[index].source == source]
             share = len(trainable & {samples[index].group for index in of_source}) / len(trainable)
             scale_Q[of_source] = share * token_scale(
-                self._training.aggregation,
+                self.of(samples[of_source[0]]).aggregation,
                 torch.tensor([int(samples[index].loss_mask.sum()) for index in of_source]),
                 torch.tensor([samples[index].max_new_tokens for index in of_source]),
                 torch.tensor([samples[index].group for index in of_source]),
             )
         return scale_Q
+
+
+class Objective:
+    """The loss, masks, aggregation and KL penalty that `training` names. `loss` may be replaced between steps."""
+
+    def __init__(self, training: TrainingConfig) -> None:
+        self.loss = make_loss(training)
+        self.aggregation = training.aggregation
+        self._training = training
 
     def has_gradient(self, sample: Sample) -> bool:
         """Whether `sample` adds to the gradient."""
@@ -91,7 +121,10 @@ class Objective:
         log π before the first update, None if the batch takes only one, and `reference_N` that of the reference policy.
         Raises TrainingDiverged where a log-probability or an advantage is not finite, unless such tokens are masked.
         """
-        at_L = batch.in_batch_N[batch.trainable_L]
+        at_L, kl = batch.in_batch_N[batch.trainable_L], self._training.kl
+        if not kl.coefficient:
+            # The reference is for other sources. Here an estimate that overflows would be multiplied by 0.
+            reference_N = None
         inputs = LossInputs(
             trainer_logprobs_N=logprobs_N[batch.trainable_L],
             rollout_logprobs_N=batch.rollout_logprobs_N[batch.trainable_L],
@@ -102,7 +135,6 @@ class Objective:
             before_logprobs_N=None if before_N is None else before_N[at_L].to(logprobs_N),
             reference_logprobs_N=None if reference_N is None else reference_N[at_L].to(logprobs_N),
         )
-        kl = self._training.kl
         dropped_L = excluded.masked_responses(self._training.masks, inputs)
         if self._training.non_finite == "refuse":
             excluded.check_finite(inputs)

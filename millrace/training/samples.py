@@ -22,11 +22,12 @@ takes the rewards per group and returns one advantage per reward. It raises Inpu
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import hypot, isfinite, sqrt
+from types import MappingProxyType
 
 from configs.sources import naming_source
-from configs.training import SelectionConfig
+from configs.training import TrainingConfig
 from millrace.errors import InputError
 from millrace.rewards.function import imported_function
 from millrace.rollouts.scored_group import ScoredGroup
@@ -41,23 +42,24 @@ Estimator = Callable[[Rewards], list[list[float]]]
 _EPSILON = 1e-6
 """Keeps rewards that differ by rounding alone from becoming advantages of ±1."""
 
-_ALL_ALIKE = SelectionConfig()
-
 
 def samples_of(
     groups: Sequence[ScoredGroup],
-    advantage: str,
+    training: TrainingConfig,
     policy_versions: int | Sequence[int],
-    selection: SelectionConfig = _ALL_ALIKE,
+    trainings: Mapping[str, TrainingConfig] = MappingProxyType({}),
 ) -> list[Sample]:
     """One sample per trained member of a batch's `groups`, in their order.
 
-    `policy_versions` is the trainer's before the step: one for all groups, or one per group. `advantage` is as in
-    `make_estimator`. Raises the estimator's errors.
+    `policy_versions` is the trainer's before the step: one for all groups, or one per group. `training` is the run's,
+    and `trainings` are those of sources by name. Raises the errors of the estimators of advantages.
     """
+    selection = training.selection
     versions = [policy_versions] * len(groups) if isinstance(policy_versions, int) else policy_versions
     rewards = [shaped_rewards(group, selection) for group in groups]
-    advantages = _advantages(make_estimator(advantage), rewards, [group.source for group in groups])
+    sources = [group.source for group in groups]
+    names = {source: trainings.get(source, training).advantage for source in dict.fromkeys(sources)}
+    advantages = _advantages(names, rewards, sources)
     samples = []
     for number, (group, version, values) in enumerate(zip(groups, versions, advantages, strict=True)):
         factor, oldest = source_factor(group, selection.source_factors), group.oldest_versions
@@ -83,13 +85,16 @@ def samples_of(
     return samples
 
 
-def _advantages(estimate: Estimator, rewards: Rewards, sources: Sequence[str]) -> list[list[float]]:
-    """[groups] of [members] advantages; those of a source follow from its own rewards. Errors name the source."""
+def _advantages(names: Mapping[str, str], rewards: Rewards, sources: Sequence[str]) -> list[list[float]]:
+    """[groups] of [members] advantages; those of a source follow from its own rewards. Errors name the source.
+
+    `names` of estimators, as in `make_estimator`, are by source.
+    """
     advantages: list[list[float]] = [[]] * len(sources)
-    for source in dict.fromkeys(sources):
+    for source, name in names.items():
         numbers = [number for number, other in enumerate(sources) if other == source]
         with naming_source(source):
-            estimates = estimate([rewards[number] for number in numbers])
+            estimates = make_estimator(name)([rewards[number] for number in numbers])
         for number, values in zip(numbers, estimates, strict=True):
             advantages[number] = values
     return advantages

@@ -54,6 +54,26 @@ def test_a_source_inherits_parts_of_a_section_within_a_section() -> None:
     assert gym.prompts.num_eval == config.prompts.num_eval
 
 
+def test_a_source_may_have_an_objective_of_its_own() -> None:
+    config = mixture(
+        {
+            "sums": {"training": {"loss": "gspo", "kl": {"coefficient": 0.0}}},
+            "chat": {"training": {"loss": {"max_importance_ratio": 8.0}, "advantage": "grpo"}},
+            "code": {},
+        },
+        training={"loss": {"name": "aipo", "max_importance_ratio": 2.0}, "kl": {"coefficient": 0.1, "estimator": "k2"}},
+    )
+    sums, chat, code = config.trainings().values()
+    assert (sums.loss.name, sums.kl.coefficient, sums.kl.estimator) == ("gspo", 0.0, "k2")
+    assert (chat.loss.name, chat.loss.model_dump()["max_importance_ratio"], chat.advantage) == ("aipo", 8.0, "grpo")
+    assert code == config.training
+
+
+def test_a_penalty_of_a_source_needs_the_runs_reference_policy() -> None:
+    (mistake,) = mistakes({"chat": {"training": {"kl": {"coefficient": 0.1}}}})
+    assert (mistake.key, mistake.read) == ("sources.chat.training.kl.coefficient", "0.1")
+
+
 def test_set_changes_a_key_of_one_source() -> None:
     values: dict[str, Any] = {"sources": {"math": {"weight": 2.0}, "sums": {}}, "training": {"max_steps": 3}}
     settings = ["sources.math.weight=0.3", "sources.sums.prompts.digits=3", "sources.words={weight: 4}"]
@@ -92,7 +112,8 @@ def test_a_stored_mixture_is_the_same_and_still_inherits() -> None:
         ({"wait": 1.0}, "wait"),
         ({"prompts": {"digit": 3}}, "prompts.digit"),
         ({"generation": {"replicas": 2}}, "generation.replicas"),
-        ({"training": {"loss": "aipo"}}, "training"),
+        ({"training": {"groups_per_step": 8}}, "training.groups_per_step"),
+        ({"training": {"loss": "apio"}}, "training.loss.name"),
         ({"scoring": {"answer_pattern": "no group"}}, "scoring.answer_pattern"),
         ({"scoring": {"reward": "reasoning_gym"}}, "scoring.reward"),
         ({"prompts": {"num_eval": 9999}}, "prompts.num_eval"),

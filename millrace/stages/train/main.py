@@ -106,6 +106,7 @@ def _start_trainer(config: RunConfig, folder: Path) -> Trainer:
         LeaderTrainer if ranks.size > 1 and ranks.rank == 0 else Trainer,
         folder,
         training,
+        trainings=config.trainings(),
         dtype=config.model.dtype,
         generation_dtype=config.generation_dtype,
         seed=config.seed,

@@ -152,7 +152,7 @@ class TrainLoop:
     def _step(self) -> None:
         """One optimizer step on the groups taken; on return they count as consumed."""
         groups, taken_at = self.collector.in_order(), self.trainer.policy_version
-        samples = samples_of(groups, self.config.training.advantage, taken_at, self.config.training.selection)
+        samples = samples_of(groups, self.config.training, taken_at, self.config.trainings())
         self.handover.retry_pending(last=True)
         trained_before = self.stage.seconds("train")
         with self.stage.busy("train"):

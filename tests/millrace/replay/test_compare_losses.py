@@ -13,6 +13,7 @@ from support.streams.scored_groups import scored_group
 from transformers import LlamaForCausalLM
 
 from configs.schema import RunConfig
+from configs.training import TrainingConfig
 from millrace.replay.compare import compare_losses
 from millrace.replay.results import Row
 from millrace.rollouts.scored_group import ScoredGroup
@@ -51,7 +52,7 @@ def policy(make_model: MakeModel, versions: int = 0) -> LlamaForCausalLM:
 
 
 def samples_in(groups: Sequence[ScoredGroup]) -> list[Sample]:
-    return samples_of(groups, "group_mean", 0)
+    return samples_of(groups, TrainingConfig(max_steps=1), 0)
 
 
 def batch(behaviour: LlamaForCausalLM, seed: int = 0, rewards: Sequence[float] | None = None) -> list[ScoredGroup]:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from support.stored_run.metrics import metric_rows
 
+from configs.training import TrainingConfig
 from millrace.rollouts.arrow import prompt_meta
 from millrace.rollouts.consumed import ConsumedWriter
 from millrace.rollouts.scored_group import ScoredGroup, zip_groups
@@ -91,7 +92,7 @@ class ScriptedRun:
         *trained, stale = groups if self._is_changed("stale", step) else [*groups, None]
         if stale is not None:
             self._consumed.drop(stale, "stale", step - 1)
-        samples = samples_of([group for group in trained if group is not None], "group_mean", step - 1)
+        samples = samples_of([group for group in trained if group is not None], TrainingConfig(max_steps=1), step - 1)
         advantages = [sample.advantage for sample in samples]
         if self._is_changed("advantages", step):
             advantages[self._changed_sample(trained)] += 1.0

@@ -168,7 +168,7 @@ class _Maker:
             else:
                 expected.groups.append(group)
         expected.groups.sort(key=lambda group: group.group_id)
-        expected.samples = samples_of(expected.groups, self.config.training.advantage, version)
+        expected.samples = samples_of(expected.groups, self.config.training, version)
         factor = rate_factor(read_decisions(self.store), self.incarnation)
         expected.logprobs = self.trainer.step(expected.samples, factor).trainer_logprobs
         self.consumed.step(

@@ -8,7 +8,7 @@ from support.training.samples import make_sample
 
 from configs.training import TrainingConfig
 from millrace.errors import InputError
-from millrace.training.objective import Objective, token_scale
+from millrace.training.objective import Objectives, token_scale
 
 LONGEST = 16
 AGGREGATIONS = ("token_mean", "sequence_mean", "prompt_mean", "constant")
@@ -95,7 +95,7 @@ def scales_of_batch(aggregation: str, groups: Groups, longest: dict[str, int] | 
         for number, (source, of_group) in enumerate(groups)
         for length in of_group
     ]
-    return Objective(training).scale(samples, range(len(samples)))
+    return Objectives(training, {}).scale(samples, range(len(samples)))
 
 
 def loss_of(source: str, groups: Groups, scale_Q: torch.Tensor) -> float:
