@@ -29,6 +29,15 @@ def trained_shares(run: RunData) -> dict[str, float]:
     return {source: float(count / total) for source, count in groups.items()}
 
 
+def source_weight(run: RunData) -> float:
+    """Returns the weight of a source in the newest block of groups, as one that gave way has it; NaN without any.
+
+    `run` is that source's.
+    """
+    weights = metric(run, "generate-0", "source_weight")["value"]
+    return float(weights[-1]) if len(weights) else np.nan
+
+
 def is_measured(run: RunData, name: str) -> bool:
     """Whether the trainer has recorded the metric."""
     return len(metric(run, TRAINER, name)["value"]) > 0

@@ -87,6 +87,8 @@ _SOURCES: Mapping[str, tuple[str, int]] = {
     "length, tokens": ("response_length_mean_tokens", 1),
     "length, trained ÷ taken": ("length_ratio", 3),
     "staleness": ("staleness_mean", 2),
+    "a response takes, s": ("response_seconds_mean", 2),
+    "its score takes, s": ("score_seconds_mean", 3),
 }
 """Column of the table of sources → metric and decimals."""
 
@@ -96,6 +98,7 @@ def _sources(run: RunData) -> list[tuple[str, ...]]:
     return [
         (
             source,
+            number(queries.source_weight(part), 2),
             number(100 * shares[source], 1, " %"),
             *(number(queries.recent(part, name), digits) for name, digits in _SOURCES.values()),
             number(part.evaluations["accuracy"][-1], 3) if len(part.evaluations["accuracy"]) else "–",
@@ -128,9 +131,9 @@ VIEW = View(
         Table(
             id="learning-sources",
             title="Sources",
-            sentence="Share of the groups trained so far, means over the last ten steps with groups of the source, and "
+            sentence="Newest weight, share of the groups trained so far, means over the last ten steps with groups of the source, and "
             "the accuracy of the newest evaluated version.",
-            build=lambda runs: rows_per_run(runs, ("source", "groups", *_SOURCES, "accuracy"), _sources),
+            build=lambda runs: rows_per_run(runs, ("source", "weight", "groups", *_SOURCES, "accuracy"), _sources),
             wide=True,
             requires=lambda run: bool(run.by_source),
         ),

@@ -115,6 +115,8 @@ def group_measures(groups: Sequence[ScoredGroup], lags: Sequence[int]) -> dict[s
         "staleness_mean": sum(lags) / len(lags),
         "response_length_mean_tokens": sum(lengths) / len(lengths),
         "truncated_share": sum(sum(group.truncated) for group in groups) / len(lengths),
+        "response_seconds_mean": float(np.concatenate([group.response_seconds for group in groups]).mean()),
+        "score_seconds_mean": float(np.concatenate([group.score_seconds for group in groups]).mean()),
     }
 
 

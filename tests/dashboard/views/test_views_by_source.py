@@ -72,6 +72,15 @@ def test_a_metric_that_sources_do_not_have_is_one_line_without_a_legend(mixture:
     assert (len(figure.data), figure.layout.showlegend) == (1, False)
 
 
+def test_the_table_of_sources_has_their_weights_and_times(mixture: RunData) -> None:
+    table = _BLOCKS["learning-sources"].build([mixture])
+    assert isinstance(table, Rows)
+    for row in table.rows:
+        assert {"weight": "1.00", "a response takes, s": "0.50", "its score takes, s": "0.010"}.items() <= dict(
+            zip(table.header, row, strict=True)
+        ).items()
+
+
 def test_the_shares_of_the_sources_are_of_the_trained_groups(mixture: RunData) -> None:
     shares = trained_shares(mixture)
     assert sum(shares.values()) == pytest.approx(1)

@@ -256,11 +256,13 @@ class StoredRun:
             rollouts_of_step = list(taken)
             batch = [rollout for rollout in rollouts_of_step if rollout.outcome != "stale"]
             self._step_metrics = trainer_metrics(random, batch, step)
-            for source in self.shape.sources if len(self.shape.sources) > 1 else ():
+            sources = self.shape.sources if len(self.shape.sources) > 1 else ()
+            for source in sources:
                 self._step_metrics |= source_metrics(batch, rollouts_of_step, source)
             for stage, replica in self._metrics:
                 values = stage_metrics(random, stage, self._account.taken().tokens)
                 values |= self._step_metrics if stage == "train" else {}
+                values |= {f"source_weight/{source}": 1.0 for source in sources if stage == "generate"}
                 stamp: dict[str, Any] = {"t": self._t_step(step), "incarnation": self._incarnation}
                 tables[stage, replica].append(metric_rows(values, policy_version=step, **stamp))
         for replica_key, writer in self._metrics.items():

@@ -50,6 +50,8 @@ def scored_group(
         temperature=1.0,
         rewards=list(rewards),
         components=["{}" if reward is None else json.dumps({"exact_match": reward}) for reward in rewards],
+        response_seconds=np.ones(len(versions)),
+        score_seconds=np.ones(len(versions), dtype=np.float32),
         min_policy_versions=np.array([min(member) for member in versions], dtype=np.int64),
         max_policy_versions=np.array([max(member) for member in versions], dtype=np.int64),
         part_max_policy_version=max(max(member) for member in versions),

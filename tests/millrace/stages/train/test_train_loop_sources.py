@@ -40,6 +40,7 @@ def test_each_source_has_measures_of_its_own(make_bench: MakeBench) -> None:
         "response_length_mean_tokens": (3.0, 9.0),
         "staleness_mean": (0.0, 0.0),
         "truncated_share": (0.5, 0.0),
+        "response_seconds_mean": (1.0, 1.0),
         "zero_advantage_share": (0.0, 0.5),
         "length_ratio": (1.0, 1.0),
     }
