@@ -131,8 +131,8 @@ VIEW = View(
         Table(
             id="learning-sources",
             title="Sources",
-            sentence="Newest weight, share of the groups trained so far, means over the last ten steps with groups of the "
-            "source, and the accuracy of the newest evaluated version.",
+            sentence="Newest weight, share of the groups trained so far, means over the last ten steps with groups of "
+            "the source, and the accuracy of the newest evaluated version.",
             build=lambda runs: rows_per_run(runs, ("source", "weight", "groups", *_SOURCES, "accuracy"), _sources),
             wide=True,
             requires=lambda run: bool(run.by_source),
