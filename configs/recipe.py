@@ -26,7 +26,7 @@ class Recipe:
     max_steps: int = 2000
     """Maximum supervised optimizer steps."""
     batch_size: int = 128
-    """Prompts per step."""
+    """Prompts per step. Sources share a step equally; one that is learned counts as a quarter of a source."""
     learning_rate: float = 2e-3
 
 

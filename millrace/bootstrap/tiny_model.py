@@ -94,8 +94,6 @@ class Lesson:
     """How often its demonstrators err, and when enough is learned."""
     max_new_tokens: int
     environment: EnvironmentConfig = _NO_ENVIRONMENT
-    weight: float = 1.0
-    """Share of the demonstrations, relative to those of other lessons."""
 
     def played(self) -> type[Environment] | None:
         """The class of its environment. Raises InputError if it converses."""
@@ -145,16 +143,18 @@ def bootstrap(
     checked = {name: _sample(lesson, rng) for name, lesson in lessons.items()}
     # A measurement samples token after token; the longer the responses, the more supervised steps it costs.
     check_every = max(CHECK_EVERY, *(lesson.max_new_tokens // 4 for lesson in lessons.values()))
-    total_weight = sum(lesson.weight for lesson in lessons.values())
     # Imitation rate and accuracy.
     rates = dict.fromkeys(lessons, (0.0, 0.0))
     step = 0
     while step < shape.max_steps and not all(lesson.is_learned(*rates[name]) for name, lesson in lessons.items()):
         step += 1
+        # A lesson that is learned leaves most of its demonstrations to the others.
+        shares = {name: 0.25 if lesson.is_learned(*rates[name]) else 1.0 for name, lesson in lessons.items()}
+        total = sum(shares.values())
         batch = [
             (prompt, dialogue(prompt, rng, lesson.recipe.error_rate, partners[name]))
             for name, lesson in lessons.items()
-            for prompt in rng.choices(lesson.prompts, k=math.ceil(shape.batch_size * lesson.weight / total_weight))
+            for prompt in rng.choices(lesson.prompts, k=math.ceil(lesson.recipe.batch_size * shares[name] / total))
         ]
         loss = _supervised_loss(model.train(), tokenizer, batch)
         optimizer.zero_grad(set_to_none=True)

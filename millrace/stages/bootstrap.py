@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from configs.recipe import THREADS, choose_recipe
-from configs.sources import SourceConfig, naming_source
+from configs.sources import naming_source
 from millrace.bootstrap.tiny_model import Lesson, bootstrap
 from millrace.models.start_folder import store_start_model
 from millrace.prompts.dataset import load_prompts
@@ -32,7 +32,6 @@ def main(stage: Stage) -> None:
                 recipe=choose_recipe(source),
                 max_new_tokens=source.generation.max_new_tokens,
                 environment=source.environment,
-                weight=config.sources.get(name, SourceConfig()).weight,
             )
 
     def report(step: int, progress: str) -> None:

@@ -148,12 +148,21 @@ def test_sources_share_one_model_and_each_has_its_own_environment(prompts: tuple
     assert likeliest("02:7+5=").isdigit()
 
 
-@pytest.mark.parametrize(("weights", "shares"), [((1.0, 1.0), (4, 4)), ((3.0, 1.0), (6, 2)), ((1.0, 0.01), (8, 1))])
-def test_demonstrations_are_shared_by_weight_and_no_source_has_none(
+@pytest.mark.parametrize(
+    ("target", "batch_size", "shares"),
+    [
+        (1.0, 8, (4, 4)),
+        (1.0, 16, (8, 4)),
+        # The sums are learned at once.
+        (0.0, 8, (2, 7)),
+    ],
+)
+def test_sources_give_equal_parts_of_their_batches_and_fewer_once_learned(
     prompts: tuple[Prompt, ...],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    weights: tuple[float, float],
+    target: float,
+    batch_size: int,
     shares: tuple[int, int],
 ) -> None:
     asked: list[str] = []
@@ -164,10 +173,10 @@ def test_demonstrations_are_shared_by_weight_and_no_source_has_none(
 
     monkeypatch.setattr("millrace.bootstrap.tiny_model.dialogue", note)
     shape = replace(SHAPE, max_steps=1)
-    chains = chain_prompts()[:20]
+    sums = replace(shape, target_imitation_rate=target, batch_size=batch_size)
     lessons = {
-        name: Lesson(prompts=each, recipe=shape, max_new_tokens=4, weight=weight)
-        for name, each, weight in zip(("sums", "chains"), (prompts, chains), weights, strict=True)
+        "sums": Lesson(prompts=prompts, recipe=sums, max_new_tokens=4),
+        "chains": Lesson(prompts=chain_prompts()[:20], recipe=shape, max_new_tokens=4),
     }
     learn(lessons, tmp_path / "start")
     assert (asked.count("arithmetic"), asked.count("chains")) == shares
