@@ -165,7 +165,8 @@ def test_a_resumed_run_has_other_weights_and_a_source_more(millrace: Millrace) -
     digits = summary["sources"]["digits"]
     assert (digits["groups_trained"], digits["weight"]) == (trained["digits"], 2.0)
     assert 0 <= digits["accuracy"] <= 1
-    assert view.evaluation_sets["digits"]["policy_version"].tolist() == [STEPS]
+    # The start model is evaluated again, with the added source.
+    assert view.evaluation_sets["digits"]["policy_version"].tolist() == [0, STEPS]
     assert view.evaluation_sets["sums"]["policy_version"].tolist() == [0, cut, STEPS]
     rows = read_rows(store, layout.trajectories(0), TRAJECTORY)
     scores = read_rows(store, layout.scores("exact_match", 0, 0, 1), SCORE)
