@@ -40,7 +40,7 @@ def evaluation_sets(
     """The configured sets by name, the held-out ones of `prompts` first. Raises InputError as `load_prompts` does."""
     sets = {HELD_OUT: EvaluationSet(prompts=prompts.eval, samples=evaluation.samples)}
     for name, further in evaluation.sets.items():
-        loaded = load_source(further.source, config)[: further.num_prompts]
+        loaded = load_source(further.source, config, key=f"evaluation.sets.{name}.source")[: further.num_prompts]
         sets[name] = EvaluationSet(prompts=tuple(loaded), samples=further.samples)
     return sets
 

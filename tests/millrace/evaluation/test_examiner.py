@@ -155,3 +155,11 @@ def test_sets_are_loaded_and_cut_to_their_number_of_prompts(tmp_path: Path) -> N
     file.write_text("{}")
     with pytest.raises(InputError):
         evaluation_sets(config, prompts, loaded)
+
+
+def test_an_unknown_source_is_named_with_its_set() -> None:
+    config = EvaluationConfig.model_validate({"sets": {"hard": {"source": "nobody/nothing-of-this-name"}}})
+    prompts = PromptsConfig(digits=1, num_eval=4)
+    with pytest.raises(InputError) as caught:
+        evaluation_sets(config, prompts, load_prompts(prompts))
+    assert caught.value.key == "evaluation.sets.hard.source"
