@@ -192,6 +192,7 @@ def full_microbatch(tokens: int) -> Microbatch:
         temperature=1.0,
         advantage=1.0,
         staleness=0,
+        max_new_tokens=_RESPONSE,
     )
     [batch] = microbatches([sample] * (tokens // (_PROMPT + _RESPONSE)), tokens, share_prefixes=False)
     return batch.to(_META)
@@ -207,7 +208,7 @@ def measure(config: RunConfig, sizes: Mapping[str, Any]) -> tuple[Counter[str], 
         model_class: Any = AutoModelForCausalLM
         with _META:
             model = model_class.from_config(AutoConfig.for_model(**sizes), dtype=getattr(torch, config.model.dtype))
-        trainer = Trainer(model, training, max_new_tokens=config.generation.max_new_tokens, ranks=ranks)
+        trainer = Trainer(model, training, ranks=ranks)
         trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
         zero_gradients(trained)
         meter.hold("parameters", list(trainer.model.parameters()))

@@ -9,7 +9,8 @@ import time
 from typing import Any
 
 from benchmarks.harness import finish, make_parser, print_table
-from configs.scoring import ScoringConfig
+from configs.stored import DEFAULT_SOURCE
+from configs.task import ScoringConfig
 from millrace.rewards.base import Reward
 from millrace.rewards.factory import make_reward
 from millrace.rewards.isolation.pool import Pool
@@ -47,7 +48,7 @@ def good_tasks(name: str, num: int) -> list[Task]:
     """Makes responses as a model writes them, half of them right."""
     return [
         Task(
-            reward="benchmarks.rewards:quick" if name == "python" else name,
+            reward=0,
             prompt=Prompt(prompt_id=str(n), text="?", answer=str(n), source="benchmark"),
             response=str(n + n % 2) if name != "math" else f"So we get $x = {n}$, that is \\boxed{{{n + n % 2}}}.",
         )
@@ -80,10 +81,10 @@ def _seconds_to_verdict(pool: Pool, good: Task, text: str) -> float:
 
 def in_process_rate(num: int) -> float:
     """Measures responses per second of `exact_match` without a pattern, which needs no process."""
-    pairs = [(task.prompt, task.response) for task in good_tasks("exact_match", num)]
-    with Scorer(make_reward(ScoringConfig(reward="exact_match"))) as scorer:
+    items = [(DEFAULT_SOURCE, task.prompt, task.response) for task in good_tasks("exact_match", num)]
+    with Scorer({DEFAULT_SOURCE: make_reward(ScoringConfig(reward="exact_match"))}) as scorer:
         started = time.perf_counter()
-        scorer.score_many(pairs)
+        scorer.score_many(items)
         return num / (time.perf_counter() - started)
 
 

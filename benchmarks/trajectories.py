@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from configs.stored import DEFAULT_SOURCE
 from storage.schema import TRAJECTORY, in_order
 
 RESPONSE_TOKENS = 1024
@@ -29,6 +30,7 @@ def make_rows(num_rows: int, *, seed: int = 0) -> pa.Table:
     values = {
         "row_id": ids,
         "group_id": ids // GROUP_SIZE,
+        "source": [DEFAULT_SOURCE] * num_rows,
         "prompt_id": [f"prompt-{i // GROUP_SIZE:06d}" for i in ids],
         "sample_index": ids % GROUP_SIZE,
         "prompt_tokens": _lists(random.integers(0, VOCAB_SIZE, (num_rows, PROMPT_TOKENS), dtype=np.int32)),

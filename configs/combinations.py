@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from configs.errors import UserError
 from configs.generation import VLLM_RANKS
 from configs.operation import LIVE, SHARDED, data_parallel, one_gpu
+from configs.stored import DEFAULT_SOURCE
+from configs.task import HELD_OUT
 
 if TYPE_CHECKING:
     from configs.schema import RunConfig
@@ -33,17 +35,61 @@ class Rule(NamedTuple):
 
 
 def impossible_combinations(config: "RunConfig") -> Iterator[UserError]:
-    """Yield a mistake for each rule that `config` breaks."""
-    for rule in _RULES:
+    """Yield a mistake for each rule that `config`, or a source of it, breaks."""
+    mistakes: dict[tuple[str | None, str], UserError] = {}
+    for name, of_source in config.by_source().items():
+        for mistake in (*_broken(_RULES, config, name, of_source), *_rewards_without_entries(config, name, of_source)):
+            # Sources that inherit the same keys break a rule alike.
+            mistakes[mistake.key, mistake.read] = mistake
+    yield from mistakes.values()
+    yield from _broken(_RULES_OF_ALL, config, DEFAULT_SOURCE, config)
+    yield from _unasked_tasks(config)
+    yield from _half_schedules(config)
+    yield from _penalties_without_reference(config)
+    yield from _wrong_names(config)
+
+
+def _broken(rules: Sequence[Rule], run: "RunConfig", source: str, config: "RunConfig") -> Iterator[UserError]:
+    """Yield a mistake for each of the rules that `config`, of this source, breaks."""
+    for rule in rules:
         if rule.is_broken(config):
             key, *contradicted = rule.keys.split()
             read = " and ".join(
-                [_shown(config, key), *(f"{other} is {_shown(config, other)}" for other in contradicted)]
+                [
+                    _shown(config, key),
+                    *(f"{_where_set(run, source, other)} is {_shown(config, other)}" for other in contradicted),
+                ]
             )
             expected = rule.expected if isinstance(rule.expected, str) else rule.expected(config)
-            yield UserError(key=key, read=read, expected=expected)
-    yield from _unasked_tasks(config)
-    yield from _rewards_without_entries(config)
+            yield UserError(key=_where_set(run, source, key), read=read, expected=expected)
+
+
+def _where_set(run: "RunConfig", source: str, key: str) -> str:
+    """The name of the key whose value the source has: its own, or the run's that it inherits."""
+    section, name, *_ = *key.split("."), ""
+    own = getattr(run.sources.get(source), section, None)
+    return f"sources.{source}.{key}" if own is not None and name in own.model_fields_set else key
+
+
+def _penalties_without_reference(config: "RunConfig") -> Iterator[UserError]:
+    """Yield a mistake for each source with a KL penalty in a run that loads no reference policy."""
+    for name, source in config.by_source().items():
+        if source.training.kl.coefficient and not config.training.kl.coefficient:
+            expected = "0, or a training.kl.coefficient above 0, because the run loads the reference policy"
+            key = f"sources.{name}.training.kl.coefficient"
+            yield UserError(key=key, read=str(source.training.kl.coefficient), expected=expected)
+
+
+def _wrong_names(config: "RunConfig") -> Iterator[UserError]:
+    """Yield a mistake for each name of a source that contradicts the run's other settings."""
+    names = config.by_source().keys()
+    for name in config.evaluation.weights:
+        if name not in names:
+            expected = f"sources of the run: {', '.join(names)}"
+            yield UserError(key="evaluation.weights", read=f"set for {name}, which is no source", expected=expected)
+    if HELD_OUT in config.sources:
+        expected = "another name, because results of evaluations name the accuracy over all sources so"
+        yield UserError(key=f"sources.{HELD_OUT}", read="a source", expected=expected)
 
 
 def _shown(config: "RunConfig", key: str) -> str:
@@ -53,34 +99,49 @@ def _shown(config: "RunConfig", key: str) -> str:
 
 
 def _sources(config: "RunConfig") -> list[str]:
-    """All sources of prompts."""
+    """Where a source of the run has all its prompts from."""
     prompts, sets = config.prompts, config.evaluation.sets.values()
     return [prompts.source, *filter(None, [prompts.eval_source]), *(each.source for each in sets)]
 
 
 def _unasked_tasks(config: "RunConfig") -> Iterator[UserError]:
-    """Settings by task of `reasoning_gym` whose task no prompt is from."""
-    evaluation_too, training_only = _sources(config), [config.prompts.source]
+    """Settings by task of `reasoning_gym` whose task no prompt of any source is from."""
+    configs = config.by_source().values()
+    training_only = [each.prompts.source for each in configs]
+    evaluation_too = [source for each in configs for source in _sources(each)]
+    arguments = {task for each in configs for task in each.prompts.reasoning_gym.config}
     for key, names, sources in (
-        ("prompts.reasoning_gym.config", config.prompts.reasoning_gym.config, evaluation_too),
+        ("prompts.reasoning_gym.config", arguments, evaluation_too),
         ("training.selection.source_factors", config.training.selection.source_factors, training_only),
     ):
         lists = (source.removeprefix("reasoning_gym:") for source in sources if source.startswith("reasoning_gym:"))
-        for task in names.keys() - set(",".join(lists).split(",")):
+        for task in set(names) - set(",".join(lists).split(",")):
             yield UserError(
                 key=key,
-                read=f"set for {task} and prompts.source is {_shown(config, 'prompts.source')}",
+                read=f"set for {task} and prompts.source is {' and '.join(map(json.dumps, training_only))}",
                 expected=f"a task in use, reasoning_gym:{task}",
             )
 
 
-def _rewards_without_entries(config: "RunConfig") -> Iterator[UserError]:
+def _half_schedules(config: "RunConfig") -> Iterator[UserError]:
+    """Weights of sources that would change at no time, or to no weight."""
+    for name, source in config.sources.items():
+        for key, other in (("final_weight", "weight_steps"), ("weight_steps", "final_weight")):
+            if getattr(source, key) is None and getattr(source, other) is not None:
+                yield UserError(
+                    key=f"sources.{name}.{other}",
+                    read=f"{getattr(source, other)} and sources.{name}.{key} is null",
+                    expected=f"{key} with it, or null for both",
+                )
+
+
+def _rewards_without_entries(run: "RunConfig", name: str, config: "RunConfig") -> Iterator[UserError]:
     # These look up the prompt's entry in the data set.
     for reward in {config.scoring.reward, *config.scoring.weights} & {"reasoning_gym", "verifiers"}:
         for source in _sources(config):
             if not source.startswith(f"{reward}:"):
                 yield UserError(
-                    key="scoring.reward",
+                    key=_where_set(run, name, "scoring.reward"),
                     read=f'"{reward}" and prompts are from {source}',
                     expected=f"prompts made by {reward}",
                 )
@@ -201,7 +262,7 @@ _RULES = (
         ),
         "a final share above 0, or the steps after the schedule would change nothing",
     ),
-    # ---- selection ----
+    # ---- objective and selection ----
     Rule(
         "training.selection.drop_zero_advantage training.advantage",
         lambda c: c.training.selection.drop_zero_advantage and c.training.advantage == "reinforce_plus_plus",
@@ -277,17 +338,6 @@ _RULES = (
         lambda c: c.placement.generate.devices is not None and c.generation.engine == "transformers",
         "null, because transformers generates on the CPU, or the engine vllm",
     ),
-    *(
-        Rule(
-            f"placement.{stage}.devices scoring.reward scoring.device",
-            lambda c, stage=stage: (  # type: ignore[misc]
-                getattr(c.placement, stage).devices is not None
-                and not (c.scoring.uses_reward_model and c.scoring.device == "cuda")
-            ),
-            "null, because only the reward reward_model with the device cuda uses a GPU",
-        )
-        for stage in ("score", "evaluate")
-    ),
     Rule(
         "placement.generate.devices placement.train.devices placement.colocated",
         lambda c: (
@@ -354,3 +404,15 @@ _RULES = (
         "a loss with importance ratios, such as aipo, which bound what staleness does to it",
     ),
 )
+
+_RULES_OF_ALL = tuple(
+    Rule(
+        f"placement.{stage}.devices scoring.reward scoring.device",
+        lambda c, stage=stage: (  # type: ignore[misc]
+            getattr(c.placement, stage).devices is not None and not (c.uses_reward_model and c.scoring.device == "cuda")
+        ),
+        "null, because only the reward reward_model with the device cuda uses a GPU",
+    )
+    for stage in ("score", "evaluate")
+)
+"""Rules about the whole run, which one source can't break."""

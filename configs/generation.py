@@ -85,7 +85,25 @@ EngineArgs = Annotated[dict[Annotated[str, AfterValidator(_is_free)], Any], Afte
 """Arguments that may be set, by name; they leave the sampled distribution as it is."""
 
 
-class GenerationConfig(Section):
+class SamplingConfig(Section):
+    """How many responses a prompt has, and how their tokens are drawn; a source may have its own."""
+
+    group_size: Annotated[int, Field(ge=2)] = 8
+    """Responses per prompt; advantages compare them with each other."""
+    temperature: Positive = 1.0
+    """The logits are divided by this before sampling, no unit."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling: the likeliest tokens with this probability mass are sampled from; 1 keeps the whole vocabulary.
+    The trainer renormalises its policy over the tokens that were kept, which are stored with each response: 4 bytes for
+    each of them."""
+    top_k: Count | None = None
+    """At most this many of the likeliest tokens are sampled from, before `top_p` is applied to them; null: no limit. It
+    limits how many kept tokens are stored."""
+    max_new_tokens: Count = 16
+    """Maximum length of a response, tokens, end-of-sequence token included."""
+
+
+class GenerationConfig(SamplingConfig):
     """How responses are sampled."""
 
     engine: Literal["transformers", "vllm"] = "transformers"
@@ -98,22 +116,9 @@ class GenerationConfig(Section):
     `model.dtype`; `auto`: bfloat16 where the machine that starts the run multiplies it, else float32."""
     replicas: Replicas = 1
     """Number of generator processes."""
-    group_size: Annotated[int, Field(ge=2)] = 8
-    """Responses per prompt; advantages compare them with each other."""
     groups_per_batch: Count = 16
     """Places of a generator, in groups: it keeps groups_per_batch * group_size responses in flight. In `sync` mode all
     groups of a step are sampled together."""
-    temperature: Positive = 1.0
-    """The logits are divided by this before sampling, no unit."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Nucleus sampling: the likeliest tokens with this probability mass are sampled from; 1 keeps the whole vocabulary.
-    The trainer renormalises its policy over the tokens that were kept, which are stored with each response: 4 bytes for
-    each of them."""
-    top_k: Count | None = None
-    """At most this many of the likeliest tokens are sampled from, before `top_p` is applied to them; null: no limit. It
-    limits how many kept tokens are stored."""
-    max_new_tokens: Count = 16
-    """Maximum length of a response, tokens, end-of-sequence token included."""
     keep_cache: bool = True
     """Whether responses in flight keep their key-value cache when new weights arrive; later tokens then also read keys
     and values of older versions. `false`: the cache is recomputed from the prompt and the tokens so far. Later tokens

@@ -20,14 +20,15 @@ import yaml
 from pydantic import ValidationError
 
 from configs.errors import ConfigError, UserError
-from configs.schema import RunConfig, dotted_fields
+from configs.schema import RunConfig, dotted_fields, known_fields, schema_key
 from configs.section import choices, is_section
+from configs.sources import key_in
 from configs.stored import put_key
 from configs.validation_errors import mistakes, show, unknown_key
 
 PRESETS = Path(__file__).parent / "presets"
 _LEAVES = frozenset(key for key, field in dotted_fields().items() if not is_section(field.annotation))
-_FIELDS = dotted_fields(with_parameters=True)
+_FIELDS = known_fields()
 _MAPPINGS = frozenset(key for key, field in _FIELDS.items() if get_origin(field.annotation) is dict)
 """Keys with names below them that the schema does not list."""
 _NESTED = _MAPPINGS | {
@@ -86,16 +87,17 @@ def with_overrides(
     overridden: set[str] = set()
     for override in overrides:
         key, equals, text = override.partition("=")
+        known = schema_key(key)
         if not equals or not key:
             errors.append(UserError(file=option, read=show(override), expected="section.key=value"))
-        elif key in _FIELDS and is_section(_FIELDS[key].annotation):
+        elif known in _FIELDS and is_section(_FIELDS[known].annotation):
             expected = "section.key=value with one of its keys"
             errors.append(UserError(file=option, key=key, read="a section", expected=expected))
-        elif key not in _FIELDS and not _is_in_mapping(key):
+        elif known not in _FIELDS and not _is_in_mapping(known):
             errors.append(unknown_key(key, option))
         else:
             try:
-                put_key(values, key, parse_document(text) if _is_nested(key, text) else parse_scalar(text))
+                put_key(values, key, parse_document(text) if _is_nested(known, text) else parse_scalar(text))
             except ValueError as error:
                 errors.append(UserError(file=option, key=key, read=show(text), expected=f"one YAML value ({error})"))
             overridden.add(key)
@@ -110,8 +112,21 @@ def with_overrides(
 
 
 def changed_immutably(old: RunConfig, new: RunConfig) -> list[str]:
-    """One sentence per key that differs between `old` and `new` but must not change when a run is resumed."""
-    differences = _differences(old, new, IMMUTABLE_ON_RESUME)
+    """One sentence per key that differs between `old` and `new` but must not change when a run is resumed.
+
+    Sources may be added to a mixture, and weights may change.
+    """
+    differences: dict[str, list[Any]] = {}
+    if bool(old.sources) != bool(new.sources):
+        # Only the blocks of a mixture say which source each group has.
+        differences["sources"] = [list(old.sources), list(new.sources)]
+    new_sources = new.by_source()
+    for name, source in old.by_source().items():
+        if name not in new_sources:
+            differences[f"sources.{name}"] = ["a source", None]
+            continue
+        of_source = _differences(source, new_sources[name], IMMUTABLE_ON_RESUME)
+        differences |= {key_in(name, key): pair for key, pair in of_source.items()}
     if old.compute_dtype == new.compute_dtype:
         # null, and the format that it stands for.
         differences.pop("training.compute_dtype", None)
@@ -166,7 +181,7 @@ def _read_mapping(file: str) -> dict[str, object]:
 
 def _is_in_mapping(key: str) -> bool:
     parent, _, _ = key.rpartition(".")
-    return parent in _MAPPINGS or parent.rpartition(".")[0] == "evaluation.sets"
+    return parent in _MAPPINGS or parent.rpartition(".")[0].endswith("evaluation.sets")
 
 
 def _is_nested(key: str, text: str) -> bool:

@@ -26,7 +26,7 @@ class Recipe:
     max_steps: int = 2000
     """Maximum supervised optimizer steps."""
     batch_size: int = 128
-    """Prompts per step."""
+    """Prompts per step. Sources share a step equally; one that is learned counts as a quarter of a source."""
     learning_rate: float = 2e-3
 
 
@@ -50,7 +50,14 @@ _OTHER = Recipe(target_imitation_rate=0.2, max_accuracy=1.0, max_steps=150, batc
 
 
 def choose_recipe(config: RunConfig) -> Recipe:
-    """Returns the recipe for the start model of a run without `model.path`."""
+    """Returns the recipe for the start model of a run without `model.path`.
+
+    Of a mixture it is that of the source with the longest warm start.
+    """
+    return max(map(_choose_for_source, config.by_source().values()), key=lambda recipe: recipe.max_steps)
+
+
+def _choose_for_source(config: RunConfig) -> Recipe:
     source = config.prompts.source
     if config.environment.name is not None:
         recipe = _IN_ENVIRONMENT

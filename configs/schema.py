@@ -9,7 +9,7 @@ one is expected. `configs.combinations` checks settings against each other.
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, field_serializer, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from configs.combinations import impossible_combinations
@@ -26,13 +26,14 @@ from configs.operation import (
     WeightsConfig,
     choose_transport,
 )
-from configs.prompts import EnvironmentConfig, EvaluationConfig, PromptsConfig
-from configs.scoring import ScoringConfig
 from configs.section import Section, Text, choices, is_section
-from configs.stored import staleness_bound
+from configs.sources import SECTIONS, SourceConfig, overlaid
+from configs.stored import DEFAULT_SOURCE, staleness_bound
+from configs.task import EnvironmentConfig, EvaluationConfig, PromptsConfig, ScoringConfig
 from configs.training import TrainingConfig
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SOURCE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 
 
 class PipelineConfig(Section):
@@ -70,6 +71,9 @@ class RunConfig(Section):
     """Seed of all random numbers of the run."""
     pipeline: PipelineConfig = Field(default_factory=PipelineConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
+    sources: dict[str, SourceConfig] = Field(default_factory=dict)
+    """Sources of a mixture by name, each with its `weight` and keys of its own, such as
+    `{sums: {weight: 2}, words: {prompts: {source: words.jsonl}}}`; {}: the run has one source."""
     prompts: PromptsConfig = Field(default_factory=PromptsConfig)
     generation: GenerationConfig = Field(default_factory=GenerationConfig)
     environment: EnvironmentConfig = Field(default_factory=EnvironmentConfig)
@@ -83,6 +87,37 @@ class RunConfig(Section):
     budget: BudgetConfig = Field(default_factory=BudgetConfig)
     supervision: SupervisionConfig = Field(default_factory=SupervisionConfig)
     placement: PlacementConfig = Field(default_factory=PlacementConfig)
+
+    def by_source(self) -> dict[str, "RunConfig"]:
+        """The settings of each source by name: the run's, with the source's own in their place.
+
+        A run without `sources` is one source, `default`.
+        """
+        if not self.sources:
+            return {DEFAULT_SOURCE: self}
+        return {
+            name: self.model_copy(
+                update={
+                    "sources": {},
+                    **{section: overlaid(getattr(self, section), getattr(source, section)) for section in SECTIONS},
+                }
+            )
+            for name, source in self.sources.items()
+        }
+
+    def trainings(self) -> dict[str, TrainingConfig]:
+        """How the policy is trained on the groups of each source."""
+        return {name: config.effective_training for name, config in self.by_source().items()}
+
+    @property
+    def uses_reward_model(self) -> bool:
+        """Whether a reward model scores the responses of any source."""
+        return any(config.scoring.uses_reward_model for config in self.by_source().values())
+
+    @property
+    def stores_prompt_blocks(self) -> bool:
+        """Whether prompts of groups are decided in stored blocks; with `sources`, as there may be more on resume."""
+        return bool(self.sources) or self.prompts.curriculum_window is not None
 
     @property
     def effective_max_staleness(self) -> int:
@@ -136,6 +171,18 @@ class RunConfig(Section):
             raise ValueError("1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit")
         return name
 
+    @field_validator("sources")
+    @classmethod
+    def _have_plain_names(cls, sources: dict[str, SourceConfig]) -> dict[str, SourceConfig]:
+        if wrong := [name for name in sources if not _SOURCE_NAME.fullmatch(name)]:
+            raise ValueError(f"names of 1 to 32 letters, digits, '_' and '-', the first a letter; found {wrong[0]!r}")
+        return sources
+
+    @field_serializer("sources")
+    def _without_inherited(self, sources: dict[str, SourceConfig]) -> dict[str, Any]:
+        # A stored source inherits what it does not set, as it does in its file.
+        return {name: source.model_dump(mode="json", exclude_unset=True) for name, source in sources.items()}
+
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
         if mistakes := list(impossible_combinations(self)):
@@ -158,3 +205,18 @@ def dotted_fields(
             for part in below:
                 fields |= dotted_fields(part, f"{prefix}{name}.", with_parameters=with_parameters)
     return fields
+
+
+OF_SOURCE = "sources.NAME."
+"""Where `known_fields` has the keys of a source."""
+
+
+def known_fields() -> dict[str, FieldInfo]:
+    """`dotted_fields` with the parameters of choices and the keys of a source, such as `sources.NAME.weight`."""
+    return dotted_fields(with_parameters=True) | dotted_fields(SourceConfig, OF_SOURCE, with_parameters=True)
+
+
+def schema_key(key: str) -> str:
+    """The name that a key has among `known_fields`: a source's own name is left out."""
+    top, *below = key.split(".", 2)
+    return f"{OF_SOURCE}{below[1]}" if top == "sources" and len(below) == 2 else key

@@ -8,16 +8,25 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+DEFAULT_SOURCE = "default"
+"""The name of the only source of a run that names none."""
+_UNSET = object()
+
 
 def changed_keys(old_config: Mapping[str, Any], new_config: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """One sentence per key that differs between two stored configs; a key that only one of them has is left out."""
+    """One sentence per key that differs between two stored configs.
+
+    A key that only one of them has is left out, except of sources, which are stored with those keys that they set.
+    """
     changes: list[str] = []
-    for name in sorted(old_config.keys() & new_config.keys()):
-        old, new = old_config[name], new_config[name]
+    both = set.union if prefix.startswith("sources.") else set.intersection
+    for name in sorted(both(set(old_config), set(new_config))):
+        old, new = old_config.get(name, _UNSET), new_config.get(name, _UNSET)
         if isinstance(old, dict) and isinstance(new, dict):
             changes += changed_keys(old, new, f"{prefix}{name}.")
         elif old != new:
-            changes.append(f"{prefix}{name} was {json.dumps(old)} and is {json.dumps(new)}")
+            was, now = ("not set" if value is _UNSET else json.dumps(value) for value in (old, new))
+            changes.append(f"{prefix}{name} was {was} and is {now}")
     return changes
 
 

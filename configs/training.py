@@ -92,17 +92,14 @@ class SelectionConfig(Section):
     `{chain_sum: 0.5}`; 1 for the others. Only for prompts from `reasoning_gym`."""
 
 
-class TrainingConfig(Section):
-    """How the policy is trained."""
+class ObjectiveConfig(Section):
+    """What the tokens of a response are trained towards; a source of a mixture may have its own."""
 
     loss: LossConfig = Field(default_factory=AipoConfig)
     """Policy-gradient loss, by name or as `{name: ppo_clip, clip_high: 0.28}`. It weights a token: `aipo` with its
     importance ratio π/μ, clipped from above; `reinforce` with 1; `ppo_clip` with the ratio while that is within bounds.
     docs/losses.md lists all losses and their parameters. Or your own, as `package.module:function`."""
     masks: MasksConfig = Field(default_factory=MasksConfig)
-    non_finite: Literal["refuse", "mask"] = "refuse"
-    """What happens if the loss of a token is not a finite number. `refuse`: the run ends with a sentence and the policy
-    stays; `mask`: the token has no loss and is counted in `non_finite_tokens`."""
     aggregation: Literal["token_mean", "sequence_mean", "prompt_mean", "constant"] = "token_mean"
     """How token losses are summed: `token_mean`: mean over all tokens of the batch; `sequence_mean`: mean over each
     response's tokens, then over responses; `prompt_mean`: mean over the tokens of each group, then over groups;
@@ -113,11 +110,19 @@ class TrainingConfig(Section):
     `reinforce_plus_plus`: minus the batch's mean, over the batch's standard deviation; `reinforce_plus_plus_baseline`:
     minus the group's mean, over the batch's standard deviation; `maxrl`: minus the group's mean, over that mean. Or
     your own, as `package.module:function`."""
-    selection: SelectionConfig = Field(default_factory=SelectionConfig)
     kl: KlConfig = Field(default_factory=KlConfig)
     entropy_coefficient: NonNegative = 0.0
     """Factor of the entropy of the policy's next token that is subtracted from each token's loss, per nat; keeps the
     policy from becoming certain too early (arXiv 1602.01783); 0: none, usually at most 0.01."""
+
+
+class TrainingConfig(ObjectiveConfig):
+    """How the policy is trained."""
+
+    non_finite: Literal["refuse", "mask"] = "refuse"
+    """What happens if the loss of a token is not a finite number. `refuse`: the run ends with a sentence and the policy
+    stays; `mask`: the token has no loss and is counted in `non_finite_tokens`."""
+    selection: SelectionConfig = Field(default_factory=SelectionConfig)
     max_steps: Count
     """Steps of the whole run; step k makes policy version k."""
     groups_per_step: Count = 64

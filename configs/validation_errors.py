@@ -10,12 +10,12 @@ from pydantic import ValidationError
 
 from configs import losses
 from configs.errors import ConfigError, UserError
-from configs.prompts import EvaluationSetConfig
-from configs.schema import dotted_fields
+from configs.schema import OF_SOURCE, known_fields, schema_key
 from configs.section import Section
+from configs.task import EvaluationSetConfig
 
 _LONGEST_SHOWN = 80
-_FIELDS = dotted_fields(with_parameters=True)
+_FIELDS = known_fields()
 _NAME = "[key]"
 """Pydantic's mark for an invalid name in a mapping, as opposed to an invalid value."""
 _EXPECTED = {
@@ -58,6 +58,9 @@ def _without_choice(path: tuple[int | str, ...]) -> tuple[tuple[int | str, ...],
             return ("training", "loss", *rest), losses.PARAMETERS[name]
         case ("evaluation", "sets", _, _, *_):
             return path, EvaluationSetConfig
+        case ("sources", source, *of_source):
+            own, section = _without_choice(tuple(of_source))
+            return ("sources", source, *own), section
     return path, None
 
 
@@ -68,16 +71,20 @@ def _expected(kind: str, message: str) -> str:
 
 def unknown_key(key: str, file: str, section: type[Section] | None = None) -> UserError:
     """The error for a key of `file` that does not exist; expected is the one probably meant, or one of the section."""
-    parent, _, name = key.rpartition(".")
+    known = schema_key(key)
+    parent, _, name = known.rpartition(".")
     names = list(section.model_fields) if section else []
     if not names:
         # The right name in a wrong section, a similar key, or any key of the section.
-        namesakes = [candidate for candidate in _FIELDS if candidate.rpartition(".")[2] == name]
-        names = difflib.get_close_matches(key, namesakes, n=1, cutoff=0.0)
-        names = names or difflib.get_close_matches(key, _FIELDS, n=1, cutoff=0.75)
-    if not names:
-        siblings = [candidate for candidate in _FIELDS if candidate.rpartition(".")[0] == parent]
-        names = siblings or [candidate for candidate in _FIELDS if "." not in candidate]
+        in_source = known.startswith(OF_SOURCE)
+        fields = [candidate for candidate in _FIELDS if candidate.startswith(OF_SOURCE) == in_source]
+        namesakes = [candidate for candidate in fields if candidate.rpartition(".")[2] == name]
+        names = difflib.get_close_matches(known, namesakes, n=1, cutoff=0.0)
+        names = names or difflib.get_close_matches(known, fields, n=1, cutoff=0.75)
+        names = names or [candidate for candidate in fields if candidate.rpartition(".")[0] == parent]
+        names = names or [candidate for candidate in fields if "." not in candidate]
+        # As the user wrote it, with the source's name.
+        names = [candidate.replace(known.removesuffix(name), key.removesuffix(name)) for candidate in names]
     expected = names[0] if len(names) == 1 else f"one of {', '.join(names)}"
     return UserError(file=file, key=key, read="an unknown key", expected=expected)
 

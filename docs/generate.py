@@ -12,8 +12,9 @@ from typing import Any, get_args
 import pyarrow as pa
 from pydantic_core import PydanticUndefined
 
-from configs.schema import RunConfig, dotted_fields
+from configs.schema import OF_SOURCE, RunConfig, dotted_fields
 from configs.section import choices, is_section
+from configs.sources import SECTIONS, SourceConfig
 from configs.training import TrainingConfig
 from dashboard.integrations.prometheus import FAMILIES
 from flows.cli.main import build_parser
@@ -46,13 +47,25 @@ def config() -> str:
         "Set them in a YAML file or with `--set KEY=VALUE`. The parameters of each loss are in [losses](losses.md).",
     ]
     sections: dict[str, list[Sequence[str | None]]] = {}
-    for key, field in dotted_fields(RunConfig, with_parameters=True).items():
+    fields = dotted_fields(RunConfig, with_parameters=True)
+    fields |= {f"{OF_SOURCE}{name}": field for name, field in SourceConfig.model_fields.items()}
+    for key, field in fields.items():
         if field.description and not is_section(field.annotation) and not key.startswith("training.loss."):
             default = _default(field.get_default(call_default_factory=True))
             sections.setdefault(key.rpartition(".")[0], []).append((f"`{key}`", default, field.description))
     for section, rows in sections.items():
         parts += [f"## {section or 'The run'}", _table(("key", "default", "meaning"), rows)]
+    parts.append(
+        "A source also takes these keys of the run's sections, with the same meaning; those left out are the run's: "
+        f"{'; '.join(map(_keys_of_source, SECTIONS))}."
+    )
     return _page(parts)
+
+
+def _keys_of_source(section: str) -> str:
+    """The keys of one of the run's sections that a source may have, too."""
+    own, of_run = (dotted_fields(kind.model_fields[section].annotation) for kind in (SourceConfig, RunConfig))
+    return f"all of `{section}`" if own.keys() == of_run.keys() else ", ".join(f"`{section}.{key}`" for key in own)
 
 
 def columns() -> str:

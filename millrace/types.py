@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from configs.stored import DEFAULT_SOURCE
+
 FinishReason = Literal["stop", "length", "unfinished"]
 
 
@@ -53,6 +55,10 @@ class Sampling:
     """Number of the likeliest tokens to sample from, before top-p; None keeps the whole vocabulary."""
     max_new_tokens: int
     """Longest response, tokens. The end-of-sequence token counts, and so do the tokens of an environment."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a response."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end a response; (): those that the engine was started with."""
 
     @property
     def truncates(self) -> bool:
@@ -72,6 +78,8 @@ class Request:
     """[P] token ids."""
     seed: int
     """Of this trajectory alone, 63 bits."""
+    source: str = DEFAULT_SOURCE
+    """Name of the source in the config that its group belongs to."""
     prompt: Prompt | None = None
     """The prompt behind the tokens. Environments and stored trajectories need it; engines only read the tokens."""
     message_starts: tuple[tuple[str, int], ...] = ()

@@ -22,7 +22,7 @@ weights/{data,log}/                     policy versions in transit, if the store
 weights/promoted/{data,log}/            checkpoints that passed the promotion gate, as Hugging Face folders
 progress/<stage>-<r>.json               status records, overwritten
 decisions/<n>.json                      the trainer's decisions about staleness and rollbacks; written once
-curriculum/<block>.json                 which prompts a block of groups has, if there is a curriculum; written once
+prompt_blocks/<block>.json              source and prompt of each group, where weights or rewards decide; written once
 incidents/<ms>-<kind>-<id>.json         restarts, rollbacks and alarms, for people; written once
 evaluations/<version>.json              results of one policy version, on held-out prompts and further sets
 note.txt                                a person's note on the run, one line; overwritten
@@ -51,7 +51,7 @@ TRAJECTORIES = "streams/trajectories"
 CONSUMED = "streams/consumed"
 TRAINER_LOGPROBS = "streams/trainer_logprobs"
 PROGRESS = "progress"
-CURRICULUM = "curriculum"
+PROMPT_BLOCKS = "prompt_blocks"
 DECISIONS = "decisions"
 INCIDENTS = "incidents"
 EVALUATIONS = "evaluations"
@@ -92,7 +92,11 @@ def unfinished(generator: int) -> str:
 
 
 def scores(reward: str, generator: int, scorer: int, num_scorers: int) -> str:
-    """The stream in which scorer `scorer` of `num_scorers` scores its share of one generator's trajectories."""
+    """The stream in which scorer `scorer` of `num_scorers` scores its share of one generator's trajectories.
+
+    `reward` names the scores of all sources: the run's own `scoring.reward`, whatever rewards its sources have. So a
+    run keeps its scores when sources are added.
+    """
     return f"streams/scores/{reward}/{generator}/{scorer}-of-{num_scorers}"
 
 
@@ -143,8 +147,8 @@ def decision(number: int) -> str:
     return f"{DECISIONS}/{number:08d}.json"
 
 
-def curriculum_block(number: int) -> str:
-    return f"{CURRICULUM}/{number:08d}.json"
+def prompt_block(number: int) -> str:
+    return f"{PROMPT_BLOCKS}/{number:08d}.json"
 
 
 def evaluation(policy_version: int) -> str:

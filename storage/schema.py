@@ -33,7 +33,8 @@ TRAJECTORY: pa.Schema = pa.schema(
     [
         column("row_id", pa.int64(), "index of the row in its stream, from 0 without gaps"),
         column("group_id", pa.int64(), "group of the trajectories that answer the same prompt"),
-        column("prompt_id", pa.string(), "id of the prompt in its prompt set"),
+        column("source", pa.string(), "name of the source in the config that the group belongs to"),
+        column("prompt_id", pa.string(), "id of the prompt in its source's prompts"),
         column("sample_index", pa.int32(), "index of the trajectory in its group, from 0"),
         column("prompt_tokens", _INTS, "[P] token ids of the prompt"),
         column(
@@ -104,6 +105,7 @@ CONSUMED: pa.Schema = pa.schema(
         column("generator", pa.int32(), "number of the generator that made the trajectory"),
         column("trajectory_row_id", pa.int64(), "row_id of the trajectory in its generator's stream"),
         column("group_id", pa.int64(), "group of the trajectory; -1 if its part can't be read"),
+        column("source", pa.string(), "name of the source in the config; empty if the part can't be read"),
         column("sample_index", pa.int32(), "index of the trajectory in its group, from 0"),
         column("outcome", pa.string(), "trained, stale, error, corrupt, rolled_back, zero_advantage or truncated"),
         column("staleness", pa.int32(), "trainer's policy version at admission minus the group's oldest unmasked one"),

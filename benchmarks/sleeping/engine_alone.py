@@ -21,9 +21,10 @@ from configs.recipe import Recipe
 from configs.schema import RunConfig
 from millrace.bootstrap.tiny_model import character_tokenizer, tiny_llama
 from millrace.generation.engines.factory import make_engine
+from millrace.generation.environments.episodes import sampling_of
 from millrace.models.loading import load_model, load_tokenizer
 from millrace.prompts.dataset import PromptOrder, load_prompts
-from millrace.types import Request, Sampling
+from millrace.types import Request
 from millrace.weights.base import Manifest, Weights, WeightsId
 from millrace.weights.shared_tensors import ReceiveBuffer, shapes_of
 from storage.stores.memory import memory_folder
@@ -52,17 +53,12 @@ def generate(config: RunConfig, num_groups: int, update_every: float | None) -> 
     folder = Path(config.model.path)
     torch.set_num_threads(generation.threads)
     readings: list[MeterReading] = []
-    engine = MeteredEngine(
-        make_engine(generation, folder, load_tokenizer(folder), dtype=config.generation_dtype), pace, readings.append
-    )
+    sampling = sampling_of(generation)
+    tokenizer, dtype = load_tokenizer(folder), config.generation_dtype
+    engine = make_engine(generation, folder, tokenizer, dtype=dtype, samplings=[sampling])
+    engine = MeteredEngine(engine, pace, readings.append)
     buffer = ReceiveBuffer(memory_folder() / f"benchmark-{uuid.uuid4().hex}")
     weights = _weights(folder, config.generation_dtype, buffer)
-    sampling = Sampling(
-        temperature=generation.temperature,
-        top_p=generation.top_p,
-        top_k=generation.top_k,
-        max_new_tokens=generation.max_new_tokens,
-    )
     waiting = _requests(config, folder, num_groups)
     # transformers would decode all that it has in one batch.
     slots = len(waiting) if generation.engine == "vllm" else pace.slots

@@ -25,6 +25,7 @@ from millrace.stages.train import main as train
 from millrace.training.batch import Sample
 from millrace.training.step_report import StepReport
 from millrace.training.trainer import Trainer
+from millrace.types import Sampling
 from millrace.weights.base import WeightsId
 from storage.progress import read_status
 
@@ -97,11 +98,18 @@ def generate_at_pace(stage: Stage) -> None:
         stage.metrics.log(incarnation=0, policy_version=0, **values)
 
     def make(
-        config: GenerationConfig, folder: Path, tokenizer: PreTrainedTokenizerBase, *, dtype: str, **options: object
+        config: GenerationConfig,
+        folder: Path,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        dtype: str,
+        samplings: Sequence[Sampling],
+        **options: object,
     ) -> Engine:
         """Replaces `make_engine`."""
         if pace.real_engine:
-            return MeteredEngine(make_engine(config, folder, tokenizer, dtype=dtype), pace, log_reading)
+            engine = make_engine(config, folder, tokenizer, dtype=dtype, samplings=samplings)
+            return MeteredEngine(engine, pace, log_reading)
         ids = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
         return SleepingEngine(pace, updated=log_update, **ids)
 

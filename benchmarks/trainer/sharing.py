@@ -94,6 +94,7 @@ def make_groups(case: Groups) -> list[Sample]:
                     temperature=1.0,
                     advantage=float(random.normal()),
                     staleness=0,
+                    max_new_tokens=1024,
                 )
             )
     return made
@@ -136,7 +137,7 @@ def _measured(case: Groups, rounds: int) -> dict[str, Any]:
 def _step(case: Groups, share: bool) -> Callable[[], object]:
     training = TrainingConfig(max_steps=1, learning_rate=1e-6, share_prefixes=share)
     device = torch.device("cpu")
-    trainer = Trainer(make_model(case.model, device), training, max_new_tokens=1024, ranks=Ranks.alone(device))
+    trainer = Trainer(make_model(case.model, device), training, ranks=Ranks.alone(device))
     samples = make_groups(case)
     return lambda: trainer.step(samples)
 

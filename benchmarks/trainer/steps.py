@@ -116,6 +116,7 @@ def make_samples(case: TrainerCase) -> list[Sample]:
             temperature=1.0,
             advantage=float(random.normal()),
             staleness=0,
+            max_new_tokens=case.longest_response,
         )
         for length in lengths.clip(1, case.longest_response).astype(int).tolist()
     ]
@@ -133,7 +134,7 @@ def contenders(case: TrainerCase, samples: Sequence[Sample], device: torch.devic
         # A GPU's defaults: layers are compiled.
         device="cuda" if device.type == "cuda" else "cpu",
     )
-    trainer = Trainer(deepcopy(model), training, max_new_tokens=case.longest_response, ranks=Ranks.alone(device))
+    trainer = Trainer(deepcopy(model), training, ranks=Ranks.alone(device))
     if case.checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()

@@ -13,9 +13,10 @@ import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from configs.prompts import PromptsConfig
 from configs.recipe import Recipe
-from millrace.bootstrap.tiny_model import bootstrap
+from configs.stored import DEFAULT_SOURCE
+from configs.task import PromptsConfig
+from millrace.bootstrap.tiny_model import Lesson, bootstrap
 from millrace.prompts.files import read_prompts
 from millrace.prompts.sums import arithmetic_prompts
 
@@ -103,12 +104,13 @@ def write_prompts(shape: Shape, path: Path) -> None:
 
 def make_model(shape: Shape, prompts: Path, folder: Path) -> None:
     """Makes the start model in `folder`, as a Hugging Face folder that both sides load."""
+    asked = read_prompts(str(prompts), PromptsConfig())
+    lesson = Lesson(prompts=asked, recipe=shape.model, max_new_tokens=shape.max_new_tokens)
     bootstrap(
-        read_prompts(str(prompts), PromptsConfig()),
+        {DEFAULT_SOURCE: lesson},
         shape.model,
         folder,
         seed=_SEED,
-        max_new_tokens=shape.max_new_tokens,
         report=lambda step, line: print(line, flush=True),
     )
 

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from dashboard.queries.learning import TRAINER
 from dashboard.queries.series import metric
 from dashboard.queries.stragglers import InFlight, in_flight
 from dashboard.queries.verdict.advice import judge
@@ -23,6 +24,7 @@ from dashboard.queries.verdict.facts import read_facts
 from dashboard.read.model import RunData
 from dashboard.read.runs import OverviewRow, Runs
 from millrace.errors import MillraceError
+from millrace.rollouts.consumed import TRAINED
 from millrace.runs.record import STATES
 from millrace.runs.status import STAGES
 from millrace.runtime.messages import STOPPED
@@ -50,11 +52,15 @@ class MetricFamily:
     counts: bool = False
     """Whether it is a counter. Counters decrease only when a run is rolled back; their samples end in `_total`."""
     newest_of: tuple[str, str] | None = None
-    """Stage replica and metric whose newest value is exported."""
+    """Stage replica and metric whose newest value is exported; with the label `source`, of each source of a mixture."""
 
 
 def _newest(metric: str, doc: str, replica: str = "train-0") -> MetricFamily:
     return MetricFamily(doc=doc, newest_of=(replica, metric))
+
+
+def _newest_by_source(metric: str, doc: str) -> MetricFamily:
+    return MetricFamily(doc=f"{doc}, by source of a mixture", labels=("source",), newest_of=("train-0", metric))
 
 
 FAMILIES: Mapping[str, MetricFamily] = {
@@ -69,6 +75,9 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "millrace_staleness_bound": MetricFamily(doc="largest staleness allowed, policy versions"),
     # The most recently active runs.
     "millrace_evaluation_accuracy": MetricFamily(doc="held-out accuracy of the newest version evaluated, 0 to 1"),
+    "millrace_evaluation_set_accuracy": MetricFamily(
+        doc="accuracy of the newest version on each further evaluation set, or on each source's", labels=("set",)
+    ),
     "millrace_rollouts": MetricFamily(doc="rollouts the trainer took, by outcome", labels=("outcome",), counts=True),
     "millrace_generated_rollouts": MetricFamily(doc="rollouts committed by the generators", counts=True),
     "millrace_buffered_rollouts": MetricFamily(doc="rollouts scored and not yet taken by the trainer"),
@@ -135,6 +144,14 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "millrace_effective_sample_size": _newest("effective_sample_size", "effective share of the last step's tokens"),
     "millrace_mismatch_kl": _newest("mismatch_kl", "KL of rollout and trainer policy, nats per token"),
     "millrace_importance_ratio_p95": _newest("importance_ratio_p95", "p95 of the last step's ratios"),
+    "millrace_source_rollouts": MetricFamily(
+        doc="rollouts the trainer took, by source of a mixture and outcome", labels=("source", "outcome"), counts=True
+    ),
+    "millrace_source_reward_mean": _newest_by_source("reward_mean", "mean reward of the last step"),
+    "millrace_source_staleness_mean": _newest_by_source("staleness_mean", "mean staleness of the last step, versions"),
+    "millrace_source_zero_advantage_share": _newest_by_source("zero_advantage_share", "share of groups without spread"),
+    "millrace_source_length_ratio": _newest_by_source("length_ratio", "mean length, trained over taken"),
+    "millrace_source_response_length_mean_tokens": _newest_by_source("response_length_mean_tokens", "mean length"),
 }  # fmt: skip
 
 _USAGE = {"millrace_cpu_cores": CPU_CORES, "millrace_memory_bytes": MEMORY_BYTES}
@@ -205,6 +222,11 @@ def _of_run(run: RunData) -> Iterator[Sample]:
         yield from _of_status(run.status)
     accuracy = run.evaluations["accuracy"]
     yield "millrace_evaluation_accuracy", (), accuracy[-1] if len(accuracy) else None
+    for name, columns in run.evaluation_sets.items():
+        yield "millrace_evaluation_set_accuracy", (name,), columns["accuracy"][-1]
+    for source, ledger in run.stage_status.get(TRAINER, {}).get("sources", {}).items():
+        for outcome, amount in {TRAINED: ledger["trained"], **ledger["dropped"]}.items():
+            yield "millrace_source_rollouts", (source, outcome), amount["rollouts"]
     for replica_name, status in run.stage_status.items():
         stage, _, replica = replica_name.rpartition("-")
         if stage in STAGES and status["doing"] != STOPPED:
@@ -222,8 +244,10 @@ def _of_run(run: RunData) -> Iterator[Sample]:
         yield from _of_generator(work)
     for family_name, family in FAMILIES.items():
         if family.newest_of is not None:
-            values = metric(run, *family.newest_of)["value"]
-            yield family_name, (), values[-1] if len(values) else None
+            parts = {(source,): part for source, part in run.by_source.items()} if family.labels else {(): run}
+            for labels, part in parts.items():
+                values = metric(part, *family.newest_of)["value"]
+                yield family_name, labels, values[-1] if len(values) else None
 
 
 def _restarts(run: RunData) -> Iterator[Sample]:

@@ -205,7 +205,8 @@ class Site:
                     return html.P("Nothing can be shown yet; this page keeps looking.", className="nowhere")
                 view = self._view(at)
                 if view is TRAJECTORIES:
-                    return html.Div(trajectories_page.layout(at.run_ids[0]), className="trajectories")
+                    page = trajectories_page.layout(at.run_ids[0], is_mixture=bool(look.runs[0].by_source))
+                    return html.Div(page, className="trajectories")
                 blocks = [draw(block, built[block.id]) for block in view.blocks if block.id in built]
                 grid = html.Div(blocks, className="grid")
                 if view in (HOME, HOME_BY_TIME):

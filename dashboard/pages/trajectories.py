@@ -46,6 +46,7 @@ _FIELDS = {
     "text": ("prompt's name or text", "43+31", 18),
     "generator": ("generator", "0", 5),
     "outcome": ("outcome", "trained, stale …", 11),
+    "source": ("source", "math", 8),
     "version": ("taken for version", "7, 7..9, 7.. or ..9", 12),
     "staleness": ("staleness, versions", "2..", 8),
     "reward": ("reward", "0.5..1", 8),
@@ -57,8 +58,8 @@ _LIST_PIXELS = {False: 520, True: 240}
 """Whether a group is open → maximum height of the list of groups."""
 
 
-def layout(run_id: str) -> Component:
-    """Draws the page of a run; the address contains the query."""
+def layout(run_id: str, *, is_mixture: bool) -> Component:
+    """Draws the page of a run; the address contains the query. The field `source` is only for a run with several."""
     fields = [
         html.Label(
             [
@@ -68,6 +69,7 @@ def layout(run_id: str) -> Component:
                 ),
             ],
             className="field",
+            style={} if is_mixture or name != "source" else {"display": "none"},
         )
         for name, (label, hint, width) in _FIELDS.items()
     ]
@@ -132,7 +134,7 @@ def answer(runs: Runs, readers: GroupReaders, run_id: str, query: Query) -> tupl
     except KeyError as error:
         raise InputError(f"the run {run_id!r} does not exist here") from error
     reader, texts = readers.of(run)
-    result = find(run.consumed, run.outcomes, query)
+    result = find(run.consumed, run.outcomes, run.sources, query)
     note = ""
     if query.text:
         prompts = _prompts(run, reader, texts, newest_starts(result))
@@ -160,7 +162,7 @@ def _opened(run: RunData, reader: GroupReader, texts: TokenTexts, row: tuple[int
         times = timeline_of(run, group)
         bars = [timeline.view(times)] if times.rows else []
         return html.Div([*links, *bars, view(group, texts)], className="column")
-    same_prompt = reader.same_prompt(group.prompt["prompt_id"])
+    same_prompt = reader.same_prompt(group.prompt["source"], group.prompt["prompt_id"])
     opened = next(
         (
             candidate
@@ -217,7 +219,8 @@ def _table(
         )
         if exists
     ]
-    header = ("group", "prompt", "generator", "for version", "outcomes", "mean reward", "staleness", "mean tokens")
+    header = ["group", "prompt", "generator", "for version", "outcomes", "mean reward", "staleness", "mean tokens"]
+    header += ["source"] if run.by_source else []
     cells = [_cells(run, span, query, prompts) for span in shown]
     numbers = number_columns(cells)
     rows = [line(of_group, numbers) for of_group in cells]
@@ -246,6 +249,7 @@ def _cells(run: RunData, span: tuple[int, int], query: Query, prompts: Mapping[i
         f"{rewards.mean():.3g}" if len(rewards) else "none",
         str(rows["staleness"].max()),
         f"{rows['tokens'].mean():.3g}",
+        *([visible(run.sources[rows["source"][0]])] if run.by_source else []),
     ]
 
 

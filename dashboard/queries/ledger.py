@@ -1,7 +1,7 @@
 """Checks that every trajectory is accounted for, and lists dropped ones.
 
 the trainer's account, in its status record ─┐
-                                             ├─► compared by outcome and by generator
+                                             ├─► compared by outcome, by generator and, of several sources, by source
 rows of the consumed stream, counted        ─┘
 """
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dashboard.queries.learning import TRAINER
 from dashboard.read.model import RunData
@@ -17,7 +18,7 @@ from millrace.rollouts.consumed import TRAINED
 from millrace.rollouts.ledger import Account, Amount
 
 MOST_DROPS = 50
-_SAME = ("policy_version", "generator", "group_id", "outcome", "staleness")
+_SAME = ("policy_version", "generator", "group_id", "source", "outcome", "staleness")
 """Columns with the same value in all rows of a Drop."""
 
 
@@ -26,7 +27,7 @@ class LedgerEntry:
     """One amount in the trainer's account and in a recount of the consumed stream."""
 
     name: str
-    """Outcome or generator."""
+    """Outcome, generator, or outcome of a source."""
     account: Amount
     recount: Amount
 
@@ -66,6 +67,7 @@ class Drop:
     last_row: int
     group: int
     """Group id; -1 if its part can't be read."""
+    source: str
     reason: str
     staleness: int
     """Policy versions."""
@@ -114,14 +116,17 @@ def recount(run: RunData) -> Recount | None:
     account, version = Account.from_json(status["account"]), int(status["policy_version"])
     versions = run.consumed["policy_version"]
     newest = int(versions[-1]) if len(versions) else 0
-    # Versions are ascending. The status record may be older than the stream.
-    end = int(np.searchsorted(versions, version, side="right"))
-    by_outcome = {run.outcomes[code]: amount for code, amount in _amounts(run, "outcome", end).items()}
-    by_generator = _amounts(run, "generator", end)
-    accounts = {TRAINED: account.trained, **account.dropped}
+    # The status record may be older than the stream.
+    counted = versions <= version
+    by_generator = _amounts(run, "generator", counted)
     generators = {f"generate-{generator}": generator for generator in sorted({*account.by_generator, *by_generator})}
-    entries = [_entry(name, name, accounts, by_outcome) for name in dict.fromkeys([*accounts, *by_outcome])]
+    entries = _by_outcome(run, counted, {TRAINED: account.trained, **account.dropped})
     entries += [_entry(name, generator, account.by_generator, by_generator) for name, generator in generators.items()]
+    for source, ledger in status.get("sources", {}).items():
+        of_source = counted & (run.consumed["source"] == [*run.sources, source].index(source))
+        amounts = {TRAINED: ledger["trained"], **ledger["dropped"]}
+        accounts = {outcome: Amount.from_json(amount) for outcome, amount in amounts.items()}
+        entries += _by_outcome(run, of_source, accounts, prefix=f"{source or 'damaged parts'}: ")
     return Recount(policy_version=version, behind=max(0, version - newest), entries=tuple(entries))
 
 
@@ -141,6 +146,7 @@ def newest_drops(run: RunData) -> list[Drop]:
             first_row=int(columns["trajectory_row_id"][start]),
             last_row=int(columns["trajectory_row_id"][end - 1]),
             group=int(columns["group_id"][start]),
+            source=run.sources[columns["source"][start]],
             reason=run.outcomes[columns["outcome"][start]],
             staleness=int(columns["staleness"][start]),
         )
@@ -152,8 +158,15 @@ def _entry(name: str, key: Any, accounts: Mapping[Any, Amount], recounts: Mappin
     return LedgerEntry(name=name, account=accounts.get(key, Amount()), recount=recounts.get(key, Amount()))
 
 
-def _amounts(run: RunData, column: str, end: int) -> dict[int, Amount]:
-    """Counts trajectories and tokens of the first `end` rows by the values of `column`."""
-    values, tokens = run.consumed[column][:end], run.consumed["tokens"][:end]
+def _by_outcome(
+    run: RunData, rows: npt.NDArray[np.bool_], accounts: Mapping[str, Amount], prefix: str = ""
+) -> list[LedgerEntry]:
+    recounts = {run.outcomes[code]: amount for code, amount in _amounts(run, "outcome", rows).items()}
+    return [_entry(prefix + name, name, accounts, recounts) for name in dict.fromkeys([*accounts, *recounts])]
+
+
+def _amounts(run: RunData, column: str, rows: npt.NDArray[np.bool_]) -> dict[int, Amount]:
+    """Counts trajectories and tokens of `rows` by the values of `column`."""
+    values, tokens = run.consumed[column][rows], run.consumed["tokens"][rows]
     rollouts, sums = np.bincount(values), np.bincount(values, tokens)
     return {value: Amount(rollouts=int(rollouts[value]), tokens=int(sums[value])) for value in np.flatnonzero(rollouts)}

@@ -173,11 +173,11 @@ class GroupReader:
                     prompts[generator, row] = table["prompt_id"][i].as_py(), last_message_tokens(table, i)
         return prompts
 
-    def same_prompt(self, prompt_id: str) -> SamePrompt:
-        """Finds the groups of a prompt within the limits of `dashboard.read.same_prompt`."""
+    def same_prompt(self, source: str, prompt_id: str) -> SamePrompt:
+        """Finds the groups of a prompt of a source within the limits of `dashboard.read.same_prompt`."""
         with self._lock:
             paths = map(layout.trajectories, range(self._num_generators))
-            return self._prompts.search(prompt_id, [self._parts.index(path, TRAJECTORY, []) for path in paths])
+            return self._prompts.search(source, prompt_id, [self._parts.index(path, TRAJECTORY, []) for path in paths])
 
     def _span(self, generator: int, row: int, problems: list[str]) -> range | None:
         """Returns the rows of the group that contains `row`."""
@@ -249,6 +249,7 @@ def _consumed_rows(run: RunData, generator: int, row: int) -> dict[int, Row]:
         values["trajectory_row_id"]: {
             **{name: None if value != value else value for name, value in values.items()},
             "outcome": run.outcomes[values["outcome"]],
+            "source": run.sources[values["source"]],
         }
         for values in rows
     }

@@ -4,7 +4,8 @@ store ─► RunReader ─► RunData ─► queries (pure) ─► blocks: chart
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -72,9 +73,11 @@ class RunData:
     stage_status: Mapping[str, Mapping[str, Any]]
     """`<stage>-<replica>` → status record."""
     consumed: Columns
-    """`storage.schema.CONSUMED` in stream order, without rolled-back rows; `outcome` as codes."""
+    """`storage.schema.CONSUMED` in stream order, without rolled-back rows; `outcome` and `source` as codes."""
     outcomes: tuple[str, ...]
     """Names of the codes in `consumed["outcome"]` (int8); code 0 is `trained`."""
+    sources: tuple[str, ...]
+    """Names of the codes in `consumed["source"]` (int8), in order of occurrence; `` is that of damaged parts."""
     metrics: Mapping[str, Mapping[str, Columns]]
     """`<stage>-<replica>` → name → columns t, incarnation, policy_version, value; the trainer's without
     rolled-back rows."""
@@ -91,3 +94,26 @@ class RunData:
         """Which rows of `consumed` an optimizer step used."""
         trained: npt.NDArray[np.bool_] = self.consumed["outcome"] == 0
         return trained
+
+    @cached_property
+    def by_source(self) -> Mapping[str, "RunData"]:
+        """Source of a mixture → its rows, metrics and evaluations alone; empty for a run with one source."""
+        names = [name for name in self.sources if name]
+        return {name: self._of_source(name) for name in names} if len(names) > 1 else {}
+
+    def _of_source(self, name: str) -> "RunData":
+        chosen, suffix, prefix = self.consumed["source"] == self.sources.index(name), f"/{name}", f"{name}/"
+        return replace(
+            self,
+            consumed={column: values[chosen] for column, values in self.consumed.items()},
+            metrics={
+                replica: {key.removesuffix(suffix): rows for key, rows in by_name.items() if key.endswith(suffix)}
+                for replica, by_name in self.metrics.items()
+            },
+            evaluations=self.evaluation_sets.get(name, {key: values[:0] for key, values in self.evaluations.items()}),
+            evaluation_sets={
+                key.removeprefix(prefix): columns
+                for key, columns in self.evaluation_sets.items()
+                if key.startswith(prefix)
+            },
+        )

@@ -92,6 +92,7 @@ class RunReader:
             stage_status=self._stage_status,
             consumed=self._consumed.columns,
             outcomes=self._consumed.outcomes,
+            sources=self._consumed.sources,
             metrics={name: rows.columns for name, rows in self._metrics.items()},
             evaluations=by_set.pop(HELD_OUT, _columns([])),
             evaluation_sets=by_set,

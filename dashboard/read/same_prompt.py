@@ -62,8 +62,8 @@ class PromptIndex:
         self._parts = parts
         self._cache: dict[tuple[int, int], _Groups] = {}
 
-    def search(self, prompt_id: str, streams: Sequence[StreamIndex]) -> SamePrompt:
-        """Finds the groups of a prompt in cached parts and the newest unread parts; `streams` are by generator."""
+    def search(self, source: str, prompt_id: str, streams: Sequence[StreamIndex]) -> SamePrompt:
+        """Finds a prompt's groups in cached parts and the newest unread parts; `streams` are by generator."""
         records = [(generator, record) for generator, stream in enumerate(streams) for record in stream.records]
         new = [(g, record) for g, record in records if (g, record.part) not in self._cache]
         new.sort(key=lambda group: group[1].max_policy_version, reverse=True)
@@ -74,7 +74,7 @@ class PromptIndex:
             read += record.bytes
             table = self._parts.try_read(streams[generator], record, [])
             self._cache[generator, record.part] = _groups(record, table)
-        prompt_hash = _hashed(prompt_id)
+        prompt_hash = _hashed(source, prompt_id)
         matches = [
             PromptGroup(generator=generator, row_id=int(groups.row_ids[i]), policy_version=int(groups.versions[i]))
             for (generator, _), groups in self._cache.items()
@@ -89,13 +89,15 @@ def _groups(record: Record, table: pa.Table | None) -> _Groups:
         return _Groups(prompts=_NONE, row_ids=_NONE, versions=_NONE)
     group_ids = table["group_id"].to_numpy()
     starts = np.flatnonzero(np.diff(group_ids, prepend=group_ids[0] - 1))
-    names = table["prompt_id"].take(pa.array(starts)).to_pylist()
+    sources, names = (table[name].take(pa.array(starts)).to_pylist() for name in ("source", "prompt_id"))
     return _Groups(
-        prompts=np.array([_hashed(name) for name in names], np.int64),
+        prompts=np.array(list(map(_hashed, sources, names)), np.int64),
         row_ids=record.first_row_id + starts.astype(np.int64),
         versions=table["min_policy_version"].to_numpy()[starts],
     )
 
 
-def _hashed(name: str) -> int:
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big", signed=True)
+def _hashed(source: str, prompt_id: str) -> int:
+    """Hashes the name of a prompt, which is unique in its source."""
+    name = f"{source}/{prompt_id}".encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big", signed=True)

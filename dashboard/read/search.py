@@ -43,6 +43,7 @@ class Query:
     generator: int | None = None
     outcome: str = ""
     """trained, or a drop_reason."""
+    source: str = ""
     version: tuple[int | None, int | None] = _NOTHING
     """Policy version made by the step that took the group."""
     staleness: tuple[int | None, int | None] = _NOTHING
@@ -107,12 +108,12 @@ def address(query: Query) -> str:
     return f"?{urlencode(typed(query))}"
 
 
-def find(consumed: Columns, outcomes: Sequence[str], query: Query) -> SearchResult:
-    """Finds the groups that meet the query, except for its text. Raises InputError for an unknown outcome."""
+def find(consumed: Columns, outcomes: Sequence[str], sources: Sequence[str], query: Query) -> SearchResult:
+    """Finds the groups that meet the query, except for its text. Raises InputError for an unknown outcome or source."""
     starts, ends = _groups(consumed)
     if len(starts) == 0:
         return SearchResult(starts=starts, ends=ends)
-    rows = _matching(consumed, outcomes, query)
+    rows = _matching(consumed, outcomes, sources, query)
     chosen = np.ones(len(starts), bool) if rows is None else np.logical_or.reduceat(rows, starts)
     # Newest first; a stable sort by reward keeps this order among equal rewards and puts NaN last.
     starts_chosen, ends_chosen = starts[chosen][::-1], ends[chosen][::-1]
@@ -144,17 +145,20 @@ def _groups(consumed: Columns) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.in
     return starts, np.append(starts[1:], len(first)).astype(np.int64) if len(starts) else starts
 
 
-def _matching(consumed: Columns, outcomes: Sequence[str], query: Query) -> npt.NDArray[np.bool_] | None:
+def _matching(
+    consumed: Columns, outcomes: Sequence[str], sources: Sequence[str], query: Query
+) -> npt.NDArray[np.bool_] | None:
     """Returns which rows meet the conditions; None without conditions."""
     conditions: list[npt.NDArray[np.bool_]] = []
     if query.group is not None:
         conditions.append(consumed["group_id"] == query.group)
     if query.generator is not None:
         conditions.append(consumed["generator"] == query.generator)
-    if query.outcome:
-        if query.outcome not in outcomes:
-            raise InputError(repr(query.outcome), key="outcome", expected=f"one of {', '.join(outcomes)}")
-        conditions.append(consumed["outcome"] == outcomes.index(query.outcome))
+    for name, chosen, names in (("outcome", query.outcome, outcomes), ("source", query.source, sources)):
+        if chosen and chosen not in names:
+            raise InputError(repr(chosen), key=name, expected=f"one of {', '.join(names)}")
+        if chosen:
+            conditions.append(consumed[name] == names.index(chosen))
     ranges = {"policy_version": query.version, "staleness": query.staleness, "reward": query.reward}
     for name, (first, last) in ranges.items():
         if first is not None:
@@ -237,6 +241,7 @@ _PARSERS: Mapping[str, Callable[[str, str], Any]] = {
     "text": lambda name, text: text,
     "generator": _whole,
     "outcome": lambda name, text: text,
+    "source": lambda name, text: text,
     "version": _range,
     "staleness": _range,
     "reward": lambda name, text: _range(name, text, _number),

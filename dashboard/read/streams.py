@@ -86,16 +86,16 @@ class ConsumedRows:
     def __init__(self, store: Store) -> None:
         self.tail = Tail(store, layout.CONSUMED, CONSUMED)
         self._survivors = Survivors()
-        self._outcomes = Codes(TRAINED)
+        self._codes = {"outcome": Codes(TRAINED), "source": Codes()}
         dtypes = {field.name: field.type.to_pandas_dtype() for field in CONSUMED}
-        self._rows = GrowingColumns({**dtypes, "outcome": np.int8})
+        self._rows = GrowingColumns({**dtypes, **dict.fromkeys(self._codes, np.int8)})
 
     def read_new(self) -> None:
         """Reads new rows. Raises like `Tail.batches`."""
         for records, table in self.tail.batches():
             self._rows.append(
                 {
-                    name: self._outcomes.encode(table[name]) if name == "outcome" else table[name].to_numpy()
+                    name: self._codes[name].encode(table[name]) if name in self._codes else table[name].to_numpy()
                     for name in table.column_names
                 }
             )
@@ -111,7 +111,11 @@ class ConsumedRows:
 
     @property
     def outcomes(self) -> tuple[str, ...]:
-        return self._outcomes.values
+        return self._codes["outcome"].values
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return self._codes["source"].values
 
 
 class MetricRows:

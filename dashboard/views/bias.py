@@ -8,7 +8,7 @@ from dashboard.read.model import RunData
 from dashboard.views.blocks import Chart, Rows, Table
 from dashboard.views.colours import BLUE, ORANGE
 from dashboard.views.figures import Series
-from dashboard.views.per_run import VERSIONS, lines, number, rows_per_run
+from dashboard.views.per_run import VERSIONS, line_per_source, lines, number, rows_per_run
 from millrace.rollouts.length_bias import STEPS
 
 _HEADER = ("trained ÷ taken", "last step", "mean", "lowest", "highest", "steps outside the band")
@@ -18,6 +18,7 @@ def _ratios(run: RunData) -> list[Series]:
     return [
         Series(name="length", line=measured(run, "length_ratio"), colour=BLUE),
         Series(name="reward", line=measured(run, "reward_ratio"), colour=ORANGE, dash="dot"),
+        *line_per_source([run], lambda of_source: measured(of_source, "length_ratio"), "length"),
     ]
 
 
@@ -42,14 +43,15 @@ def _table(runs: Sequence[RunData]) -> Rows:
 def _rows(run: RunData) -> list[tuple[str, ...]]:
     return [
         (
-            f"mean {bias.name}",
+            f"{source}mean {bias.name}",
             number(bias.last, 3),
             number(bias.mean, 3),
             number(bias.lowest, 3),
             number(bias.highest, 3),
             f"{bias.outside:,} of {bias.steps:,}",
         )
-        for bias in biases(run)
+        for source, part in {"": run, **{f"{name}: ": part for name, part in run.by_source.items()}}.items()
+        for bias in biases(part)
     ]
 
 

@@ -11,7 +11,7 @@ from dashboard.read.model import RunData
 from dashboard.views.blocks import Chart, View
 from dashboard.views.colours import BLUE, GREEN, GREY, ORANGE, SKY, VERMILION, colour_of
 from dashboard.views.figures import Series, area_chart, line_chart, plain
-from dashboard.views.per_run import MINUTES, VERSIONS, missing
+from dashboard.views.per_run import MINUTES, VERSIONS, line_per_source, missing
 from dashboard.views.stacked import Mark, stacked
 
 _PIXELS = 400
@@ -53,6 +53,7 @@ def _reward(run: RunData, x: str, move: Move) -> go.Figure:
             dots_only=True,
             interval=(move(low), move(high)),
         ),
+        *line_per_source([run], lambda of_source: move(phases.smoothed_reward(of_source))),
     ]
     figure = line_chart(series, x=x, y="", empty=missing([run]))
     _add_promotions(figure, run, move)

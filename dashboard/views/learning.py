@@ -1,16 +1,17 @@
 """The learning page: rewards, accuracy and training metrics."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import plotly.graph_objects as go
 
 from dashboard.queries import learning as queries
+from dashboard.queries.series import ChartLine
 from dashboard.read.model import RunData
-from dashboard.views.blocks import Chart, View
+from dashboard.views.blocks import Chart, Table, View
 from dashboard.views.colours import BLUE, GREY, ORANGE, SKY, VERMILION, colour_number
 from dashboard.views.figures import Series, line_chart
-from dashboard.views.per_run import NO_STEP, VERSIONS, line_per_run, missing
+from dashboard.views.per_run import NO_STEP, VERSIONS, line_per_run, line_per_source, missing, number, rows_per_run
 from dashboard.views.rewards import BLOCKS as RESPONSE_BLOCKS
 
 RATIOS = dict(zip(queries.RATIO_QUANTILES, (SKY, BLUE, ORANGE, VERMILION), strict=True))
@@ -19,9 +20,9 @@ RATIOS = dict(zip(queries.RATIO_QUANTILES, (SKY, BLUE, ORANGE, VERMILION), stric
 def _reward(runs: Sequence[RunData]) -> go.Figure:
     alone = len(runs) == 1
     series = []
-    for number, run in enumerate(runs):
+    for index, run in enumerate(runs):
         reward, accuracy = queries.measured(run, "reward_mean"), queries.accuracy(run)
-        name, colour = run.info.run_id, colour_number(number)
+        name, colour = run.info.run_id, colour_number(index)
         series += [
             Series(name="reward" if alone else name, line=reward, colour=colour),
             Series(
@@ -31,6 +32,7 @@ def _reward(runs: Sequence[RunData]) -> go.Figure:
                 dots_only=True,
             ),
         ]
+    series += line_per_source(runs, lambda run: queries.measured(run, "reward_mean"))
     return line_chart(series, x=VERSIONS, y="mean reward; accuracy", empty=NO_STEP)
 
 
@@ -50,7 +52,9 @@ def _accuracy(runs: Sequence[RunData]) -> go.Figure:
         series += [
             Series(name=name, line=line, colour=colour_number(number), dash="dash")
             for number, (name, line) in enumerate(further.items(), start=1)
+            if name not in runs[0].by_source
         ]
+        series += line_per_source(runs, queries.accuracy)
     return line_chart(series, x=VERSIONS, y="accuracy", empty="No version has been evaluated yet.")
 
 
@@ -67,11 +71,40 @@ def _ratios(runs: Sequence[RunData]) -> go.Figure:
 
 def _chart(name: str, title: str, sentence: str, unit: str, *, from_zero: bool = False) -> Chart:
     def build(runs: Sequence[RunData]) -> go.Figure:
-        series = line_per_run(runs, lambda run: queries.measured(run, name))
-        empty, legend = missing(runs), len(runs) > 1
+        def line(run: RunData) -> ChartLine:
+            return queries.measured(run, name)
+
+        series = [*line_per_run(runs, line), *line_per_source(runs, line)]
+        empty, legend = missing(runs), len(series) > 1
         return line_chart(series, x=VERSIONS, y=unit, empty=empty, from_zero=from_zero, legend=legend)
 
     return Chart(id=f"learning-{name.replace('_', '-')}", title=title, sentence=sentence, build=build)
+
+
+_SOURCES: Mapping[str, tuple[str, int]] = {
+    "reward": ("reward_mean", 3),
+    "without spread": ("zero_advantage_share", 2),
+    "length, tokens": ("response_length_mean_tokens", 1),
+    "length, trained ÷ taken": ("length_ratio", 3),
+    "staleness": ("staleness_mean", 2),
+    "a response takes, s": ("response_seconds_mean", 2),
+    "its score takes, s": ("score_seconds_mean", 3),
+}
+"""Column of the table of sources → metric and decimals."""
+
+
+def _sources(run: RunData) -> list[tuple[str, ...]]:
+    shares = queries.trained_shares(run)
+    return [
+        (
+            source,
+            number(queries.source_weight(part), 2),
+            number(100 * shares[source], 1, " %"),
+            *(number(queries.recent(part, name), digits) for name, digits in _SOURCES.values()),
+            number(part.evaluations["accuracy"][-1], 3) if len(part.evaluations["accuracy"]) else "–",
+        )
+        for source, part in run.by_source.items()
+    ]
 
 
 VIEW = View(
@@ -94,6 +127,15 @@ VIEW = View(
             "evaluation sets. For several runs: the held-out prompts alone.",
             build=_accuracy,
             wide=True,
+        ),
+        Table(
+            id="learning-sources",
+            title="Sources",
+            sentence="Newest weight, share of the groups trained so far, means over the last ten steps with groups of "
+            "the source, and the accuracy of the newest evaluated version.",
+            build=lambda runs: rows_per_run(runs, ("source", "weight", "groups", *_SOURCES, "accuracy"), _sources),
+            wide=True,
+            requires=lambda run: bool(run.by_source),
         ),
         replace(
             _chart(

@@ -84,7 +84,7 @@ def _drops(run: RunData) -> list[tuple[str, ...]]:
             str(drop.policy_version),
             str(drop.generator),
             f"{drop.first_row} to {drop.last_row}",
-            "unreadable" if drop.group < 0 else str(drop.group),
+            "unreadable" if drop.group < 0 else f"{drop.group}, {drop.source}" if run.by_source else str(drop.group),
             drop.reason,
             str(drop.staleness),
         )

@@ -16,6 +16,9 @@ MINUTES = "minutes since the run was started"
 NO_STEP = "No step has finished yet."
 NOT_RECORDED = "Not recorded in this run."
 
+_FIRST_COLOUR = 2
+"""Of the first source: the run's own lines are blue and orange."""
+
 Build = Callable[[Sequence[RunData]], go.Figure]
 
 
@@ -46,6 +49,16 @@ def lines(
 def line_per_run(runs: Sequence[RunData], line: Callable[[RunData], ChartLine]) -> list[Series]:
     """Returns the line of each run, with its colour and name."""
     return [Series(name=run.info.run_id, line=line(run), colour=colour_number(index)) for index, run in enumerate(runs)]
+
+
+def line_per_source(runs: Sequence[RunData], line: Callable[[RunData], ChartLine], figure: str = "") -> list[Series]:
+    """Returns the line of each source of a single run with several; `figure` names it among the run's own lines."""
+    by_source = runs[0].by_source if len(runs) == 1 else {}
+    series = [
+        Series(name=f"{source}, {figure}" if figure else source, line=line(of_source), colour=colour_number(index))
+        for index, (source, of_source) in enumerate(by_source.items(), start=_FIRST_COLOUR)
+    ]
+    return [entry for entry in series if len(entry.line.x)]
 
 
 def rows_per_run(

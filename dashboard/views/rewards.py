@@ -6,12 +6,12 @@ import plotly.graph_objects as go
 
 from dashboard.queries import rewards as queries
 from dashboard.queries.learning import measured
-from dashboard.queries.series import NO_LINE
+from dashboard.queries.series import NO_LINE, ChartLine
 from dashboard.read.model import RunData
 from dashboard.views.blocks import Chart
 from dashboard.views.colours import BLUE, GREY, ORANGE, SEQUENCE, SKY, VERMILION, colour_number
 from dashboard.views.figures import Series, line_chart
-from dashboard.views.per_run import VERSIONS, line_per_run, missing
+from dashboard.views.per_run import VERSIONS, line_per_run, line_per_source, missing
 
 SPREAD = {"mean": BLUE, "p10": SKY, "p50": GREY, "p90": ORANGE}
 LENGTHS = {"p10": SKY, "p50": BLUE, "p90": ORANGE, "p99": VERMILION, "max": GREY}
@@ -19,20 +19,28 @@ _DASHES = ("solid", "dash", "dot")
 
 
 def _spread(runs: Sequence[RunData]) -> go.Figure:
+    def mean(run: RunData) -> ChartLine:
+        return queries.reward_spread(run).get("mean", NO_LINE)
+
     if len(runs) > 1:
-        series = line_per_run(runs, lambda run: queries.reward_spread(run).get("mean", NO_LINE))
+        series = line_per_run(runs, mean)
     else:
         spread = queries.reward_spread(runs[0])
         series = [Series(name=name, line=line, colour=SPREAD[name]) for name, line in spread.items()]
+        series += line_per_source(runs, mean, "mean")
     return line_chart(series, x=VERSIONS, y="standard deviation of the reward", empty=missing(runs), from_zero=True)
 
 
 def _lengths(runs: Sequence[RunData]) -> go.Figure:
+    def p90(run: RunData) -> ChartLine:
+        return queries.lengths(run).get("p90", NO_LINE)
+
     if len(runs) > 1:
-        series = line_per_run(runs, lambda run: queries.lengths(run).get("p90", NO_LINE))
+        series = line_per_run(runs, p90)
     else:
         lengths = queries.lengths(runs[0])
         series = [Series(name=name, line=line, colour=LENGTHS[name]) for name, line in lengths.items()]
+        series += line_per_source(runs, p90, "p90")
     return line_chart(series, x=VERSIONS, y="response tokens", empty=missing(runs), from_zero=True)
 
 
@@ -64,8 +72,11 @@ def _components(runs: Sequence[RunData]) -> go.Figure:
 
 
 def _truncated(runs: Sequence[RunData]) -> go.Figure:
-    series = line_per_run(runs, lambda run: measured(run, "truncated_share"))
-    empty, legend = missing(runs), len(runs) > 1
+    def share(run: RunData) -> ChartLine:
+        return measured(run, "truncated_share")
+
+    series = [*line_per_run(runs, share), *line_per_source(runs, share)]
+    empty, legend = missing(runs), len(series) > 1
     return line_chart(series, x=VERSIONS, y="share of responses", empty=empty, from_zero=True, legend=legend)
 
 

@@ -11,7 +11,7 @@ from dashboard.views import bias
 from dashboard.views.blocks import Chart, Table, View
 from dashboard.views.colours import BLUE, GREY, SEQUENCE, SKY, VERMILION, colour_number, colour_of
 from dashboard.views.figures import Series, area_chart, bar_chart, heat_maps, line_chart
-from dashboard.views.per_run import VERSIONS, Build, line_per_run, lines, missing, number, rows_per_run
+from dashboard.views.per_run import VERSIONS, Build, line_per_run, line_per_source, lines, missing, number, rows_per_run
 
 _STALENESS = "staleness, policy versions"
 _DECISIONS = ("version", "decision", "bound", "reason")
@@ -25,6 +25,7 @@ def _over_time(run: RunData) -> list[Series]:
         Series(name="mean", line=mean, colour=BLUE),
         Series(name="largest", line=largest, colour=SKY, dash="dot"),
         Series(name="bound", line=bound, colour=VERMILION, dash="dash", stepped=True),
+        *line_per_source([run], _mean, "mean"),
     ]
 
 
@@ -94,14 +95,15 @@ def _versions(number: int) -> str:
 def _outcomes(run: RunData) -> list[tuple[str, ...]]:
     return [
         (
-            outcome.name,
+            f"{source}{outcome.name}",
             f"{outcome.rollouts:,}",
             f"{outcome.tokens:,}",
             number(outcome.mean_length),
             number(outcome.length_ratio),
             number(outcome.mean_reward, 3),
         )
-        for outcome in queries.outcomes(run)
+        for source, part in {"": run, **{f"{name}: ": part for name, part in run.by_source.items()}}.items()
+        for outcome in queries.outcomes(part)
     ]
 
 

@@ -46,7 +46,7 @@ class _Reference(NamedTuple):
 
     @property
     def split(self) -> str:
-        return "train" if self.key == "prompts.source" else "test"
+        return "train" if self.key.endswith("prompts.source") else "test"
 
     def error(self, reason: str, expected: str | None = None) -> InputError:
         kind = "" if self.kind == "model" else " --repo-type dataset"
@@ -63,9 +63,10 @@ def with_local_copies(config: RunConfig, store: Store, log: Callable[[str], obje
     can't be had.
     """
     values = config.model_dump(mode="json")
-    keys = ["model.path", "prompts.source", "prompts.eval_source"]
-    keys += ["scoring.model"] if config.scoring.uses_reward_model else []
-    keys += [f"evaluation.sets.{name}.source" for name in config.evaluation.sets]
+    keys = ["model.path", *_keys(config)]
+    for name in config.sources:
+        # Those that it inherits are not among the values.
+        keys += [f"sources.{name}.{key}" for key in _keys(config.by_source()[name])]
     references = [reference for key in keys if (reference := _parse(key, _value(values, key))) is not None]
     if not references:
         return config
@@ -77,6 +78,13 @@ def with_local_copies(config: RunConfig, store: Store, log: Callable[[str], obje
     return RunConfig.model_validate(values)
 
 
+def _keys(config: RunConfig) -> list[str]:
+    """The keys of a run or a source that may name something on a hub."""
+    keys = ["prompts.source", "prompts.eval_source"]
+    keys += ["scoring.model"] if config.uses_reward_model else []
+    return keys + [f"evaluation.sets.{name}.source" for name in config.evaluation.sets]
+
+
 def _value(values: Mapping[str, Any], key: str) -> Any:
     """The value of a dotted key; None without one."""
     section, _, name = key.rpartition(".")
@@ -85,7 +93,7 @@ def _value(values: Mapping[str, Any], key: str) -> Any:
 
 def _parse(key: str, value: str | None) -> _Reference | None:
     """Parses a setting; None for a path, another URL, or built-in prompts."""
-    names_model = key in ("model.path", "scoring.model")
+    names_model = key.endswith(("model.path", "scoring.model"))
     if value is None:
         return None
     if not names_model and (url := _FILE_URL.fullmatch(value)):

@@ -11,10 +11,12 @@ import json
 import socket
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple, Self
 
 from configs.schema import RunConfig
+from configs.sources import key_in, naming_source
 from millrace.errors import InputError
-from millrace.evaluation.examiner import EvaluationSet, evaluation_sets
+from millrace.evaluation.examiner import EvaluationSet, evaluation_sets, with_evaluation_sets
 from millrace.prompts.dataset import PromptSet, load_prompts
 from millrace.rewards.function import source_hash
 from millrace.rewards.scorer import make_scorer
@@ -26,49 +28,60 @@ _MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 _BLOCK_BYTES, _MAX_BLOCKS = 4096, 4096
 
 
+class SourcePrompts(NamedTuple):
+    """What the policy is asked of a source."""
+
+    prompts: PromptSet
+    sets: Mapping[str, EvaluationSet]
+
+    @classmethod
+    def load(cls, config: RunConfig, *, with_sets: bool = True) -> Self:
+        """Those of a source with this config. Raises InputError for prompts that can't be read."""
+        prompts = load_prompts(config.prompts)
+        return cls(prompts, evaluation_sets(config.evaluation, config.prompts, prompts) if with_sets else {})
+
+    @property
+    def asked(self) -> PromptSet:
+        """With the prompts of the further evaluation sets among those for evaluation."""
+        return with_evaluation_sets(self.prompts, self.sets)
+
+
 def run_inputs(
     config: RunConfig,
     stages: Collection[str] = _ALL_STAGES,
     *,
-    prompts: PromptSet | None = None,
-    sets: Mapping[str, EvaluationSet] | None = None,
+    prompts: Mapping[str, SourcePrompts] | None = None,
     rewards: Mapping[str, str] | None = None,
     has_model: bool = True,
 ) -> dict[str, str]:
     """The inputs that these stages read, as this host has them, by key and value of the config.
 
-    `prompts`, `sets` and `rewards`, the versions that `Scorer.check` returns, are loaded unless given. `has_model`:
+    `prompts`, by source, and `rewards`, the versions that `Scorer.check` returns, are loaded unless given. `has_model`:
     whether the model folder is here and counts as an input. Raises InputError for an input that can't be read.
     """
     inputs: dict[str, str] = {}
     functions: dict[str, str | None] = {}
     files: dict[str, str | None] = {}
-    evaluates = "evaluate" in stages
+    sources, evaluates = config.by_source(), "evaluate" in stages
     if evaluates or "generate" in stages:
-        prompts = prompts or load_prompts(config.prompts)
-        source, eval_source = (f"prompts.{key} {getattr(config.prompts, key)}" for key in ("source", "eval_source"))
-        if config.prompts.eval_source is None:
-            inputs[source] = _hash_prompts([*prompts.train, *prompts.eval])
-        else:
-            inputs |= {source: _hash_prompts(prompts.train), eval_source: _hash_prompts(prompts.eval)}
-        if evaluates:
-            sets = sets or evaluation_sets(config.evaluation, config.prompts, prompts)
-            for name, settings in config.evaluation.sets.items():
-                # With the number: a change of it is a changed setting, not a changed input.
-                key = f"evaluation.sets.{name} {settings.source}, first {settings.num_prompts}"
-                inputs[key] = _hash_prompts(sets[name].prompts)
+        for name, source in sources.items():
+            with naming_source(name):
+                loaded = prompts[name] if prompts else SourcePrompts.load(source, with_sets=evaluates)
+            inputs |= _prompt_hashes(name, source, loaded, with_sets=evaluates)
     if evaluates or "score" in stages:
-        set_sources = [settings.source for settings in config.evaluation.sets.values()]
-        rewards = rewards or make_scorer(config.scoring, config.prompts, set_sources).check()
+        rewards = rewards or make_scorer(sources).check()
         inputs |= {f"reward {name}": version for name, version in rewards.items()}
-        files["scoring.model"] = config.scoring.model
+        files |= {key_in(name, "scoring.model"): source.scoring.model for name, source in sources.items()}
     if evaluates or "generate" in stages or "train" in stages:
-        functions["environment.name"] = config.environment.name
         files |= {"model.path": config.model.path if has_model else None}
         files["model.chat_template"] = config.model.chat_template
-        files["prompts.tools"] = config.prompts.tools
+        for name, source in sources.items():
+            functions[key_in(name, "environment.name")] = source.environment.name
+            files[key_in(name, "prompts.tools")] = source.prompts.tools
     if "train" in stages:
-        functions |= {"training.loss": config.training.loss.name, "training.advantage": config.training.advantage}
+        for name, source in sources.items():
+            functions[key_in(name, "training.loss")] = source.training.loss.name
+            functions[key_in(name, "training.advantage")] = source.training.advantage
     for key, path in functions.items():
         # Built-in functions have names without a colon.
         if path is not None and ":" in path:
@@ -81,6 +94,22 @@ def run_inputs(
                 read = f"{path}, which can't be read: {error.strerror}"
                 raise InputError(read, key=key, expected="a file or a folder") from error
     return inputs
+
+
+def _prompt_hashes(name: str, config: RunConfig, loaded: SourcePrompts, *, with_sets: bool) -> dict[str, str]:
+    """Hashes of the prompts of the source `name`, whose config this is."""
+    prompts, sets = loaded
+    source = f"{key_in(name, 'prompts.source')} {config.prompts.source}"
+    eval_source = f"{key_in(name, 'prompts.eval_source')} {config.prompts.eval_source}"
+    if config.prompts.eval_source is None:
+        hashes = {source: _hash_prompts([*prompts.train, *prompts.eval])}
+    else:
+        hashes = {source: _hash_prompts(prompts.train), eval_source: _hash_prompts(prompts.eval)}
+    for set_name, settings in config.evaluation.sets.items() if with_sets else ():
+        # With the number: a change of it is a changed setting, not a changed input.
+        key = f"{key_in(name, f'evaluation.sets.{set_name}')} {settings.source}, first {settings.num_prompts}"
+        hashes[key] = _hash_prompts(sets[set_name].prompts)
+    return hashes
 
 
 def check_same_inputs(attempt: Attempt, config: RunConfig, stages: Collection[str]) -> None:

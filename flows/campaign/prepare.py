@@ -13,11 +13,10 @@ from configs.load import changed_immutably, nearest_preset
 from configs.operation import SHARDED
 from configs.recipe import choose_recipe
 from configs.schema import RunConfig
-from configs.training import TrainingConfig
-from flows.campaign.inputs import has_model_input, run_inputs
+from configs.sources import naming_source
+from flows.campaign.inputs import SourcePrompts, has_model_input, run_inputs
 from millrace.doctor.driver import query_gpus
 from millrace.errors import InputError, RunExists
-from millrace.evaluation.examiner import evaluation_sets, with_evaluation_sets
 from millrace.generation.environments.base import environment_class
 from millrace.preflight import model_folder
 from millrace.preflight.memory import check_generator_gpus, check_memory, check_trainer_gpus
@@ -25,7 +24,7 @@ from millrace.preflight.model import check_training, read_model
 from millrace.preflight.model_folder import check_folder_files, check_weight_files
 from millrace.preflight.prompts import check_answers, check_prompts
 from millrace.preflight.vllm import Question as VllmQuestion
-from millrace.preflight.vllm import check_vllm
+from millrace.preflight.vllm import Requests, check_vllm
 from millrace.prompts.dataset import PromptSet, load_prompts
 from millrace.rewards.scorer import make_scorer
 from millrace.runs.provenance import Origin
@@ -67,22 +66,23 @@ def check(
             warm_up(stages_here(config))
         model, wait_for_folder = _check_model(config, here)
         _check_gpu_memory(config, here)
-    check_user_functions(config.training, [config.training.loss.name])
-    set_sources = [evaluation_set.source for evaluation_set in config.evaluation.sets.values()]
-    scorer = make_scorer(config.scoring, config.prompts, set_sources)
+    check_user_functions(config)
+    scorer = make_scorer(config.by_source())
     rewards = scorer.check()
-    environment_class(config.environment.name)
-    prompts = load_prompts(config.prompts)
-    sets = evaluation_sets(config.evaluation, config.prompts, prompts)
-    all_prompts = with_evaluation_sets(prompts, sets)
-    check_answers(scorer, all_prompts)
-    longest = None if model is None else _check_lengths(config, model, all_prompts)
-    inputs = run_inputs(config, prompts=prompts, sets=sets, rewards=rewards, has_model=model is not None)
+    prompts, requests = {}, {}
+    for name, source in config.by_source().items():
+        with naming_source(name):
+            environment_class(source.environment.name)
+            prompts[name] = SourcePrompts.load(source)
+            check_answers(scorer, name, prompts[name].asked)
+            longest = None if model is None else _check_lengths(source, model, prompts[name].asked)
+            requests[name] = _vllm_requests(source, prompts[name].prompts, longest)
+    inputs = run_inputs(config, prompts=prompts, rewards=rewards, has_model=model is not None)
     _check_resume(store, config, run_id, inputs, resume, accept_changed_inputs)
     with leased_devices(config, processes, store.url):
         pass
     if "generate" in here and config.generation.engine == "vllm":
-        check_vllm(_vllm_question(config, prompts, longest, config.generation.replicas))
+        check_vllm(_vllm_question(config, requests, config.generation.replicas))
     if remote_jobs := [job for job in jobs(config) if job.work_pool is not None]:
         # Imported late: only remote jobs need Prefect here.
         from flows.campaign.remote_stages import check_pools
@@ -108,10 +108,13 @@ def check_on_host(config: RunConfig, stages: Collection[str], inputs: Mapping[st
         return
     model, wait_for_folder = _check_model(config, stages)
     _check_gpu_memory(config, stages)
-    prompts = load_prompts(config.prompts)
-    longest = _check_lengths(config, model, prompts)
+    requests = {}
+    for name, source in config.by_source().items():
+        with naming_source(name):
+            prompts = load_prompts(source.prompts)
+            requests[name] = _vllm_requests(source, prompts, _check_lengths(source, model, prompts))
     if uses_vllm:
-        check_vllm(_vllm_question(config, prompts, longest, replicas=1))
+        check_vllm(_vllm_question(config, requests, replicas=1))
     wait_for_folder()
 
 
@@ -160,7 +163,7 @@ def _check_gpu_memory(config: RunConfig, stages: Collection[str]) -> None:
 
 
 def _check_lengths(config: RunConfig, model: Mapping[str, Any], prompts: PromptSet) -> int | None:
-    """Tokens of the longest of `prompts`; None if bootstrap has still to make the tokenizer."""
+    """Tokens of the longest of a source's prompts; None if bootstrap has still to make the tokenizer."""
     return check_prompts(
         config.model,
         config.prompts,
@@ -173,16 +176,22 @@ def _check_lengths(config: RunConfig, model: Mapping[str, Any], prompts: PromptS
     )
 
 
-def check_user_functions(training: TrainingConfig, losses: Sequence[str]) -> None:
-    """Raises InputError for one of `losses` or an advantage, named by its import path, that can't be used."""
-    if any(":" in name for name in (training.advantage, *losses)):
-        # Imported late: torch is slow to import, and only a user's functions need it here.
-        from millrace.training.losses.factory import make_loss
-        from millrace.training.samples import make_estimator
+def check_user_functions(config: RunConfig, losses: Sequence[str] = ()) -> None:
+    """Raises InputError for one of `losses`, by default the configured ones, or an advantage that can't be used.
 
-        make_estimator(training.advantage)
-        for loss in losses:
-            make_loss(training, loss)
+    Only those named by an import path are tried; the error names the source.
+    """
+    for name, training in config.trainings().items():
+        names = losses or [training.loss.name]
+        if any(":" in function for function in (training.advantage, *names)):
+            # Imported late: torch is slow to import, and only a user's functions need it here.
+            from millrace.training.losses.factory import make_loss
+            from millrace.training.samples import make_estimator
+
+            with naming_source(name):
+                make_estimator(training.advantage)
+                for loss in names:
+                    make_loss(training, loss)
 
 
 def _check_resume(
@@ -207,22 +216,30 @@ def _check_resume(
         raise RunExists(f"run {run_id!r} exists already at {store.url}", expected="another --run-id, or --resume")
 
 
-def _vllm_question(config: RunConfig, prompts: PromptSet, longest: int | None, replicas: int) -> VllmQuestion:
-    """`longest`: tokens of the longest prompt; None if only vLLM's process can count them. `replicas`: on this host."""
+def _vllm_requests(source: RunConfig, prompts: PromptSet, longest: int | None) -> Requests:
+    """`longest`: tokens of the longest prompt; None if only vLLM's process can count them."""
+    return Requests(
+        max_new_tokens=source.generation.max_new_tokens,
+        prompts=tuple((prompt.text, prompt.answer) for prompt in prompts.train) if longest is None else (),
+        longest_prompt=longest,
+        environment=source.environment.name,
+    )
+
+
+def _vllm_question(config: RunConfig, requests: Mapping[str, Requests], replicas: int) -> VllmQuestion:
+    """`replicas`: on this host."""
     folder = config.model.path
+    samplings = [source.generation for source in config.by_source().values()]
     return VllmQuestion(
         folder=None if folder is None else str(Path(folder).expanduser()),
         tiny=asdict(choose_recipe(config)),
         dtype=config.generation_dtype,
         engine_args=config.generation.engine_args,
         replicas=replicas,
-        max_new_tokens=config.generation.max_new_tokens,
-        environment=config.environment.name,
+        requests=requests,
         colocated=config.placement.colocated,
-        truncates=config.generation.top_p < 1 or config.generation.top_k is not None,
+        truncates=any(sampling.top_p < 1 or sampling.top_k is not None for sampling in samplings),
         adapters=config.vllm_adapter_arguments,
-        prompts=tuple((prompt.text, prompt.answer) for prompt in prompts.train) if longest is None else (),
-        longest_prompt=longest,
     )
 
 

@@ -8,7 +8,7 @@ status, promotion decision ─► Markdown ─┬─► reports/<attempt>.md in 
 import json
 from typing import Any
 
-from flows.display.key_figures import already_finished, decision_rows, evaluation_rows, figure_rows
+from flows.display.key_figures import already_finished, decision_rows, evaluation_rows, figure_rows, source_rows
 from flows.display.tables import as_markdown
 from millrace.evaluation.promotion import read_decision
 from millrace.runs.record import end_attempt, read_attempt, read_end
@@ -64,7 +64,8 @@ def write_report(store: Store, status: dict[str, Any]) -> str:
     if decision is not None and decision.promoted:
         command = f"millrace export {store.url} --to FOLDER --promoted"
         paragraphs.append(f"`{command}` writes the promoted checkpoint as a Hugging Face folder.")
-    tables = (figure_rows(status), evaluation_rows(status)[-_MAX_EVALUATIONS:], decision_rows(status))
+    evaluations = evaluation_rows(status)[-_MAX_EVALUATIONS:]
+    tables = (figure_rows(status), source_rows(status), evaluations, decision_rows(status))
     paragraphs += [as_markdown(table) for table in tables if table]
     paragraphs.append(f"The run is stored at `{store.url}`.\n")
     markdown = "\n\n".join(paragraphs)

@@ -59,12 +59,17 @@ def _step(shown: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield f"dropped before this step: {', '.join(f'{n:,} {reason}' for reason, n in shown['dropped'].items())}"
     omitted = len(shown["groups"]) > _GROUPS_SHOWN
     some = f", the first {_GROUPS_SHOWN} of {len(shown['groups']):,}; --json gives all" if omitted else ""
-    yield new_table(
+    with_source = len({group["source"] for group in shown["groups"]}) > 1
+    batch = new_table(
         f"batch{some}",
-        left=("group", "prompt"),
+        left=("group", *(("source",) if with_source else ()), "prompt"),
         right=("gen", "versions", "stale", "reward", "advantages", "tokens", "π/μ", "max"),
-        rows=map(_group, shown["groups"][:_GROUPS_SHOWN]),
+        rows=(_group(group, with_source=with_source) for group in shown["groups"][:_GROUPS_SHOWN]),
     )
+    if with_source:
+        # So that it fits into 80 columns.
+        batch.padding = 0
+    yield batch
     numbers = {f"importance_ratio_{name}": value for name, value in shown["ratios"].items()}
     numbers |= {name: value for name, value in shown["measured"].items() if name not in numbers}
     rows = [(name, f"{value:.6g}") for name, value in numbers.items()]
@@ -77,12 +82,13 @@ def _step(shown: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield f"its trajectories: {shown['dashboard']}"
 
 
-def _group(group: Mapping[str, Any]) -> Sequence[Any]:
+def _group(group: Mapping[str, Any], *, with_source: bool) -> Sequence[Any]:
     rewards = [reward for reward in group["rewards"] if reward is not None]
     advantages = [advantage for advantage in group["advantages"] if advantage is not None]
     first, last = group["min_policy_version"], group["max_policy_version"]
     return (
         str(group["group_id"]),
+        *((shortened(group["source"], _PROMPT_WIDTH),) if with_source else ()),
         shortened(group["prompt"], _PROMPT_WIDTH),
         str(group["generator"]),
         str(first) if first == last else f"{first}–{last}",

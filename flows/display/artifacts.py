@@ -3,6 +3,7 @@
     status ─┬─► <run>-progress       a bar, updated in place at most every 10 s
             ├─► <run>-dashboard      a link to the run's page, once `MILLRACE_DASHBOARD_URL` is set
             ├─► <run>-figures        the key figures
+            ├─► <run>-sources        figures of each source, if there are several
             ├─► <run>-evaluations    accuracy of each version evaluated
             └─► <run>-decisions      decisions about staleness and rollbacks
 
@@ -29,7 +30,7 @@ from prefect.artifacts import (
 )
 from prefect.settings import PREFECT_UI_URL
 
-from flows.display.key_figures import already_finished, decision_rows, evaluation_rows, figure_rows
+from flows.display.key_figures import already_finished, decision_rows, evaluation_rows, figure_rows, source_rows
 from flows.display.tables import Row
 from millrace.evaluation.promotion import PromotionDecision
 
@@ -111,6 +112,7 @@ class Artifacts:
             self._linked = True
         for name, rows, description in (
             ("figures", figure_rows(status), "The run in figures"),
+            ("sources", source_rows(status), "Each source: weight, groups, newest reward and accuracy"),
             ("evaluations", evaluation_rows(status), "Accuracy of each version evaluated, with the 95 % interval"),
             ("decisions", decision_rows(status), "The latest decisions about staleness and rollbacks, with reasons"),
         ):

@@ -134,6 +134,26 @@ def evaluation_rows(status: dict[str, Any]) -> list[Row]:
     return rows
 
 
+def source_rows(status: dict[str, Any]) -> list[Row]:
+    """A row per source of a run with several: its weight now, its groups, and its newest reward and accuracy."""
+    sources = status["sources"]
+    total = sum(source["weight"] or 0.0 for source in sources.values())
+    rows = []
+    for name, source in sources.items():
+        weight, trained = source["weight"], f"{source['groups_trained']:,}"
+        rows.append(
+            {
+                "source": name,
+                "weight now": "–" if weight is None else f"{weight:.3g} ({weight / total:.1%})",
+                "groups trained": trained + ("" if (share := source["trained_share"]) is None else f" ({share:.1%})"),
+                "dropped": f"{source['groups_dropped']:,}",
+                "reward": number(source["reward_mean"]),
+                "accuracy": number(source["accuracy"], 3),
+            }
+        )
+    return rows
+
+
 def decision_rows(status: dict[str, Any]) -> list[Row]:
     """A row per decision about staleness or a rollback, of the latest, oldest first."""
     return [
@@ -230,6 +250,6 @@ def _evaluated(result: dict[str, Any]) -> list[Figure]:
 def _accuracy(measures: dict[str, Any], prompts: str) -> str:
     counted, errors = f"{measures['prompts']} {prompts}", measures.get("errors", 0)
     if measures["accuracy"] is None:
-        return f"not scored: the reward failed for all {counted}"
+        return f"not scored: the reward failed for all {counted}, or for all of one source"
     value = f"{accuracy_text(measures['accuracy'])}{interval(measures.get('accuracy_interval'))} of {counted}"
     return f"{value}, {errors} without a score" if errors else value

@@ -4,14 +4,14 @@ import time
 from contextlib import nullcontext, suppress
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
 from rich.table import Table
 
-from flows.display.key_figures import TRAINING, evaluation_line, figures, incident_line, phase, time_line
-from flows.display.tables import echo, plain
+from flows.display.key_figures import TRAINING, evaluation_line, figures, incident_line, phase, source_rows, time_line
+from flows.display.tables import echo, new_table, plain
 from millrace.errors import MillraceError
 from millrace.runs.status import StatusReader
 from millrace.runtime.background import Background
@@ -93,8 +93,11 @@ def plain_line(status: dict[str, Any]) -> str:
     return " | ".join([*parts, *(f"{name} {values[name]}" for name in _IN_A_LINE if name in values)])
 
 
-def panel(status: dict[str, Any]) -> Table:
-    """The run as a small table. Before anything was generated or evaluated it has no figures."""
+def panel(status: dict[str, Any]) -> RenderableType:
+    """The run as a small table, and one of its sources if there are several.
+
+    Before anything was generated or evaluated it has no figures.
+    """
     table = Table(title=plain(f"{status['run_id']}: {phase(status).name}"), title_justify="left", expand=False)
     table.add_column("figure")
     table.add_column("now", min_width=_BAR_WIDTH)
@@ -111,4 +114,8 @@ def panel(status: dict[str, Any]) -> Table:
     ]
     for name, value in rows:
         table.add_row(plain(name), plain(value))
-    return table
+    sources = source_rows(status)
+    if not sources:
+        return table
+    left, *right = sources[0]
+    return Group(table, new_table("", left=[left], right=right, rows=[[*row.values()] for row in sources]))

@@ -1,6 +1,6 @@
 """Reports a running campaign to the Prefect UI, in addition to its tasks.
 
-    status, every 2 s ─┬─► artifacts: progress, figures, evaluations, decisions (`flows.display.artifacts`)
+    status, every 2 s ─┬─► artifacts: progress and tables (`flows.display.artifacts`)
                        └─► nothing moves for `hang_seconds`: the event pipeline.stalled, and a line in the log
 
 A thread reads the store and reports on a best-effort basis: the campaign neither waits for the server nor fails with

@@ -17,6 +17,7 @@ from configs.schema import RunConfig
 from flows.display.tables import TitledTable
 from millrace.errors import InputError
 from millrace.planning.candidate import Candidate, Machine, explicit_values
+from millrace.planning.durations import max_group_size, mean_group_size
 from millrace.planning.gpus import GpuMachine
 from millrace.planning.hardware import GIB, GPUS_PER_HOST, hardware_named
 from millrace.planning.models import model_named, shape_of_folder, shape_of_model
@@ -148,7 +149,7 @@ def _figures(entry: Candidate, plan: Plan) -> dict[str, str]:
         "generator GPUs" if divides_gpus else "generators": entry.generators,
         "mode": entry.mode,
         "slots": f"{_slots(entry)}: generators × groups × responses in flight",
-        "batch": f"{config.training.groups_per_step} × {config.generation.group_size} responses per step",
+        "batch": f"{config.training.groups_per_step} × {mean_group_size(config):g} responses per step",
     }
     if outcome is not None:
         dropped, masked = f"{outcome.dropped_share:.1%}", f"{outcome.masked_token_share:.1%}"
@@ -203,7 +204,7 @@ def _bill(entry: Candidate, plan: Plan, step_seconds: float, gpus: int) -> dict[
 
 def _slots(entry: Candidate) -> str:
     generation = entry.config.generation
-    return f"{generation.replicas} × {generation.groups_per_batch} × {generation.group_size}"
+    return f"{generation.replicas} × {generation.groups_per_batch} × {max_group_size(entry.config)}"
 
 
 def _scalar(value: object) -> str:

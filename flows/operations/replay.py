@@ -118,9 +118,9 @@ def check(request: ReplayRequest) -> RunConfig:
     if request.job == "train":
         check_training(model, config.training)
     if request.job is not None:
-        check_user_functions(config.training, request.losses or [config.training.loss.name])
+        check_user_functions(config, request.losses or ())
     if request.rescore is not None:
-        make_scorer(config.scoring, config.prompts).check()
+        make_scorer(config.by_source()).check()
     # They run one after the other.
     scorers, trainers = config.scoring.replicas if request.rescore else 0, int(request.job == "train")
     for stage, count in (("score", scorers), ("train", trainers)):
@@ -166,7 +166,9 @@ def _config(request: ReplayRequest, source: SourceRun, max_steps: int | None = N
     stored["placement"]["train"] = {}
     settings = list(request.settings)
     if request.rescore is not None:
-        settings.append(f"scoring.reward={request.rescore}")
+        # A setting may give a source another reward than the others.
+        of_sources = [f"sources.{name}.scoring.reward={request.rescore}" for name in stored["sources"]]
+        settings = [*of_sources, *settings, f"scoring.reward={request.rescore}"]
     config = with_overrides(stored, settings, where=source.url)
     if max_steps is None:
         return config

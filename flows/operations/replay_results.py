@@ -8,7 +8,6 @@ from millrace.replay.rescore import compare_scores
 from millrace.replay.results import read_results, read_spec, write_result
 from millrace.replay.source_run import SourceRun
 from millrace.runs.history import read_steps, tokens_per_second
-from millrace.runs.record import latest_attempt
 from millrace.runs.status import StatusReader
 from storage import layout
 from storage.progress import read_status
@@ -34,8 +33,7 @@ def collect(store: Store) -> dict[str, Any]:
     assert spec is not None
     sources = [open_store(url) for url in spec.sources]
     if spec.rescore:
-        scoring = latest_attempt(store).config["scoring"]
-        rescored, changed = compare_scores(SourceRun(sources[0]), store, scoring["reward"], scoring["replicas"])
+        rescored, changed = compare_scores(SourceRun(sources[0]), store)
         write_result(store, "rescored", rescored, table=("changed", changed))
     if spec.job == "train":
         write_result(store, "trained", {"runs": [_training_summary(run) for run in (*sources, store)]})

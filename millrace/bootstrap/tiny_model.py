@@ -1,7 +1,7 @@
 """The start model of a campaign that can download none: a tiny Llama, warm-started on demonstrations.
 
      training prompts ──► demonstrations ──► supervised steps on ──► does it answer as a ──► Hugging Face folder
-                          (some wrong)       "prompt answer <eos>"   demonstrator would?
+     of each source       (some wrong)       "prompt answer <eos>"   demonstrator would?
                                                      ▲                      │ no
                                                      └──────────────────────┘
 
@@ -10,9 +10,11 @@ is confident and often wrong, and learns the right answers from rewards alone. I
 held-out prompt. In an environment, demonstrators who are right have used it, and those who are wrong have not.
 """
 
+import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
@@ -26,15 +28,17 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from configs.prompts import EnvironmentConfig, PromptsConfig
 from configs.recipe import Recipe
+from configs.sources import naming_source
+from configs.stored import DEFAULT_SOURCE
+from configs.task import EnvironmentConfig, PromptsConfig
 from millrace.bootstrap.demonstrations import could_be_demonstrated, dialogue, is_right, right_response
 from millrace.chat.encoder import PromptEncoder
 from millrace.errors import InputError
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.transformers import TransformersEngine
 from millrace.generation.environments.base import Environment, environment_class
-from millrace.generation.environments.episodes import in_environment
+from millrace.generation.environments.episodes import EpisodeRules, Episodes
 from millrace.models.modules import call_at_each_layer
 from millrace.types import Prompt, Sampling
 
@@ -81,79 +85,123 @@ def tiny_llama(shape: Recipe, tokenizer: PreTrainedTokenizerFast, context: int) 
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Lesson:
+    """What the model learns of one source."""
+
+    prompts: Sequence[Prompt]
+    recipe: Recipe
+    """How often its demonstrators err, and when enough is learned."""
+    max_new_tokens: int
+    environment: EnvironmentConfig = _NO_ENVIRONMENT
+
+    def played(self) -> type[Environment] | None:
+        """The class of its environment. Raises InputError if it converses."""
+        environment = environment_class(self.environment.name)
+        if environment is None or issubclass(environment, Environment):
+            return environment
+        expected = "a model with a chat template in model.path"
+        raise InputError(f"{self.environment.name}, which converses", key="environment.name", expected=expected)
+
+    def is_learned(self, imitation_rate: float, accuracy: float) -> bool:
+        """Whether these rates of greedy answers end the warm start."""
+        return imitation_rate >= self.recipe.target_imitation_rate and accuracy <= self.recipe.max_accuracy
+
+
 def bootstrap(
-    prompts: Sequence[Prompt],
+    lessons: Mapping[str, Lesson],
     shape: Recipe,
     folder: Path,
     *,
     seed: int,
-    max_new_tokens: int,
     report: Callable[[int, str], None],
-    environment: EnvironmentConfig = _NO_ENVIRONMENT,
     on_progress: Callable[[], None] = lambda: None,
 ) -> str:
-    """Makes a tiny model and its tokenizer from `prompts`, and saves both to `folder` as a Hugging Face folder.
+    """Makes a tiny model and its tokenizer from `lessons`, by source, saved to `folder` as a Hugging Face folder.
 
     Returns its size and accuracy, as text. `report` receives the step and a line at each measurement of the accuracy;
-    `on_progress` is called at each layer. Deterministic in `seed`, on one machine with one thread count.
+    `on_progress` is called at each layer. Deterministic in `seed`, on one machine with one thread count. Raises
+    InputError, which names the source, for an environment that text can't play.
     """
     started = time.monotonic()
     torch.manual_seed(seed)
     rng = random.Random(seed)
-    played = environment_class(environment.name)
-    if played is not None and not issubclass(played, Environment):
-        expected = "a model with a chat template in model.path"
-        raise InputError(f"{environment.name}, which converses", key="environment.name", expected=expected)
-    tokenizer, model = _fresh(prompts, shape, played, max_new_tokens)
+    played: dict[str, type[Environment] | None] = {}
+    for name, lesson in lessons.items():
+        with naming_source(name):
+            played[name] = lesson.played()
+    tokenizer, model = _fresh([(lesson, played[name]) for name, lesson in lessons.items()], shape)
     call_at_each_layer(model, on_progress)
     optimizer = torch.optim.AdamW(model.parameters(), lr=shape.learning_rate, weight_decay=0.0)
     encoder = PromptEncoder(tokenizer, PromptsConfig())
-    engine = in_environment(
-        lambda stop: TransformersEngine(model, tokenizer, stop=stop), played, encoder, max_turns=environment.max_turns
-    )
-    demonstrated = None if played is None else played()
-    checked = rng.sample(list(prompts), min(_CHECK_PROMPTS, max(1, _CHECK_TOKENS // max_new_tokens), len(prompts)))
+    rules = {
+        name: EpisodeRules(encoder=encoder, environment=played[name], max_turns=lesson.environment.max_turns)
+        for name, lesson in lessons.items()
+    }
+    engine = Episodes(TransformersEngine(model, tokenizer), rules)
+    partners = {name: None if environment is None else environment() for name, environment in played.items()}
+    checked = {name: _sample(lesson, rng) for name, lesson in lessons.items()}
     # A measurement samples token after token; the longer the responses, the more supervised steps it costs.
-    check_every = max(CHECK_EVERY, max_new_tokens // 4)
-    imitation_rate = accuracy = 0.0
+    check_every = max(CHECK_EVERY, *(lesson.max_new_tokens // 4 for lesson in lessons.values()))
+    # Imitation rate and accuracy.
+    rates = dict.fromkeys(lessons, (0.0, 0.0))
     step = 0
-    while step < shape.max_steps and not (
-        imitation_rate >= shape.target_imitation_rate and accuracy <= shape.max_accuracy
-    ):
+    while step < shape.max_steps and not all(lesson.is_learned(*rates[name]) for name, lesson in lessons.items()):
         step += 1
+        # A lesson that is learned leaves most of its demonstrations to the others.
+        shares = {name: 0.25 if lesson.is_learned(*rates[name]) else 1.0 for name, lesson in lessons.items()}
+        total = sum(shares.values())
         batch = [
-            (p, dialogue(p, rng, shape.error_rate, demonstrated)) for p in rng.choices(prompts, k=shape.batch_size)
+            (prompt, dialogue(prompt, rng, lesson.recipe.error_rate, partners[name]))
+            for name, lesson in lessons.items()
+            for prompt in rng.choices(lesson.prompts, k=math.ceil(lesson.recipe.batch_size * shares[name] / total))
         ]
         loss = _supervised_loss(model.train(), tokenizer, batch)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
         if step % check_every == 0:
-            imitation_rate, accuracy = _measure(engine, tokenizer, checked, max_new_tokens)
-            report(
-                step,
-                f"warm start step {step} of at most {shape.max_steps}: loss {loss.item():.3f}, answers like a "
-                f"demonstrator {imitation_rate:.2f} of {shape.target_imitation_rate:.2f}, right {accuracy:.2f}",
+            for name, lesson in lessons.items():
+                rates[name] = _measure(engine, tokenizer, name, checked[name], lesson.max_new_tokens)
+            progress = "; ".join(
+                f"{_of(name)}answers like a demonstrator {rates[name][0]:.2f} of "
+                f"{lesson.recipe.target_imitation_rate:.2f}, right {rates[name][1]:.2f}"
+                for name, lesson in lessons.items()
             )
+            report(step, f"warm start step {step} of at most {shape.max_steps}: loss {loss.item():.3f}, {progress}")
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     size, seconds = sum(parameter.numel() for parameter in model.parameters()), time.monotonic() - started
+    accuracies = ", ".join(f"{_of(name)}{accuracy:.0%}" for name, (_, accuracy) in rates.items())
     return (
-        f"{size:,} parameters, made in {seconds:.0f} s and {step} supervised steps: greedy accuracy {accuracy:.0%} on "
+        f"{size:,} parameters, made in {seconds:.0f} s and {step} supervised steps: greedy accuracy {accuracies} on "
         "training prompts"
     )
 
 
+def _of(source: str) -> str:
+    return "" if source == DEFAULT_SOURCE else f"{source} "
+
+
+def _sample(lesson: Lesson, rng: random.Random) -> list[Prompt]:
+    """The prompts by which it is measured how much of a lesson is learned."""
+    most = min(_CHECK_PROMPTS, max(1, _CHECK_TOKENS // lesson.max_new_tokens), len(lesson.prompts))
+    return rng.sample(list(lesson.prompts), most)
+
+
 def _fresh(
-    prompts: Sequence[Prompt], shape: Recipe, environment: type[Environment] | None, max_new_tokens: int
+    lessons: Sequence[tuple[Lesson, type[Environment] | None]], shape: Recipe
 ) -> tuple[PreTrainedTokenizerFast, LlamaForCausalLM]:
     """A tokenizer with the characters of all prompts and answers, and an untrained model in float32."""
-    texts = [text for prompt in prompts for text in (prompt.text, right_response(prompt))]
-    tokenizer = character_tokenizer(texts if environment is None else [*texts, environment.alphabet])
-    longest = max(len(prompt.text) + len(right_response(prompt)) for prompt in prompts) + 2
-    # A whole response of several turns has to fit behind its prompt.
-    room = longest if environment is None else max_new_tokens
-    return tokenizer, tiny_llama(shape, tokenizer, context=max(64, longest + room))
+    texts, context = [], 64
+    for lesson, environment in lessons:
+        own = [(prompt.text, right_response(prompt)) for prompt in lesson.prompts]
+        texts += [text for pair in own for text in pair] + ([] if environment is None else [environment.alphabet])
+        longest = max(len(prompt) + len(response) for prompt, response in own) + 2
+        # A whole response of several turns has to fit behind its prompt.
+        context = max(context, longest + (longest if environment is None else lesson.max_new_tokens))
+    tokenizer = character_tokenizer(texts)
+    return tokenizer, tiny_llama(shape, tokenizer, context=context)
 
 
 def _supervised_loss(
@@ -183,12 +231,13 @@ def _supervised_loss(
 
 
 def _measure(
-    engine: Engine, tokenizer: PreTrainedTokenizerFast, prompts: Sequence[Prompt], max_new_tokens: int
+    engine: Engine, tokenizer: PreTrainedTokenizerFast, source: str, prompts: Sequence[Prompt], max_new_tokens: int
 ) -> tuple[float, float]:
     """(imitation rate, accuracy) of greedy answers."""
     greedy = Sampling(temperature=0.0, top_p=1.0, max_new_tokens=max_new_tokens)
-    responses = engine.generate([tokenizer(p.text)["input_ids"] for p in prompts], greedy, seed=0, prompts=prompts)
-    texts = [str(tokenizer.decode(list(response.answer_tokens), skip_special_tokens=True)) for response in responses]
-    answered = list(zip(prompts, texts, strict=True))
+    texts = [tokenizer(prompt.text)["input_ids"] for prompt in prompts]
+    responses = engine.generate(texts, greedy, seed=0, prompts=prompts, source=source)
+    answers = [str(tokenizer.decode(list(response.answer_tokens), skip_special_tokens=True)) for response in responses]
+    answered = list(zip(prompts, answers, strict=True))
     imitated = sum(could_be_demonstrated(prompt, text) for prompt, text in answered)
     return imitated / len(prompts), sum(is_right(prompt, text) for prompt, text in answered) / len(prompts)

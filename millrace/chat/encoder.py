@@ -13,8 +13,8 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from configs.prompts import PromptsConfig
 from configs.schema import ModelConfig
+from configs.task import PromptsConfig
 from millrace.chat.base import ChatRenderer, Rendered
 from millrace.chat.family import FamilyRenderer, family_of
 from millrace.chat.template import TemplateRenderer

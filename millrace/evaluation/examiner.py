@@ -3,13 +3,15 @@
 prompts ─► tokens ─► engine ─┬─ greedy, once per prompt ───► reward ─► accuracy ─┐
                              └─ `samples` of each, sampled ► reward ─► pass@k, ──┴─► measures of the set
                                                                        majority
+
+Encoder, environment, sampling and reward are those of the set's source.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from configs.prompts import EvaluationConfig, PromptsConfig
+from configs.task import EvaluationConfig, PromptsConfig
 from millrace.evaluation.measures import Answered, accuracy, answer_given, sampled_measures
 from millrace.evaluation.results import HELD_OUT
 from millrace.models.decoder import decoder_of
@@ -38,7 +40,7 @@ def evaluation_sets(
     """The configured sets by name, the held-out ones of `prompts` first. Raises InputError as `load_prompts` does."""
     sets = {HELD_OUT: EvaluationSet(prompts=prompts.eval, samples=evaluation.samples)}
     for name, further in evaluation.sets.items():
-        loaded = load_source(further.source, config)[: further.num_prompts]
+        loaded = load_source(further.source, config, key=f"evaluation.sets.{name}.source")[: further.num_prompts]
         sets[name] = EvaluationSet(prompts=tuple(loaded), samples=further.samples)
     return sets
 
@@ -55,8 +57,9 @@ class Stopped(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """How answers are drawn and read; the same for every set."""
+    """How the answers to a source's prompts are drawn and read; the same for every set of it."""
 
+    encoder: "PromptEncoder"
     sampling: Sampling
     """For sampled answers; greedy ones may be as long."""
     seed: int
@@ -72,24 +75,20 @@ class Examiner:
     """Measures a policy."""
 
     engine: "Engine"
-    encoder: "PromptEncoder"
     scorer: Scorer
-    rules: Rules
+    rules: Mapping[str, Rules]
+    """By source."""
     still_wanted: Callable[[], bool]
     """Called several times per second, between two tokens."""
 
-    def measure(self, sets: Mapping[str, EvaluationSet]) -> dict[str, Any]:
-        """The measures of all sets as `millrace.evaluation.results` stores them, the held-out set's at the top.
+    def measure(self, source: str, prompt_set: EvaluationSet) -> dict[str, Any]:
+        """The measures of a set of this source, as `millrace.evaluation.results` stores them.
 
         Raises Stopped once `still_wanted` returns False; nothing is in flight then.
         """
-        measured = {name: self._measure(prompts) for name, prompts in sets.items()}
-        held_out = measured.pop(HELD_OUT)
-        return {**held_out, "sets": measured} if measured else held_out
-
-    def _measure(self, prompt_set: EvaluationSet) -> dict[str, Any]:
-        greedy = Sampling(temperature=0.0, top_p=1.0, max_new_tokens=self.rules.sampling.max_new_tokens)
-        answers = self._answers(prompt_set.prompts, greedy, seed=0)
+        rules = self.rules[source]
+        greedy = replace(rules.sampling, temperature=0.0, top_p=1.0, top_k=None)
+        answers = self._answers(source, prompt_set.prompts, greedy, seed=0)
         errors = sum(answer.reward is None for answer in answers)
         estimate = accuracy(answers) if errors < len(answers) else None
         measured = {
@@ -102,24 +101,30 @@ class Examiner:
         if samples == 1:
             return measured
         repeated = [prompt for prompt in prompt_set.prompts for _ in range(samples)]
-        drawn = self._answers(repeated, self.rules.sampling, seed=self.rules.seed)
+        drawn = self._answers(source, repeated, rules.sampling, seed=rules.seed)
         errors = sum(answer.reward is None for answer in drawn)
         by_prompt = [drawn[first : first + samples] for first in range(0, len(drawn), samples)]
         measures = sampled_measures(by_prompt) if errors < len(drawn) else {}
         return {**measured, "samples": samples, "sample_errors": errors, **measures}
 
-    def _answers(self, prompts: Sequence[Prompt], sampling: Sampling, seed: int) -> list[Answered]:
+    def _answers(self, source: str, prompts: Sequence[Prompt], sampling: Sampling, seed: int) -> list[Answered]:
         """One answer per prompt, in order."""
         answers: list[Answered] = []
-        for first in range(0, len(prompts), self.rules.batch_size):
+        batch_size = self.rules[source].batch_size
+        for first in range(0, len(prompts), batch_size):
             # The engine seeds the n-th prompt of a batch with seed + n, so no two prompts share a seed.
-            answers += self._answers_of_batch(prompts[first : first + self.rules.batch_size], sampling, seed + first)
+            answers += self._answers_of_batch(source, prompts[first : first + batch_size], sampling, seed + first)
         return answers
 
-    def _answers_of_batch(self, prompts: Sequence[Prompt], sampling: Sampling, seed: int) -> list[Answered]:
-        tokens = [self.encoder.encode(prompt).tokens for prompt in prompts]
+    def _answers_of_batch(
+        self, source: str, prompts: Sequence[Prompt], sampling: Sampling, seed: int
+    ) -> list[Answered]:
+        rules = self.rules[source]
+        tokens = [rules.encoder.encode(prompt).tokens for prompt in prompts]
         try:
-            responses = self.engine.generate(tokens, sampling, seed=seed, prompts=prompts, each_wait=self._check)
+            responses = self.engine.generate(
+                tokens, sampling, seed=seed, prompts=prompts, each_wait=self._check, source=source
+            )
         except Stopped:
             self.engine.abort()
             raise
@@ -129,15 +134,16 @@ class Examiner:
             (*prompt_tokens, *response.tokens[: len(response.tokens) - len(answer)])
             for prompt_tokens, response, answer in zip(tokens, responses, answers, strict=True)
         ]
-        decode = decoder_of(self.encoder.tokenizer)
+        decode = decoder_of(rules.encoder.tokenizer)
         texts = decode(heads, answers, [response.finish_reason == "stop" for response in responses])
-        scores = self.scorer.score_many(list(zip(prompts, texts, strict=True)), self._check)
+        items = [(source, prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
+        scores = self.scorer.score_many(items, self._check)
         answered: list[Answered] = []
         for text, score, response in zip(texts, scores, responses, strict=True):
             # A response that its environment ended with an error has no reward. Only responses that were scored in time
             # are searched for an answer: on others the pattern may never finish.
             reward = score.reward if response.environment_error is None else None
-            answer = None if reward is None else answer_given(text, self.rules.answer_pattern)
+            answer = None if reward is None else answer_given(text, rules.answer_pattern)
             answered.append(Answered(answer=answer, reward=reward))
         return answered
 

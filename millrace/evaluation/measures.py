@@ -1,6 +1,6 @@
 """How good a policy version is on held-out prompts: figures from scored answers, each with its uncertainty.
 
-one greedy answer per prompt ────► accuracy    mean reward
+one greedy answer per prompt ────► accuracy    mean reward; of several sources: their weighted mean
 n sampled answers per prompt ─┬──► pass@k      for k = 1, 2, 4, … ≤ n: is one of k answers right?
                               └──► majority    is the answer that most of the n give right?
 
@@ -115,3 +115,22 @@ def mean_over_prompts(values: Sequence[float]) -> Estimate:
         return Estimate(value=mean, low=None, high=None)
     half = _Z * stdev(values) / math.sqrt(n)
     return Estimate(value=mean, low=mean - half, high=mean + half)
+
+
+def weighted_mean(estimates: Sequence[tuple[float, Estimate]]) -> Estimate:
+    """The mean of independent estimates (at least one), each with its positive weight, and its 95 % interval.
+
+    The interval's ends are as far from the mean as the root of the summed squares of the weighted distances in the
+    estimates' own intervals, below and above: the MOVER of Zou and Donner (2008), applied to Wilson's intervals as in
+    Zou, Huang and Zhang, "A note on confidence interval estimation for a linear function of binomial proportions"
+    (2009).
+    """
+    total = sum(weight for weight, _ in estimates)
+    value = sum(weight * estimate.value for weight, estimate in estimates) / total
+    below, above = 0.0, 0.0
+    for weight, estimate in estimates:
+        if estimate.low is None or estimate.high is None:
+            return Estimate(value=value, low=None, high=None)
+        below += (weight / total * (estimate.value - estimate.low)) ** 2
+        above += (weight / total * (estimate.high - estimate.value)) ** 2
+    return Estimate(value=value, low=value - math.sqrt(below), high=value + math.sqrt(above))

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from millrace.errors import InputError
-from millrace.evaluation.results import Result, read_result
+from millrace.evaluation.results import Result, comparable, read_result
 from storage import layout
 from storage.checkpoints import Checkpoint, read_latest
 from storage.errors import NotInStore, StreamCorrupt
@@ -32,7 +32,7 @@ class PromotionDecision:
     promoted: bool
     policy_version: int
     accuracy: float | None
-    """Accuracy on held-out prompts; None if it was not measured."""
+    """Accuracy on held-out prompts, of several sources the weighted mean; None if it was not measured."""
     sentence: str
     """The reason, with the numbers, for people."""
     bar: float | None
@@ -71,7 +71,8 @@ def decide(
     """Whether the checkpoint of `policy_version`, with the result `candidate`, is promoted.
 
     Its accuracy must exceed that of the last `promoted` one, or of the `start` model if there is none, by more than
-    `margin`; a margin of None promotes nothing. A version whose result is None has no accuracy.
+    `margin`, both under the candidate's weights of the sources; a margin of None promotes nothing. A version whose
+    result is None has no accuracy.
     """
     bar, passes = promoted or start, False
     if margin is None:
@@ -86,12 +87,14 @@ def decide(
         reason = f"the start model, the first bar, has no accuracy; expected one in {layout.evaluation(0)}"
     else:
         name = "the start model" if promoted is None else f"version {promoted['policy_version']} (promoted last)"
-        if candidate["prompts"] != bar["prompts"]:
+        same = comparable([bar, candidate])
+        if len(same) < 2:
             reason = (
-                f"it was evaluated on {candidate['prompts']} prompts and {name} on {bar['prompts']}, so they can't be "
-                "compared; expected the same prompts"
+                f"it was evaluated on {_prompts(candidate)} and {name} on {_prompts(bar)}, so they can't be compared; "
+                "expected the same prompts"
             )
         else:
+            bar = same[0]
             passes = candidate["accuracy"] > bar["accuracy"] + margin
             reason = (
                 f"its held-out accuracy {candidate['accuracy']:.4f} {'exceeds' if passes else 'does not exceed'} the "
@@ -104,6 +107,12 @@ def decide(
         sentence=f"version {policy_version} is {'promoted' if passes else 'held back'}: {reason}",
         bar=None if bar is None else bar["accuracy"],
     )
+
+
+def _prompts(result: Result) -> str:
+    """The held-out prompts of a result in words, such as `128 prompts of math and 64 prompts of words`."""
+    by_source = [f"{result['sets'][name]['prompts']} prompts of {name}" for name in result.get("weights", ())]
+    return " and ".join(by_source) or f"{result['prompts']} prompts"
 
 
 def read_scored_result(store: Store, policy_version: int) -> Result | None:

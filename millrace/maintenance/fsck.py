@@ -1,6 +1,6 @@
 """Verifies that everything committed is still intact.
 
-    listing ─┬─► results of evaluations, blocks of the curriculum: can be read?
+    listing ─┬─► results of evaluations, blocks of prompts: can be read?
              └─► each log: chain, order, checksums ─► each file that a record names: length, checksum, rows
                   │                                        │
                   ├─► scores match trajectories part by part └─► damaged: a finding; quarantine moves the file
@@ -24,7 +24,7 @@ from millrace.maintenance.contents import Contents, StoredLog, StoredStream
 from millrace.maintenance.cross_checks import check_ledger, contradictions, misaligned_scores
 from millrace.maintenance.orphans import find_orphans
 from millrace.models.start_folder import parse_manifest
-from millrace.prompts.curriculum import parse_block
+from millrace.prompts.blocks import parse_block
 from millrace.runs.decisions import parse_decision
 from millrace.runs.record import AttemptEnd, check_run_id, parse_attempt
 from storage import layout
@@ -114,7 +114,7 @@ _Parse = Callable[[bytes, str], object]
 _SMALL_FILES: list[tuple[str, _Parse, Callable[[int], str] | None]] = [
     (layout.ATTEMPTS, _check_run_record, None),
     (layout.EVALUATIONS, parse_result, None),
-    (layout.CURRICULUM, parse_block, layout.curriculum_block),
+    (layout.PROMPT_BLOCKS, parse_block, layout.prompt_block),
     (layout.DECISIONS, parse_decision, layout.decision),
 ]
 """Folder, how to read its files, and the names of files that are numbered from 0 without gaps."""

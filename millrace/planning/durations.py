@@ -1,14 +1,20 @@
-"""Inputs of a simulation: how long each part of a campaign takes, and how long prompts and responses are."""
+"""Inputs of a simulation: how long each part of a campaign takes, and how long prompts and responses are.
+
+Of several sources these are means by their weights where a plan needs means, and the most of any where it needs room.
+"""
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
+
+from configs.schema import RunConfig
+from configs.sources import SourceConfig
 
 _SAMPLED_GROUPS, _DRAWN_GROUPS = 256, 4096
 
@@ -57,8 +63,9 @@ class Lengths:
 
     groups: Sequence[tuple[int, Sequence[int]]]
     """Tokens of the prompt and of each response, of every group that may be drawn."""
-    group_size: int
-    """A known group with as many responses is kept as it is; otherwise responses are drawn from it."""
+    group_size: int | None
+    """A known group with as many responses is kept as it is; otherwise responses are drawn from it. None: all are kept,
+    because sources have groups of different sizes."""
     max_tokens: int
     """Longer responses are cut off."""
 
@@ -66,7 +73,7 @@ class Lengths:
         """Returns the tokens of the group's prompt, and of each of its responses."""
         rng = random.Random(group_id)
         prompt, responses = rng.choice(self.groups)
-        if len(responses) != self.group_size:
+        if self.group_size is not None and len(responses) != self.group_size:
             responses = rng.choices(responses, k=self.group_size)
         return prompt, [min(self.max_tokens, tokens) for tokens in responses]
 
@@ -101,3 +108,43 @@ def log_normal_lengths(
     drawn = rng.lognormal(math.log(mean) - sigma**2 / 2, sigma, (_DRAWN_GROUPS, group_size))
     groups = [(prompt, responses) for responses in drawn.round().clip(1, max_tokens).astype(int).tolist()]
     return Lengths(groups=groups, group_size=group_size, max_tokens=max_tokens)
+
+
+def with_shares(config: RunConfig) -> list[tuple[float, RunConfig]]:
+    """Returns the share of the groups of each source at the start, and its config."""
+    sources = config.by_source()
+    weights = {name: config.sources.get(name, SourceConfig()).weight for name in sources}
+    total = sum(weights.values())
+    return [(weights[name] / total, source) for name, source in sources.items()]
+
+
+def mean_group_size(config: RunConfig) -> float:
+    """Returns the mean number of responses of a group."""
+    return sum(share * source.generation.group_size for share, source in with_shares(config))
+
+
+def max_group_size(config: RunConfig) -> int:
+    """Returns the number of responses of the largest groups."""
+    return max(source.generation.group_size for source in config.by_source().values())
+
+
+def max_new_tokens(config: RunConfig) -> int:
+    """Returns the greatest length of a response."""
+    return max(source.generation.max_new_tokens for source in config.by_source().values())
+
+
+def common_group_size(config: RunConfig) -> int | None:
+    """Returns the size that all groups have, or None if sources have groups of different sizes."""
+    sizes = {source.generation.group_size for source in config.by_source().values()}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def mixed_lengths(parts: Iterable[tuple[float, Lengths]]) -> Lengths:
+    """Returns lengths of which each part has a share."""
+    parts = list(parts)
+    if len(parts) == 1:
+        return parts[0][1]
+    groups = [
+        group for share, lengths in parts for group in lengths.groups[: max(1, round(share * len(lengths.groups)))]
+    ]
+    return Lengths(groups=groups, group_size=None, max_tokens=max(lengths.max_tokens for _, lengths in parts))

@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 from configs.requests import GivenLengthsConfig
 from configs.schema import RunConfig
 from millrace.errors import InputError
-from millrace.planning.durations import Costs, Lengths, log_normal_lengths
+from millrace.planning.durations import (
+    Costs,
+    Lengths,
+    log_normal_lengths,
+    max_group_size,
+    max_new_tokens,
+    mixed_lengths,
+    with_shares,
+)
 from millrace.planning.generation import KernelTable
 from millrace.planning.hardware import GIB, HOST_COPY_SHARE, Hardware
 from millrace.planning.memory import MemoryReport, generator_memory, trainer_memory
@@ -95,7 +103,10 @@ class GpuMachine:
         )
 
     def lengths(self, config: RunConfig) -> Lengths:
-        """Returns the given lengths, cut off at `generation.max_new_tokens`."""
+        """Returns the given lengths, cut off at `generation.max_new_tokens`, of each source by its weight."""
+        return mixed_lengths((share, self._lengths_of_source(source)) for share, source in with_shares(config))
+
+    def _lengths_of_source(self, config: RunConfig) -> Lengths:
         lengths, generation = self._chosen_lengths(config), config.generation
         return log_normal_lengths(
             prompt=lengths.prompt,
@@ -111,14 +122,14 @@ class GpuMachine:
         generation = config.generation
         means = self.lengths(config).means
         # Prefix caching keeps the prompt of a group once. There is always room for one response of the greatest length.
-        cached = generation.groups_per_batch * (means.prompt + generation.group_size * means.running)
+        cached = generation.groups_per_batch * (means.prompt + max_group_size(config) * means.running)
         generator = generator_memory(
             self.shape,
             self.hardware,
             tensor=generator_gpus(config),
             dtype=_weights_dtype(config),
             kv_dtype=_cache_dtype(config),
-            cached_tokens=max(cached, means.prompt + generation.max_new_tokens),
+            cached_tokens=max(cached, means.prompt + max_new_tokens(config)),
             memory_share=generation.engine_args.get("gpu_memory_utilization"),
         )
         return MemoryReport(
@@ -130,11 +141,16 @@ class GpuMachine:
 
     def assumptions(self, config: RunConfig) -> Mapping[str, str]:
         """Returns lengths, model, hardware and number formats."""
-        lengths, hardware, shape = self._chosen_lengths(config), self.hardware, self.shape
-        source = "--lengths" if self.given_lengths else "a default: give --lengths, or --from a stored run"
+        hardware, shape = self.hardware, self.shape
+        origin = "--lengths" if self.given_lengths else "a default: give --lengths, or --from a stored run"
+        lengths = [(source.generation, self._chosen_lengths(source)) for source in config.by_source().values()]
+        of_sources = "; ".join(
+            f"prompts of {each.prompt:,} tokens, responses log-normal with mean {each.mean:,.0f}, σ {each.sigma:g}, "
+            f"cut off at {generation.max_new_tokens:,}"
+            for generation, each in lengths
+        )
         return {
-            "lengths": f"prompts of {lengths.prompt:,} tokens, responses log-normal with mean {lengths.mean:,.0f}, "
-            f"σ {lengths.sigma:g}, cut off at {config.generation.max_new_tokens:,} ({source})",
+            "lengths": f"{of_sources} ({origin})",
             "model": f"{shape.name}, {shape.parameters / 1e9:.1f} billion parameters",
             hardware.name: f"{hardware.flops['bfloat16'] / 1e12:,.0f} bf16 TFLOP/s, {hardware.memory_bytes / GIB:.0f} "
             f"GiB at {hardware.memory_rate / 1e12:.2f} TB/s, NVLink {hardware.nvlink / 1e9:.0f} GB/s, network "

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from configs.schema import RunConfig
 from millrace.errors import InputError
-from millrace.planning.durations import Lengths
+from millrace.planning.durations import Lengths, common_group_size, max_new_tokens
 from millrace.rollouts.consumed import TRAINED
 from millrace.runs.record import latest_attempt
 from storage import layout
@@ -132,8 +132,8 @@ class MeasuredRun:
 
 def lengths_of(runs: Sequence[MeasuredRun], config: RunConfig) -> Lengths:
     """Returns the lengths of these runs' groups, for a config."""
-    groups, generation = [group for run in runs for group in run.groups()], config.generation
-    return Lengths(groups=groups, group_size=generation.group_size, max_tokens=generation.max_new_tokens)
+    groups = [group for run in runs for group in run.groups()]
+    return Lengths(groups=groups, group_size=common_group_size(config), max_tokens=max_new_tokens(config))
 
 
 def read_measured(store: Store) -> MeasuredRun:

@@ -15,7 +15,7 @@ from typing import Any
 from configs.schema import RunConfig
 from millrace.errors import InputError
 from millrace.planning.candidate import Candidate, Goal, Machine, Simulate, override, simulate_candidate
-from millrace.planning.durations import Costs, Lengths
+from millrace.planning.durations import Costs, Lengths, max_group_size, max_new_tokens, mean_group_size
 from millrace.planning.plan import Plan
 from millrace.planning.simulation import Outcome, simulate
 
@@ -41,7 +41,7 @@ def simulator(steps: int, most_rollouts: int | None = None) -> Simulate:
     """
 
     def run(config: RunConfig, costs: Costs, lengths: Lengths) -> Outcome:
-        rollouts = config.training.groups_per_step * config.generation.group_size
+        rollouts = round(config.training.groups_per_step * mean_group_size(config))
         counted = steps if most_rollouts is None else min(steps, max(_LEAST_STEPS, most_rollouts // rollouts))
         warmup = 2 * (config.effective_max_staleness + 1) + 2
         return simulate(config, costs, lengths, steps=warmup + counted, warmup=warmup)
@@ -173,7 +173,7 @@ class _Search:
         generation = self._config.generation
         if "max_num_seqs" in generation.engine_args:
             # An engine that is limited to a number of requests has as many as it has slots.
-            slots = int(overrides["generation.groups_per_batch"]) * generation.group_size
+            slots = int(overrides["generation.groups_per_batch"]) * max_group_size(self._config)
             overrides = {**overrides, "generation.engine_args.max_num_seqs": slots}
         candidate = override(self._config, overrides, self._machine)
         if candidate is None or candidate.memory is None or candidate.memory.fits:
@@ -186,7 +186,7 @@ class _Search:
             more = True if training.activation_checkpointing else "selective"
             smaller = {"training.activation_checkpointing": more}
         else:
-            fits_responses = tokens >= _LEAST_RESPONSES * generation.max_new_tokens
+            fits_responses = tokens >= _LEAST_RESPONSES * max_new_tokens(self._config)
             smaller = {"training.max_tokens_per_microbatch": tokens} if fits_responses else {}
         return (self._fitted({**overrides, **smaller}) if smaller else None) or candidate
 
@@ -253,14 +253,15 @@ def least_step_seconds(config: RunConfig, costs: Costs, lengths: Lengths) -> flo
     """
     means, training, generation = lengths.means, config.training, config.generation
     is_sync, bound = config.pipeline.mode == "sync", config.effective_max_staleness
-    rollouts = training.groups_per_step * generation.group_size
+    group_size = mean_group_size(config)
+    rollouts = round(training.groups_per_step * group_size)
     train = costs.train(round(rollouts * (means.prompt + means.response)), rollouts) + costs.handover + costs.overhead
     share = training.groups_per_step / generation.replicas
     admitted = share if is_sync else min(generation.groups_per_batch, share * (bound + 1))
-    running = max(1, round(admitted * generation.group_size))
+    running = max(1, round(admitted * group_size))
     context = means.prompt + means.running
     per_token = costs.decode(running, round(running * context))
-    generate = share * generation.group_size * means.response * per_token / running
+    generate = share * group_size * means.response * per_token / running
     generate += costs.prefill(round(share * means.prompt))
     if is_sync:
         return train + generate + costs.push

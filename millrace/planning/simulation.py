@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from configs.schema import RunConfig
-from millrace.planning.durations import Costs, Lengths
+from millrace.planning.durations import Costs, Lengths, max_group_size
 from millrace.planning.generator import SimulatedGenerator, SimulatedGroup
 from millrace.rollouts.staleness import (
     admission_limit,
@@ -77,7 +77,7 @@ class Campaign:
             by_step=self._by_step,
             groups_per_step=self._groups_per_step,
             groups_per_batch=generation.groups_per_batch,
-            group_size=generation.group_size,
+            group_size=max_group_size(config),
         )
         self._generators = [SimulatedGenerator(number, self, slots) for number in range(generation.replicas)]
         self._replicas = {"generate": generation.replicas, "score": config.scoring.replicas, "train": 1}

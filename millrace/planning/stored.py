@@ -17,8 +17,9 @@ from statistics import fmean
 import numpy as np
 
 from configs.schema import RunConfig
+from configs.task import PromptsConfig
 from millrace.errors import InputError
-from millrace.planning.durations import Costs, Lengths
+from millrace.planning.durations import Costs, Lengths, mean_group_size, with_shares
 from millrace.planning.measured import Floats, MeasuredRun, Rollouts, lengths_of, read_measured
 from millrace.planning.simulation import simulate
 from storage.stores.base import Store
@@ -103,7 +104,11 @@ class StoredMachine:
         }
 
     def _alike(self, config: RunConfig) -> Sequence[MeasuredRun]:
-        return [run for run in self.runs if run.config.prompts == config.prompts] or self.runs
+        return [run for run in self.runs if _prompts(run.config) == _prompts(config)] or self.runs
+
+
+def _prompts(config: RunConfig) -> list[tuple[float, PromptsConfig]]:
+    return [(share, source.prompts) for share, source in with_shares(config)]
 
 
 def fit_machine(stores: Sequence[Store], *, cores: float | None = None) -> StoredMachine:
@@ -245,4 +250,4 @@ def _pads(config: RunConfig) -> bool:
 
 
 def _batch(config: RunConfig) -> int:
-    return config.training.groups_per_step * config.generation.group_size
+    return round(config.training.groups_per_step * mean_group_size(config))

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from configs.prompts import EnvironmentConfig, PromptsConfig
 from configs.schema import ModelConfig
+from configs.task import EnvironmentConfig, PromptsConfig
 from millrace.errors import ChatError, InputError, PromptsError
 from millrace.preflight.child import serve
 from millrace.prompts.dataset import PromptSet
@@ -127,9 +127,9 @@ def _name(prompt: Prompt) -> str:
     return f"prompt {prompt.prompt_id}"
 
 
-def check_answers(scorer: Scorer, prompt_set: PromptSet) -> None:
-    """Raises PromptsError, naming the prompt, if no response to some prompt can be scored."""
-    if (unusable := scorer.first_unusable((*prompt_set.train, *prompt_set.eval))) is not None:
+def check_answers(scorer: Scorer, source: str, prompt_set: PromptSet) -> None:
+    """Raises PromptsError, naming the prompt, if no response to some prompt of this source can be scored."""
+    if (unusable := scorer.first_unusable(source, (*prompt_set.train, *prompt_set.eval))) is not None:
         prompt, reason = unusable
         read = f"no response to it can be scored: {reason}"
         raise PromptsError(read, file=f"prompt {prompt.prompt_id} of {prompt.source}")

@@ -21,11 +21,24 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from configs.sources import key_in
 from millrace.errors import InputError
 from millrace.preflight.child import answer_of, serve
 
 _LONGEST_REASON = 300
 _KEY = "generation.engine_args."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requests:
+    """What vLLM will be asked for a source."""
+
+    max_new_tokens: int
+    prompts: Sequence[Sequence[str]]
+    """(text, answer) of each training prompt if bootstrap will make the model; empty otherwise."""
+    longest_prompt: int | None
+    """Tokens of the longest training prompt; None if bootstrap will make the tokenizer."""
+    environment: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,16 +52,12 @@ class Question:
     """Number format of the weights in generators."""
     engine_args: Mapping[str, Any]
     replicas: int
-    max_new_tokens: int
-    prompts: Sequence[Sequence[str]]
-    """(text, answer) of each training prompt if bootstrap will make the model; empty otherwise."""
-    longest_prompt: int | None
-    """Tokens of the longest training prompt; None if bootstrap will make the tokenizer."""
-    environment: str | None = None
+    requests: Mapping[str, Requests]
+    """By source."""
     colocated: bool = False
     """Whether the trainer uses the device while vLLM sleeps."""
     truncates: bool = False
-    """Whether `generation.top_p` or `top_k` leave a part of the vocabulary out."""
+    """Whether `generation.top_p` or `top_k` of any source leave a part of the vocabulary out."""
     adapters: Mapping[str, Any] = field(default_factory=dict)
     """vLLM's arguments for versions that are LoRA adapters; none if they are not."""
 
@@ -72,26 +81,31 @@ def check_vllm(question: Question) -> None:
 
 def answer(values: Mapping[str, Any]) -> None:
     """The child process, for a Question as JSON. Raises InputError. Imports vLLM into this process."""
-    from configs.prompts import EnvironmentConfig
     from configs.recipe import Recipe
-    from millrace.bootstrap.tiny_model import bootstrap
+    from configs.task import EnvironmentConfig
+    from millrace.bootstrap.tiny_model import Lesson, bootstrap
     from millrace.generation.engines.vllm.startup import ENVIRONMENT
     from millrace.types import Prompt
 
-    question = Question(**values)
+    requests = {name: Requests(**each) for name, each in values["requests"].items()}
+    question = Question(**{**values, "requests": requests})
     os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(question.folder or temporary)
         if question.folder is None:
-            bootstrap(
-                [Prompt(prompt_id=text, text=text, answer=answer, source="") for text, answer in question.prompts],
-                Recipe(**{**question.tiny, "max_steps": 0}),
-                folder,
-                seed=0,
-                max_new_tokens=question.max_new_tokens,
-                report=lambda step, line: print(line),
-                environment=EnvironmentConfig(name=question.environment),
-            )
+            recipe = Recipe(**{**question.tiny, "max_steps": 0})
+            lessons = {
+                name: Lesson(
+                    prompts=[
+                        Prompt(prompt_id=text, text=text, answer=answer, source="") for text, answer in each.prompts
+                    ],
+                    recipe=recipe,
+                    max_new_tokens=each.max_new_tokens,
+                    environment=EnvironmentConfig(name=each.environment),
+                )
+                for name, each in requests.items()
+            }
+            bootstrap(lessons, recipe, folder, seed=0, report=lambda step, line: print(line))
         for mistake in _mistakes(question, folder):
             raise mistake
 
@@ -113,12 +127,12 @@ def _mistakes(question: Question, folder: Path) -> Iterator[InputError]:
     if question.colocated and not current_platform.is_sleep_mode_available():
         read = f"true, and vLLM can't sleep on the device it finds here, {current_platform.device_name}"
         yield InputError(read, key="placement.colocated", expected="a GPU, or false")
-    environment = environment_class(question.environment)
+    environments = [environment_class(each.environment) for each in question.requests.values()]
     arguments = vllm_arguments(
         folder,
         dtype=question.dtype,
         engine_args=question.engine_args,
-        reads_text=environment is not None and bool(environment.stop),
+        reads_text=any(environment is not None and environment.stop for environment in environments),
         sleeps=question.colocated,
         truncates=question.truncates,
         adapters=question.adapters,
@@ -255,15 +269,17 @@ def _context(config: Any, question: Question, folder: Path) -> Iterator[InputErr
     from millrace.models.loading import load_tokenizer
 
     context = config.model_config.max_model_len
-    longest = question.longest_prompt
-    if longest is None:
-        texts = [text for text, _ in question.prompts]
-        longest = max(len(tokens) for tokens in load_tokenizer(folder)(texts)["input_ids"])
-    needed = longest + question.max_new_tokens
-    if needed > context:
-        read = f"{context} tokens, the longest prompt has {longest} and generation.max_new_tokens is {needed - longest}"
-        key = f"{_KEY}max_model_len" if "max_model_len" in question.engine_args else "the model's context"
-        yield InputError(read, key=key, expected=f"room for both, {needed} tokens")
+    for source, requests in question.requests.items():
+        longest = requests.longest_prompt
+        if longest is None:
+            texts = [text for text, _ in requests.prompts]
+            longest = max(len(tokens) for tokens in load_tokenizer(folder)(texts)["input_ids"])
+        needed = longest + requests.max_new_tokens
+        if needed > context:
+            limit = key_in(source, "generation.max_new_tokens")
+            read = f"{context} tokens, the longest prompt has {longest} and {limit} is {requests.max_new_tokens}"
+            key = f"{_KEY}max_model_len" if "max_model_len" in question.engine_args else "the model's context"
+            yield InputError(read, key=key, expected=f"room for both, {needed} tokens")
 
 
 def _memory(config: Any, question: Question) -> Iterator[InputError]:

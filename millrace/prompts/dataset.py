@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from configs.prompts import PromptsConfig
+from configs.task import PromptsConfig
 from millrace.errors import PromptsError
 from millrace.prompts.files import read_prompts
 from millrace.prompts.packages import listed_prompts, prompt_sources
@@ -88,7 +88,7 @@ def load_prompts(config: PromptsConfig) -> PromptSet:
             expected = f"more than the {config.num_eval} held out of them (prompts.num_eval)"
             raise PromptsError(f"{len(prompts)} prompts", file=source, expected=expected)
     else:
-        held_out = load_source(eval_source, config)
+        held_out = load_source(eval_source, config, key="prompts.eval_source")
         held_out_asked = {_asked(prompt) for prompt in held_out}
         held_out = held_out[: config.num_eval]
         train = [prompt for prompt in prompts if _asked(prompt) not in held_out_asked]
@@ -97,8 +97,20 @@ def load_prompts(config: PromptsConfig) -> PromptSet:
     return PromptSet(train=tuple(train), eval=tuple(held_out))
 
 
-def load_source(source: str, config: PromptsConfig) -> list[Prompt]:
-    """All prompts of one source, in its order, read as `config` says. Raises as `load_prompts` does."""
+def load_source(source: str, config: PromptsConfig, key: str = "prompts.source") -> list[Prompt]:
+    """All prompts of one source, in its order, read as `config` says. Raises as `load_prompts` does.
+
+    `key` is the one that names the source, for errors.
+    """
+    try:
+        return _load(source, config)
+    except PromptsError as error:
+        if error.key == "prompts.source":
+            error.key = key
+        raise
+
+
+def _load(source: str, config: PromptsConfig) -> list[Prompt]:
     if sources := prompt_sources(source, config):
         listed = listed_prompts(sources)
         return listed if config.chat else [replace(prompt, messages=()) for prompt in listed]

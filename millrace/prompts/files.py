@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from configs.prompts import PromptsConfig
+from configs.task import PromptsConfig
 from millrace.errors import PromptsError, one_line
 from millrace.prompts.answers import EXPECTED, reference_answer
 from millrace.prompts.messages import (
@@ -134,7 +134,8 @@ def _csv_table(source: str, choose: _Choose) -> pa.Table:
     data = pa.BufferReader(_bytes(source))
     # One block, so that a value may be of any length.
     options: dict[str, Any] = {
-        "read_options": pa.csv.ReadOptions(block_size=data.size() + 1),
+        # Without threads, so that an error names its row.
+        "read_options": pa.csv.ReadOptions(block_size=data.size() + 1, use_threads=False),
         "parse_options": pa.csv.ParseOptions(newlines_in_values=True),
     }
     with pa.csv.open_csv(data, **options) as file:

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from configs.prompts import PromptsConfig
+from configs.task import PromptsConfig
 from millrace.errors import MissingExtra, PromptsError, one_line
 from millrace.prompts.messages import checked_messages, checked_text
 from millrace.types import Message, Prompt

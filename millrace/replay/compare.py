@@ -26,6 +26,7 @@ from millrace.replay.source_run import SourceRun
 from millrace.replay.verify import start_trainer
 from millrace.rollouts.masking import mask_truncated
 from millrace.rollouts.scored_group import ScoredGroup
+from millrace.runtime.arguments import attempt_config
 from millrace.training.batch import Microbatch, Sample
 from millrace.training.losses.factory import make_loss
 from millrace.training.samples import samples_of
@@ -51,6 +52,7 @@ def compare(
     and TrainingDiverged.
     """
     training = TrainingConfig.model_validate(run.config["training"])
+    trainings = attempt_config(run.attempt).trainings()
     chosen = [make_loss(training, name) for name in dict.fromkeys(losses)]
     rows = select(run, selection)
     steps = run.groups["step"].to_numpy()[rows]
@@ -72,7 +74,7 @@ def compare(
 
     def samples_in(groups: Sequence[ScoredGroup]) -> list[Sample]:
         masked = [mask_truncated(group, training.selection) for group in groups]
-        return samples_of(masked, training.advantage, original.policy_version, training.selection)
+        return samples_of(masked, training, original.policy_version, trainings)
 
     table: list[Row] = []
     for step, batch in batches.items():

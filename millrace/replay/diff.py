@@ -71,9 +71,10 @@ def diff(store_a: Store, store_b: Store) -> Json:
     stores = (store_a, store_b)
     attempts = [latest_attempt(s) if first is None else attempt_of_step(s, first["step"]) for s in stores]
     made_by = differences(attempts[0].provenance, attempts[1].provenance)
-    rewards = [_verifier_version(run) for run in (run_a, run_b)]
-    if None not in rewards and rewards[0] != rewards[1]:
-        made_by["reward version"] = (rewards[0], rewards[1])
+    of_a, of_b = (_verifier_versions(run) for run in (run_a, run_b))
+    unequal = [source for source in sorted(of_a.keys() & of_b.keys()) if of_a[source] != of_b[source]]
+    if unequal:
+        made_by["reward version"] = (", ".join(of_a[s] for s in unequal), ", ".join(of_b[s] for s in unequal))
     start_a, start_b = read_start_hashes(store_a), read_start_hashes(store_b)
     both = sorted(run_a.checkpoints.keys() & run_b.checkpoints.keys())
     differing = [
@@ -119,11 +120,14 @@ def _unlike(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Json]:
     return [{"name": name, "a": a.get(name), "b": b.get(name)} for name in names if a.get(name) != b.get(name)]
 
 
-def _verifier_version(run: SourceRun) -> str | None:
-    """Version of the reward that scored the first generator's last part; None if it has no scores."""
-    records = run.parts.records[0]
-    scores = run.parts.scores(0, len(records) - 1, ["verifier_version"]) if records else None
-    return None if scores is None else scores.table["verifier_version"][-1].as_py()
+def _verifier_versions(run: SourceRun) -> dict[str, str]:
+    """Versions of the rewards that scored the first generator's last part, by source; none if it has no scores."""
+    last = len(run.parts.records[0]) - 1
+    scores = run.parts.scores(0, last, ["verifier_version"]) if last >= 0 else None
+    if scores is None:
+        return {}
+    sources = run.parts.trajectories(0, last, ["source"]).table["source"]
+    return dict(zip(sources.to_pylist(), scores.table["verifier_version"].to_pylist(), strict=True))
 
 
 _Value = tuple[str, str, Any]

@@ -1,7 +1,7 @@
 """Compares another reward's scores of stored trajectories with the original ones.
 
 ║ trajectories ║ part k ─┐
-║ scores ║  old, part k ─┼─► row by row: agreed? rose? fell? ─► totals, by the prompts' source; every row that changed
+║ scores ║  old, part k ─┼─► row by row: agreed? rose? fell? ─► totals, by source; every row that changed
 ║ scores ║  new, part k ─┘
 """
 
@@ -15,6 +15,8 @@ import pyarrow.compute as pc
 
 from millrace.replay.parts import ScoredParts, Scores
 from millrace.replay.source_run import SourceRun
+from millrace.runs.record import Attempt, latest_attempt
+from millrace.runtime.arguments import attempt_config
 from storage.errors import PartCorrupt, PartRemoved
 from storage.stores.base import Store
 
@@ -25,6 +27,7 @@ CHANGED = pa.schema(
         ("group_id", pa.int64()),
         ("prompt_id", pa.string()),
         ("source", pa.string()),
+        ("prompt_source", pa.string()),
         ("old_reward", pa.float32()),
         ("new_reward", pa.float32()),
     ]
@@ -32,47 +35,58 @@ CHANGED = pa.schema(
 """A row per trajectory whose two rewards differ; null: that verifier failed."""
 
 
-def compare_scores(run: SourceRun, store: Store, reward: str, num_scorers: int) -> tuple[dict[str, Any], pa.Table]:
-    """Compares the scores that `run` trained with and those by `reward` from `num_scorers` scorers in `store`.
+def compare_scores(run: SourceRun, store: Store) -> tuple[dict[str, Any], pa.Table]:
+    """Compares the scores that `run` trained with and those of the replay in `store`.
 
-    Returns totals as JSON, overall and by the source that the prompts name, with a sentence for each part that could
-    not be read; and the rows that changed, as CHANGED. Parts without one of the scores are left out.
+    Returns totals as JSON, overall and by the run's sources, or if it has only one, by the source that the prompts
+    name, with a sentence for each part that could not be read; and the rows that changed, as CHANGED. Parts without one
+    of the scores are left out.
     """
     num_generators = run.config["generation"]["replicas"]
-    rescored = ScoredParts(run.store, num_generators, Scores(store=store, reward=reward, num_scorers=num_scorers))
+    replay = latest_attempt(store)
+    scoring = replay.config["scoring"]
+    scores = Scores(store=store, reward=scoring["reward"], num_scorers=scoring["replicas"])
+    rescored = ScoredParts(run.store, num_generators, scores)
+    columns = ["row_id", "group_id", "prompt_id", "source", "meta"]
     unread: list[str] = []
     tables = [CHANGED.empty_table()]
     for generator, records in enumerate(run.parts.records):
         for part in range(len(records)):
             try:
-                trajectories = run.parts.trajectories(generator, part, ["row_id", "group_id", "prompt_id", "meta"])
+                trajectories = run.parts.trajectories(generator, part, columns)
                 old, new = (parts.scores(generator, part, ["row_id", "reward"]) for parts in (run.parts, rescored))
             except (PartCorrupt, PartRemoved) as error:
                 unread.append(str(error))
                 continue
             if old is not None and new is not None:
                 rows = trajectories.table
-                columns = {
+                values = {
                     "generator": np.full(rows.num_rows, generator),
                     "trajectory_row_id": rows["row_id"],
                     "group_id": rows["group_id"],
                     "prompt_id": rows["prompt_id"],
-                    "source": [str(json.loads(meta).get("source")) for meta in rows["meta"].to_pylist()],
+                    "source": rows["source"],
+                    "prompt_source": [str(json.loads(meta).get("source")) for meta in rows["meta"].to_pylist()],
                     "old_reward": old.table["reward"],
                     "new_reward": new.table["reward"],
                 }
-                tables.append(pa.table(columns).cast(CHANGED))
+                tables.append(pa.table(values).cast(CHANGED))
     compared = pa.concat_tables(tables)
-    sources = sorted(compared["source"].unique().to_pylist())
+    column = "source" if pc.count_distinct(compared["source"]).as_py() > 1 else "prompt_source"
+    sources = sorted(compared[column].unique().to_pylist())
     total, agreed = _summarize(compared)
     totals = {
-        "old_reward": run.config["scoring"]["reward"],
-        "new_reward": reward,
+        "old_reward": _reward_names(run.attempt),
+        "new_reward": _reward_names(replay),
         "total": total,
-        "by_source": {name: _summarize(compared.filter(pc.equal(compared["source"], name)))[0] for name in sources},
+        "by_source": {name: _summarize(compared.filter(pc.equal(compared[column], name)))[0] for name in sources},
         "unread": unread,
     }
     return totals, compared.filter(pa.array(~agreed))
+
+
+def _reward_names(attempt: Attempt) -> str:
+    return ", ".join(dict.fromkeys(config.scoring.reward for config in attempt_config(attempt).by_source().values()))
 
 
 def _summarize(rows: pa.Table) -> tuple[dict[str, float | None], npt.NDArray[np.bool_]]:

@@ -56,6 +56,7 @@ def show(store: Store, step: int, *, dashboard_url: str | None = None) -> dict[s
         groups.append(
             {
                 "group_id": group.group_id,
+                "source": group.source,
                 "generator": group.generator,
                 "first_row_id": group.first_row_id,
                 "prompt_id": prompt.prompt_id,

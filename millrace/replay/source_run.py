@@ -36,7 +36,7 @@ from storage.stores.factory import open_store
 from storage.streams.record import Record
 from storage.streams.stream import read_part, read_removed
 
-_OF_FIRST_ROW = ("incarnation", "generator", "group_id", "staleness", "staleness_in_flight", "t")
+_OF_FIRST_ROW = ("incarnation", "generator", "group_id", "source", "staleness", "staleness_in_flight", "t")
 """Columns of CONSUMED that are the same in all rows of a group."""
 
 

@@ -105,7 +105,8 @@ class _Verification:
         self._verdict = verdict
         self.trainer = start_trainer(run, verdict.from_step)
         self._decisions = read_decisions(run.store)
-        self._training = attempt_config(run.attempt).training
+        config = attempt_config(run.attempt)
+        self._training, self._trainings = config.training, config.trainings()
         self._provenance = provenance(run.config)
 
     def train(self, step: int) -> StepVerdict:
@@ -148,7 +149,7 @@ class _Verification:
                 if used != stored:
                     raise _data_differs(group, index, f"the stored reward is {stored}, the trainer used {used}")
         version = self.trainer.policy_version
-        samples = samples_of(groups, self._training.advantage, version, self._training.selection)
+        samples = samples_of(groups, self._training, version, self._trainings)
         recorded = self._run.advantages(step)
         for (group, index), sample, used in zip(_members(groups), samples, recorded, strict=True):
             stored = float(np.float32(sample.advantage))
@@ -219,9 +220,9 @@ def start_trainer(run: SourceRun, from_step: int, *, one_update: bool = False) -
             Trainer,
             folder,
             training,
+            trainings=config.trainings(),
             dtype=config.model.dtype,
             generation_dtype=config.generation_dtype,
-            max_new_tokens=config.generation.max_new_tokens,
             seed=config.seed,
         )
     expected = f"the model that {run.url} started from"

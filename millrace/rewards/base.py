@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
+from configs.stored import DEFAULT_SOURCE
 from millrace.types import Prompt
 
 ScoreStatus = Literal["ok", "timeout", "error"]
@@ -73,6 +74,8 @@ class Reward(ABC):
     """Maximum number of responses per `score_batch`."""
     options: Mapping[str, Any] = MappingProxyType({})
     """Keyword options that make an equal reward in another process, plain JSON; set by `factory.make_part`."""
+    source: str = DEFAULT_SOURCE
+    """The source that errors name, the first that it is the reward of, or a part of that; set by `Scorer`."""
 
     def load(self) -> None:  # noqa: B027 — most have nothing to load
         """Import and read what scoring needs. Called once, in the process that scores, or that forks those that do.

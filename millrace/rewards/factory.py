@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from configs.scoring import ScoringConfig
+from configs.task import ScoringConfig
 from millrace.errors import InputError
 from millrace.rewards.base import Reward, Score, failed
 from millrace.rewards.exact_match import ExactMatch

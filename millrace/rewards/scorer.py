@@ -1,17 +1,20 @@
-"""Scores lists of responses, each reward in its proper place.
+"""Scores lists of responses, each by the reward of its source, and each reward in its proper place.
 
-(prompt, response) ─┬─ isolated: exact_match with a pattern, math, python, … ─► pool of processes ─┬─► weighted sum
-                    └─ the others: exact_match, reward_model                 ─► this process      ─┘   ─► Score
+                          ┌─ isolated: exact_match with a pattern, math, … ─► pools of processes ─┬─► weighted sum
+source, prompt, response ─┴─ the others: exact_match, reward_model         ─► this process       ─┘   ─► Score
 """
 
+import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from types import TracebackType
-from typing import Self
+from types import MappingProxyType, TracebackType
+from typing import Protocol, Self
 
-from configs.prompts import PromptsConfig
-from configs.scoring import ScoringConfig
+from configs.sources import naming_source
+from configs.stored import DEFAULT_SOURCE
+from configs.task import EvaluationConfig, PromptsConfig, ScoringConfig
 from millrace.errors import InputError
 from millrace.prompts.packages import prompt_sources
 from millrace.rewards.base import Reward, Score, failed
@@ -21,55 +24,94 @@ from millrace.rewards.isolation.sandbox import Limits
 from millrace.rewards.isolation.worker import Task
 from millrace.types import Prompt
 
-Pairs = Sequence[tuple[Prompt, str]]
-"""Prompts, each with a decoded response to it."""
+Item = tuple[str, Prompt, str]
+"""The name of a source, one of its prompts, and a decoded response to that."""
 
 
-def make_scorer(scoring: ScoringConfig, prompts: PromptsConfig, further: Sequence[str] = ()) -> "Scorer":
-    """Make the scorer of a run; it is loaded on entering. Raises InputError for an unusable reward or option.
+class ScoredSource(Protocol):
+    """The sections of a source's config that decide how its responses are scored."""
 
-    `further` are prompt sources besides those of `prompts`.
+    prompts: PromptsConfig
+    scoring: ScoringConfig
+    evaluation: EvaluationConfig
+
+
+def make_scorer(sources: Mapping[str, ScoredSource]) -> "Scorer":
+    """Make the scorer of these sources, as `RunConfig.by_source` returns them; it is loaded on entering.
+
+    Raises InputError, which names the source, for an unusable reward or option.
     """
-    limits = Limits(workers=scoring.workers, timeout_seconds=scoring.timeout_seconds, memory_mb=scoring.memory_mb)
-    named = [source for source in (prompts.source, prompts.eval_source, *further) if source is not None]
-    sources = [package_source.text for source in named for package_source in prompt_sources(source, prompts)]
-    return Scorer(make_reward(scoring, sources), limits)
+    rewards, limits = {}, {}
+    for name, config in sources.items():
+        scoring = config.scoring
+        with naming_source(name):
+            rewards[name] = make_reward(scoring, _package_sources(config))
+        limits[name] = Limits(
+            workers=scoring.workers, timeout_seconds=scoring.timeout_seconds, memory_mb=scoring.memory_mb
+        )
+    return Scorer(rewards, limits)
+
+
+def _package_sources(config: ScoredSource) -> list[str]:
+    prompts = config.prompts
+    named = [prompts.source, prompts.eval_source, *(further.source for further in config.evaluation.sets.values())]
+    return [package.text for source in named if source is not None for package in prompt_sources(source, prompts)]
 
 
 class Scorer:
-    """A reward that is ready to score, within a `with` block; its processes end with the block.
+    """The rewards of all sources, ready to score within a `with` block; their processes end with the block.
 
-    Entering loads the reward and raises InputError if it can't be loaded.
+    Rewards of one name with equal options are loaded once, isolated ones once for each pool. A pool is of rewards with
+    equal limits; pools take turns, so that `Limits.workers` processes work at once. Entering loads the rewards. It
+    raises InputError, which names a source, if one can't be loaded.
     """
 
-    def __init__(self, reward: Reward, limits: Limits | None = None) -> None:
-        self._reward = reward
-        self._parts = reward.parts if isinstance(reward, WeightedSum) else (reward,)
-        self._local = [part for part in self._parts if not part.isolated]
-        self._isolated = [part for part in self._parts if part.isolated]
-        self._pool = Pool(self._isolated, limits or Limits()) if self._isolated else None
-        self.name = reward.name
-        self.version = ""
-        """`Reward.version`, stored with each score."""
+    def __init__(self, rewards: Mapping[str, Reward], limits: Mapping[str, Limits] = MappingProxyType({})) -> None:
+        """`rewards` and `limits`, if not the default ones, by source."""
+        self._rewards = dict(rewards)
+        # By source; those of this process come first.
+        self._parts: dict[str, list[Reward]] = {}
+        loaded: dict[object, Reward] = {}
+        by_pool: dict[tuple[Limits, bool] | None, list[Reward]] = {}
+        for source, reward in rewards.items():
+            self._parts[source] = []
+            for part in sorted(_parts_of(reward), key=lambda part: part.isolated):
+                # In a pool with a reward that needs new processes, all would get new ones.
+                pool = (limits.get(source, Limits()), part.fresh) if part.isolated else None
+                key = (pool, part.name, json.dumps(dict(part.options), sort_keys=True))
+                if key not in loaded:
+                    loaded[key] = part
+                    part.source = source
+                    by_pool.setdefault(pool, []).append(part)
+                self._parts[source].append(loaded[key])
+        self._local = by_pool.pop(None, [])
+        self._pools = [(Pool(parts, pool[0]), parts) for pool, parts in by_pool.items() if pool is not None]
+        self.versions: dict[str, str] = {}
+        """`Reward.version` of each source's reward, stored with each score."""
         self.on_first_failure: Callable[[str], None] = lambda sentence: None
-        """Called at once, and only once, when a response gets no score."""
-        self._has_failed = False
+        """Called at once, and only once for each source, when a response gets no score."""
+        self._have_failed: set[str] = set()
 
     def check(self) -> dict[str, str]:
-        """Load the isolated rewards in a process that then ends; the others were checked when they were made.
+        """Load the isolated rewards in processes that then end; the others were checked when they were made.
 
-        Returns the versions of the rewards that are known so far. Raises InputError as entering does.
+        Returns the versions of the rewards that are known so far, by name; if rewards of one name have different
+        versions, the further ones by name and source. Raises InputError as entering does.
         """
-        versions = {part.name: part.version for part in self._local if hasattr(part, "version")}
-        if self._pool is not None:
-            with self._pool as pool:
-                versions |= pool.versions
-        return versions
+        versions = {part: part.version for part in self._local if hasattr(part, "version")}
+        for pool, parts in self._pools:
+            with pool:
+                versions |= zip(parts, pool.versions, strict=True)
+        by_name: dict[str, str] = {}
+        for part, version in versions.items():
+            is_first = by_name.get(part.name, version) == version
+            by_name[part.name if is_first else f"{part.name} of {part.source}"] = version
+        return by_name
 
-    def first_unusable(self, prompts: Iterable[Prompt]) -> tuple[Prompt, str] | None:
-        """Return the first prompt whose answer makes every response to it fail, with the reason."""
+    def first_unusable(self, source: str, prompts: Iterable[Prompt]) -> tuple[Prompt, str] | None:
+        """Return the first of a source's prompts whose answer makes every response to it fail, with the reason."""
         for prompt in prompts:
-            for part in self._parts:
+            for part in self._parts[source]:
                 try:
                     part.check_answer(prompt.answer)
                 except ValueError as error:
@@ -77,91 +119,116 @@ class Scorer:
         return None
 
     def __enter__(self) -> Self:
-        for part in self._local:
-            part.load()
-        versions = {part.name: part.version for part in self._local}
-        if self._pool is not None:
-            versions |= self._pool.__enter__().versions
-        reward = self._reward
-        self.version = reward.combine_versions(versions) if isinstance(reward, WeightedSum) else versions[reward.name]
+        with ExitStack() as stack:
+            for part in self._local:
+                with naming_source(part.source):
+                    part.load()
+            versions = {part: part.version for part in self._local}
+            for pool, parts in self._pools:
+                versions |= zip(parts, stack.enter_context(pool).versions, strict=True)
+            self._processes = stack.pop_all()
+        for source, reward in self._rewards.items():
+            by_name = {part.name: versions[part] for part in self._parts[source]}
+            self.versions[source] = (
+                reward.combine_versions(by_name) if isinstance(reward, WeightedSum) else by_name[reward.name]
+            )
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._pool is not None:
-            self._pool.__exit__(kind, error, traceback)
+        self._processes.close()
 
-    def score_many(self, pairs: Pairs, each: Callable[[], None] = lambda: None) -> list[Score]:
-        """Return one score per pair, in order. `each` is called repeatedly meanwhile.
+    def score_many(self, items: Sequence[Item], each: Callable[[], None] = lambda: None) -> list[Score]:
+        """Return one score per item, in order. `each` is called repeatedly meanwhile.
 
         Raises only for faults that no response caused, such as the loss of the fork server.
         """
-        scores = {part.name: self._score_here(part, pairs, each) for part in self._local}
-        if self._pool is not None:
-            names = [part.name for part in self._isolated]
-            tasks = [Task(reward=name, prompt=prompt, response=text) for name in names for prompt, text in pairs]
-            by_number: dict[int, Score] = {}
-            for number, score in self._pool.score(tasks, each):
-                by_number[number] = score
-                self._report_failure(tasks[number].reward, tasks[number].prompt, score)
-            for part, name in enumerate(names):
-                scores[name] = [by_number[part * len(pairs) + row] for row in range(len(pairs))]
-        reward = self._reward
-        if not isinstance(reward, WeightedSum):
-            return scores[reward.name]
-        rows = [dict(zip(scores, row, strict=True)) for row in zip(*scores.values(), strict=True)]
-        return [replace(reward.combine(row), seconds=sum(score.seconds for score in row.values())) for row in rows]
+        rows_of: dict[Reward, list[int]] = {}
+        for row, (source, _, _) in enumerate(items):
+            for part in self._parts[source]:
+                rows_of.setdefault(part, []).append(row)
+        scores: list[dict[Reward, Score]] = [{} for _ in items]
+        for part in self._local:
+            rows = rows_of.get(part, [])
+            for row, score in zip(rows, self._score_here(part, [items[row] for row in rows], each), strict=True):
+                scores[row][part] = score
+        for pool, parts in self._pools:
+            places = [(number, row) for number, part in enumerate(parts) for row in rows_of.get(part, [])]
+            tasks = [Task(reward=number, prompt=items[row][1], response=items[row][2]) for number, row in places]
+            for task, score in pool.score(tasks, each):
+                number, row = places[task]
+                scores[row][parts[number]] = score
+                self._report_failure(parts[number], items[row], score)
+        return [self._total(source, scores[row]) for row, (source, _, _) in enumerate(items)]
 
-    def _score_here(self, part: Reward, pairs: Pairs, each: Callable[[], None]) -> list[Score]:
+    def _total(self, source: str, scores: Mapping[Reward, Score]) -> Score:
+        reward, by_name = self._rewards[source], {part.name: scores[part] for part in self._parts[source]}
+        if not isinstance(reward, WeightedSum):
+            return by_name[reward.name]
+        return replace(reward.combine(by_name), seconds=sum(score.seconds for score in by_name.values()))
+
+    def _score_here(self, part: Reward, items: Sequence[Item], each: Callable[[], None]) -> list[Score]:
         scores: list[Score] = []
-        for first in range(0, len(pairs), part.batch_size):
-            batch = pairs[first : first + part.batch_size]
+        for first in range(0, len(items), part.batch_size):
+            batch = items[first : first + part.batch_size]
             started = time.perf_counter()
             try:
-                results = part.score_batch(batch)
+                results = part.score_batch([(prompt, response) for _, prompt, response in batch])
             except Exception as error:  # noqa: BLE001 — as in `safe_score`
                 results = [failed(f"{type(error).__name__}: {error}")] * len(batch)
             seconds = (time.perf_counter() - started) / len(batch)
-            for (prompt, _), score in zip(batch, results, strict=True):
+            for item, score in zip(batch, results, strict=True):
                 scores.append(replace(score, seconds=seconds))
-                self._report_failure(part.name, prompt, score)
+                self._report_failure(part, item, score)
             each()
         return scores
 
-    def _report_failure(self, name: str, prompt: Prompt, score: Score) -> None:
-        if score.status != "ok" and not self._has_failed:
-            self._has_failed = True
+    def _report_failure(self, part: Reward, item: Item, score: Score) -> None:
+        source, prompt, _ = item
+        if score.status != "ok" and source not in self._have_failed:
+            self._have_failed.add(source)
+            of_source = "" if source == DEFAULT_SOURCE else f" of source {source}"
             self.on_first_failure(
-                f"the reward {name} failed for a response to prompt {prompt.prompt_id}: {score.error}"
+                f"the reward {part.name} failed for a response to prompt {prompt.prompt_id}{of_source}: {score.error}"
             )
 
 
-class FailingReward:
-    """Ends a run whose reward fails for every response: it would generate and drop groups forever.
+def _parts_of(reward: Reward) -> Sequence[Reward]:
+    return reward.parts if isinstance(reward, WeightedSum) else (reward,)
 
-    Counts the responses in a row without a score in this process, up to a step's worth, `responses_per_step`.
+
+class FailingReward:
+    """Ends a run with a source whose reward fails for every response: it would generate and drop groups forever.
+
+    Counts the responses of each source in a row without a score in this process, up to those of a whole step.
     """
 
-    def __init__(self, reward: str, responses_per_step: int) -> None:
-        self._reward = reward
+    def __init__(self, rewards: Mapping[str, str], responses_per_step: Mapping[str, int]) -> None:
+        """`rewards` are the names of the rewards; both are by source."""
+        self._rewards = rewards
         self._responses_per_step = responses_per_step
-        self._errors: list[str] = []
+        self._errors: dict[str, list[str]] = {source: [] for source in rewards}
 
-    def check(self, errors: Sequence[str | None]) -> None:
-        """Count further responses. `errors`: per response the reason why it got no score, None if it got one.
+    def check(self, results: Iterable[tuple[str, str | None]]) -> None:
+        """Count further responses: the source of each, and the reason why it got no score, None if it got one.
 
-        Raises InputError once there are too many without a score.
+        Raises InputError, which names the source, once there are too many without a score.
         """
-        for error in errors:
-            self._errors = [] if error is None else [*self._errors, error]
-        if len(self._errors) < self._responses_per_step:
-            return
-        # The error of a system call that the sandbox refuses.
-        is_sandboxed = "Operation not permitted" in self._errors[0]
-        raise InputError(
-            f"{self._reward}, and none of the last {len(self._errors):,} responses, a whole step's worth, got a score; "
-            f"the first error: {self._errors[0]}",
-            key="scoring.reward",
-            expected="a reward that needs no network, process or written file" if is_sandboxed else None,
-        )
+        for source, error in results:
+            if error is None:
+                self._errors[source] = []
+            else:
+                self._errors[source].append(error)
+        for source, errors in self._errors.items():
+            if len(errors) < self._responses_per_step[source]:
+                continue
+            # The error of a system call that the sandbox refuses.
+            is_sandboxed = "Operation not permitted" in errors[0]
+            with naming_source(source):
+                raise InputError(
+                    f"{self._rewards[source]}, and none of the last {len(errors):,} responses, a whole step's worth, "
+                    f"got a score; the first error: {errors[0]}",
+                    key="scoring.reward",
+                    expected="a reward that needs no network, process or written file" if is_sandboxed else None,
+                )

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,29 +20,32 @@ def trajectory_table(
     trajectories: Sequence[Trajectory],
     *,
     first_row_id: int,
-    sampling: Sampling,
+    sampling: Mapping[str, Sampling],
     incarnation: int,
     generator: int,
     epoch: int,
 ) -> pa.Table:
     """Rows of `TRAJECTORY`, in the order of the trajectories.
 
-    `incarnation` is that of the trainer whose weights sampled them, `epoch` that of the stream's writer.
+    `sampling` is by source. `incarnation` is that of the trainer whose weights sampled them, `epoch` that of the
+    stream's writer.
     """
     num = len(trajectories)
     requests = [trajectory.request for trajectory in trajectories]
+    samplings = [sampling[request.source] for request in requests]
     starts = [trajectory.message_starts for trajectory in trajectories]
     return rows_of(
         trajectories,
         TRAJECTORY,
         incarnation=incarnation,
         row_id=range(first_row_id, first_row_id + num),
+        source=[request.source for request in requests],
         prompt_id=[trajectory.prompt.prompt_id for trajectory in trajectories],
         prompt_tokens=column_of_lists([request.prompt_tokens for request in requests], np.int32),
         finish_reason=[trajectory.response.finish_reason for trajectory in trajectories],
-        temperature=[sampling.temperature] * num,
-        top_p=[sampling.top_p] * num,
-        max_new_tokens=[sampling.max_new_tokens] * num,
+        temperature=[of_row.temperature for of_row in samplings],
+        top_p=[of_row.top_p for of_row in samplings],
+        max_new_tokens=[of_row.max_new_tokens for of_row in samplings],
         generator=[generator] * num,
         epoch=[epoch] * num,
         seed=[request.seed for request in requests],

@@ -10,14 +10,17 @@ count.
 """
 
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from millrace.rollouts.lineage import surviving
+from millrace.rollouts.ledger import Amount
+from millrace.rollouts.lineage import Lineage, Survivors, surviving
 from millrace.rollouts.scored_group import LostPart, ScoredGroup
 from millrace.rollouts.staleness import staleness
 from storage import layout
@@ -36,6 +39,51 @@ def read_consumed(store: Store) -> pa.Table:
     rows = pa.concat_tables([CONSUMED.empty_table(), *(part.table for part in iter(reader.next, None))])
     incarnations, versions = (rows[name].to_numpy() for name in ("incarnation", "policy_version"))
     return rows.filter(pa.array(surviving(incarnations, versions))).combine_chunks()
+
+
+class SourceLedger:
+    """What a trainer of this lineage, and its ancestors, consumed of each source. Unreadable parts are skipped."""
+
+    def __init__(self, store: Store, lineage: Lineage) -> None:
+        # By source and outcome.
+        self._amounts = defaultdict[str, dict[str, Amount]](dict)
+        # By source, and whether any of the group was trained.
+        self._groups = Counter[tuple[str, bool]]()
+        columns = ["incarnation", "policy_version", "source", "group_id", "outcome", "tokens"]
+        survivors = Survivors(lineage.until)
+        for part in StreamReader(store, layout.CONSUMED, CONSUMED, columns=columns).readable():
+            incarnations, versions = (part.table[name].to_numpy() for name in ("incarnation", "policy_version"))
+            self.add(part.table.filter(pa.array(survivors.mask(incarnations, versions))))
+
+    def add(self, rows: pa.Table) -> None:
+        """Counts rows of CONSUMED: whole steps."""
+        amounts = rows.group_by(["source", "outcome"], use_threads=False).aggregate(
+            [("tokens", "count"), ("tokens", "sum")]
+        )
+        for row in amounts.to_pylist():
+            of_source, outcome = self._amounts[row["source"]], row["outcome"]
+            amount = Amount(rollouts=row["tokens_count"], tokens=row["tokens_sum"])
+            of_source[outcome] = of_source.get(outcome, Amount()) + amount
+        # Groups of rolled-back weights are generated again. Of those of a damaged part the source is not known.
+        rows = rows.filter(pc.and_(pc.greater_equal(rows["group_id"], 0), pc.not_equal(rows["outcome"], "rolled_back")))
+        rows = rows.append_column("trained", pc.equal(rows["outcome"], TRAINED))
+        groups = rows.group_by(["source", "group_id"], use_threads=False).aggregate([("trained", "any")])
+        for row in groups.to_pylist():
+            self._groups[row["source"], row["trained_any"]] += 1
+
+    def to_json(self) -> dict[str, dict[str, Any]]:
+        """By source: its groups and amounts, as in `millrace.rollouts.ledger`; `` is that of damaged parts."""
+        return {
+            source: {
+                "groups_trained": self._groups[source, True],
+                "groups_dropped": self._groups[source, False],
+                "trained": amounts.get(TRAINED, Amount()).to_json(),
+                "dropped": {
+                    outcome: amount.to_json() for outcome, amount in sorted(amounts.items()) if outcome != TRAINED
+                },
+            }
+            for source, amounts in sorted(self._amounts.items())
+        }
 
 
 class ConsumedWriter:
@@ -66,8 +114,8 @@ class ConsumedWriter:
         advantages: Iterable[float],
         trainer_logprobs: Sequence[npt.NDArray[np.float32]],
         trainer_versions: Sequence[int] | None = None,
-    ) -> None:
-        """Writes the step that made `policy_version` and trained `groups`, in this order.
+    ) -> pa.Table:
+        """Writes the step that made `policy_version` and trained `groups`, in this order. Returns its rows of CONSUMED.
 
         `advantages` and `trainer_logprobs` have one item per trained trajectory. `trainer_versions` has one per group,
         the trainer's version when it took the group; by default the previous version.
@@ -92,7 +140,9 @@ class ConsumedWriter:
         columns: dict[str, object] = {name: [row[name] for row in trained_rows] for name in names}
         columns["trainer_logprobs"] = list(trainer_logprobs)
         self._append(self._logprobs, pa.Table.from_pydict(columns, schema=TRAINER_LOGPROBS), policy_version)
-        self._append(self._consumed, pa.Table.from_pylist(rows, schema=CONSUMED), policy_version)
+        consumed = pa.Table.from_pylist(rows, schema=CONSUMED)
+        self._append(self._consumed, consumed, policy_version)
+        return consumed
 
     def flush(self) -> None:
         """Makes both durable up to the last step."""
@@ -123,6 +173,7 @@ def _group_rows(group: ScoredGroup, outcomes: Sequence[str], staleness: int) -> 
             "generator": group.generator,
             "trajectory_row_id": group.first_row_id + i,
             "group_id": group.group_id,
+            "source": group.source,
             "sample_index": i,
             "outcome": outcome,
             "staleness": staleness,
@@ -147,6 +198,7 @@ def _lost(part: LostPart, reason: str) -> list[dict[str, object]]:
             "generator": part.generator,
             "trajectory_row_id": first + i,
             "group_id": -1,
+            "source": "",
             "sample_index": i,
             "outcome": reason,
             "staleness": 0,

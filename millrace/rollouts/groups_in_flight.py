@@ -17,6 +17,8 @@ from millrace.types import Prompt, Request, Trajectory
 
 @dataclass(kw_only=True)
 class _Group:
+    size: int
+    """Responses of the whole group."""
     policy_version: int
     """Oldest weights that may have sampled a token of the group."""
     t_admitted: float
@@ -32,10 +34,9 @@ class _Group:
 
 
 class GroupsInFlight:
-    """Groups of `group_size` trajectories each. `run_seed` is the run's seed."""
+    """Groups of trajectories. `run_seed` is the run's seed."""
 
-    def __init__(self, group_size: int, run_seed: int) -> None:
-        self._group_size = group_size
+    def __init__(self, run_seed: int) -> None:
         self._run_seed = run_seed
         self._groups: dict[int, _Group] = {}
 
@@ -67,8 +68,11 @@ class GroupsInFlight:
         t_admitted: float,
         begun: Mapping[int, Trajectory] | None = None,
         message_starts: tuple[tuple[str, int], ...] = (),
+        *,
+        source: str,
+        group_size: int,
     ) -> list[Request]:
-        """Adds a group, and returns its requests to the engine.
+        """Adds a group of `group_size` responses, and returns its requests to the engine.
 
         `policy_version` is that of the weights, `t_admitted` is in unix seconds. `begun` maps sample indexes to
         responses of an earlier process: a finished one is not requested again, of an unfinished one only the rest.
@@ -77,15 +81,17 @@ class GroupsInFlight:
         begun = begun or {}
         versions = [version for member in begun.values() for version, _ in member.response.version_spans]
         group = _Group(
+            size=group_size,
             policy_version=min([policy_version, *versions]),
             t_admitted=min([t_admitted, *(member.request.t_admitted for member in begun.values())]),
         )
-        for i in range(self._group_size):
+        for i in range(group_size):
             request = Request(
                 group_id=group_id,
                 sample_index=i,
                 prompt_tokens=prompt_tokens,
                 seed=derived_seed(self._run_seed, group_id, i),
+                source=source,
                 prompt=prompt,
                 message_starts=message_starts,
                 t_admitted=group.t_admitted,
@@ -113,8 +119,8 @@ class GroupsInFlight:
         """Removes the complete groups. Returns their trajectories, in the order in which the groups were admitted."""
         taken: list[Trajectory] = []
         for group_id, group in list(self._groups.items()):
-            if len(group.finished) == self._group_size:
-                taken += [group.finished[i] for i in range(self._group_size)]
+            if len(group.finished) == group.size:
+                taken += [group.finished[i] for i in range(group.size)]
                 del self._groups[group_id]
         return taken
 

@@ -13,6 +13,7 @@ A restarted trainer begins a new window.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import nan
 
 import numpy as np
 import numpy.typing as npt
@@ -70,7 +71,7 @@ class LengthBias:
         self._steps[-1] += np.array([_sums(group, trained), _sums(group, taken)])
 
     def step(self) -> Ratios:
-        """Ends a step, which trained at least one response. Returns the ratios of the window."""
+        """Ends a step. Returns the ratios of the window; those of means without a response are not a number."""
         window = list(self._steps)[-STEPS:]
         self._steps.append(np.zeros((2, 4)))
         (length, reward), (taken_length, taken_reward) = (_means(sums) for sums in np.sum(window, axis=0))
@@ -101,4 +102,4 @@ def _sums(group: ScoredGroup | LostPart, members: Sequence[int]) -> list[float]:
 def _means(sums: Values) -> tuple[float, float]:
     """Mean length and mean reward."""
     rollouts, tokens, num_rewards, rewards = sums.tolist()
-    return tokens / rollouts, rewards / num_rewards
+    return tokens / rollouts if rollouts else nan, rewards / num_rewards if num_rewards else nan

@@ -130,7 +130,13 @@ class _GeneratorStream:
             record = damaged
             taken = self._taken_earlier.pop(number, _Taken())
             left = Amount(rollouts=record.rows, tokens=record.tokens) - taken.amount
-            lost = LostPart(generator=self.generator, record=record, left=left, reason=str(error))
+            lost = LostPart(
+                generator=self.generator,
+                record=record,
+                left=left,
+                num_groups=len(record.group_ids) - len(taken.rows),
+                reason=str(error),
+            )
             groups, group_ids = [lost] if left.rollouts else [], None
         if self._lineage.holds(record.incarnation, record.max_policy_version):
             pass_part(self._groups, self._path, record, group_ids)

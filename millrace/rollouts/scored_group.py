@@ -20,6 +20,8 @@ class ScoredGroup:
     """G trajectories of one prompt, with their scores."""
 
     group_id: int
+    source: str
+    """Name of the source in the config."""
     generator: int
     first_row_id: int
     """Position of its first row in the generator's stream."""
@@ -57,6 +59,10 @@ class ScoredGroup:
     """[G]; None where the reward failed."""
     components: list[str]
     """[G] JSON object: the components of each reward by name."""
+    response_seconds: npt.NDArray[np.float64]
+    """[G] from the request of each response's first token to its last token."""
+    score_seconds: npt.NDArray[np.float32]
+    """[G] duration of each verification."""
     min_policy_versions: npt.NDArray[np.int64]
     """[G] oldest version that sampled a token of each."""
     max_policy_versions: npt.NDArray[np.int64]
@@ -155,6 +161,8 @@ class LostPart:
     """Its commit record, which is sound."""
     left: Amount
     """Rows that were not taken before the damage."""
+    num_groups: int
+    """Groups that were not."""
     reason: str
     """The file, the record and the damage."""
 
@@ -184,8 +192,11 @@ def zip_groups(trajectories: Part, scores: Part, generator: int, scores_path: st
     by_member: dict[str, Any] = {name: list_slices(table[name]) for name in ("prompt_tokens", *RESPONSE_LISTS)}
     by_member["truncated"] = pc.equal(table["finish_reason"], "length").to_pylist()
     by_member["rewards"] = scored["reward"].to_pylist()
+    response_seconds = table["t_finished"].to_numpy() - table["t_started"].to_numpy()
+    score_seconds = scored["seconds"].to_numpy()
     oldest, newest = table["min_policy_version"].to_numpy(), table["max_policy_version"].to_numpy()
-    by_group = {name: table[name] for name in ("group_id", "max_new_tokens", "incarnation", "temperature", "meta")}
+    names = ("group_id", "source", "max_new_tokens", "incarnation", "temperature", "meta")
+    by_group = {name: table[name] for name in names}
     return [
         ScoredGroup(
             **{name: values[start:end] for name, values in by_member.items()},
@@ -194,6 +205,8 @@ def zip_groups(trajectories: Part, scores: Part, generator: int, scores_path: st
             first_row_id=trajectories.record.first_row_id + start,
             masked_tokens=[0] * (end - start),
             components=scored["components"][start:end].to_pylist(),
+            response_seconds=response_seconds[start:end],
+            score_seconds=score_seconds[start:end],
             min_policy_versions=oldest[start:end],
             max_policy_versions=newest[start:end],
             part_max_policy_version=trajectories.record.max_policy_version,

@@ -19,14 +19,15 @@ ten steps' worth of groups without spread raise an event, at most once a minute.
 import json
 import math
 import time
-from collections import deque
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Collection, Mapping
 
 from configs.training import SelectionConfig
 from millrace.rollouts.scored_group import ScoredGroup
 
 ZERO_ADVANTAGE = "zero_advantage"
 """The drop_reason of such a group."""
+_SHARE = "zero_advantage_share"
 _WINDOW_STEPS, _STARVING = 10, 0.9
 """A run is starving if at least this share of the groups of the last steps had no spread: at 0.9, a step takes ten
 times its groups."""
@@ -62,8 +63,8 @@ class SpreadFilter:
     def __init__(self, config: SelectionConfig, groups_per_step: int) -> None:
         self._config = config
         self._recent: deque[bool] = deque(maxlen=_WINDOW_STEPS * groups_per_step)
-        # Since the last step: groups, and those without spread.
-        self._taken = self._without = 0
+        # Since the last step, by source: groups, and those without spread.
+        self._taken, self._without = Counter[str](), Counter[str]()
         self._t_event = -math.inf
 
     def drop_reason(self, group: ScoredGroup) -> str | None:
@@ -71,15 +72,22 @@ class SpreadFilter:
         rewards = shaped_rewards(group, self._config)
         spread = min(rewards) < max(rewards)
         self._recent.append(spread)
-        self._taken += 1
-        self._without += not spread
+        self._taken[group.source] += 1
+        self._without[group.source] += not spread
         return ZERO_ADVANTAGE if self._config.drop_zero_advantage and not spread else None
 
-    def step(self) -> float:
-        """Ends a step. Returns the share of its groups, dropped ones included, without spread, 0 to 1."""
-        share = self._without / self._taken
-        self._taken = self._without = 0
-        return share
+    def step(self, sources: Collection[str] = ()) -> dict[str, float]:
+        """Ends a step. Returns metrics: the share of its groups, dropped ones included, without spread, 0 to 1.
+
+        Those of `sources` that had a group have a metric each.
+        """
+        shares = {_SHARE: self._without.total() / self._taken.total()}
+        for source in sources:
+            if self._taken[source]:
+                shares[f"{_SHARE}/{source}"] = self._without[source] / self._taken[source]
+        self._taken.clear()
+        self._without.clear()
+        return shares
 
     @property
     def share(self) -> float | None:

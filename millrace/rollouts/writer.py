@@ -1,6 +1,6 @@
 """A generator's side of its stream: finished trajectories become rows, and rows become parts of whole groups."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from configs.operation import StorageConfig
@@ -26,13 +26,14 @@ class TrajectoryWriter:
         self,
         store: Store,
         generator: int,
-        sampling: Sampling,
+        sampling: Mapping[str, Sampling],
         storage: StorageConfig,
         *,
         vocab_size: int,
         group_size: int,
         num_generators: int,
     ) -> None:
+        """`sampling` is by source. `group_size` is that of every group, or 0 where sources differ in it."""
         self._store = store
         self._generator = generator
         self._num_generators = num_generators

@@ -6,7 +6,7 @@ commit logs, status records, metrics of sync_weights, evaluations, incidents, de
 
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -32,6 +32,7 @@ _BUSY = 0.1
 _PUSH_SHARE = 0.5
 """Weights that travel for more of a step are the bottleneck if no stage is."""
 _BOUND = {"train": "trainer-bound", "generate": "generator-bound", "score": "scorer-bound"}
+_NO_GROUPS = {"groups_trained": 0, "groups_dropped": 0, "trained": Amount().to_json(), "dropped": {}}
 Records = Mapping[str, Mapping[str, Any]]
 """Status records by `<stage>-<replica>`."""
 
@@ -107,6 +108,7 @@ class StatusReader:
             "trained_to_taken": {"length": trainer.get("length_ratio"), "reward": trainer.get("reward_ratio")},
             "zero_advantage_share": trainer.get("zero_advantage_share"),
             "curriculum": _curriculum(records),
+            "sources": _sources(config.get("sources", {}), trainer, records, results),
             "ledger": {**account.ledger(), "generated_twice": _generated_twice(account, records)},
             "seconds": _seconds(records),
             "scores": {name: _total(records, "score", name) for name in ("rollouts", "errors")},
@@ -230,6 +232,33 @@ def _curriculum(records: Records) -> dict[str, float] | None:
     shown = (record for record in records.values() if "easy_prompt_share" in record)
     shares = ({"easy": record["easy_prompt_share"], "hard": record["hard_prompt_share"]} for record in shown)
     return next(shares, None)
+
+
+def _sources(
+    names: Iterable[str], trainer: Mapping[str, Any], records: Records, results: Sequence[Result]
+) -> dict[str, dict[str, Any]]:
+    """Figures of each source in a run with several; {} in others, and before the trainer has started.
+
+    `weight` is that of the newest block of prompts, `reward_mean` that of the last step with groups of the source,
+    `accuracy` that of the newest evaluation. Groups and amounts are as in `millrace.rollouts.consumed.SourceLedger`.
+    """
+    if "sources" not in trainer:
+        return {}
+    ledgers = {name: trainer["sources"].get(name, _NO_GROUPS) for name in names}
+    shown = (record["source_weights"] for record in records.values() if "source_weights" in record)
+    weights: Mapping[str, float] = next(shown, {})
+    sets = results[-1].get("sets", {}) if results else {}
+    total = sum(ledger["groups_trained"] for ledger in ledgers.values())
+    return {
+        name: {
+            "weight": weights.get(name),
+            "trained_share": ledger["groups_trained"] / total if total else None,
+            "reward_mean": trainer.get("source_rewards", {}).get(name),
+            "accuracy": sets.get(name, {}).get("accuracy"),
+            **ledger,
+        }
+        for name, ledger in ledgers.items()
+    }
 
 
 def _generated_twice(account: Account, records: Records) -> dict[str, int]:

@@ -8,12 +8,15 @@ while it waits for a straggler.
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from configs.sources import SourceConfig
+from configs.stored import DEFAULT_SOURCE
 from millrace.chat.encoder import PromptEncoder
-from millrace.prompts.curriculum import Curriculum
+from millrace.prompts.blocks import PromptBlock
 from millrace.prompts.dataset import PromptOrder
+from millrace.prompts.mixture import MixedSource, Mixture
 from millrace.rollouts.group_sequence import GroupSet
 from millrace.rollouts.groups_in_flight import GroupsInFlight, num_tokens
 from millrace.rollouts.lineage import Lineage
@@ -26,11 +29,13 @@ from storage.progress import read_status
 class Admission:
     """The groups of one generator, from admission until they are taken for commit."""
 
-    def __init__(self, stage: Stage, order: PromptOrder | Curriculum, encoder: PromptEncoder) -> None:
+    def __init__(self, stage: Stage, order: PromptOrder | Mixture, encoders: Mapping[str, PromptEncoder]) -> None:
+        """`encoders` are by source."""
         config = stage.config
         self._stage = stage
         self._order = order
-        self._encoder = encoder
+        self._encoders = encoders
+        self._group_sizes = {name: source.generation.group_size for name, source in config.by_source().items()}
         self.by_step = config.pipeline.mode == "sync"
         """Whether a part is a generator's whole share of a step, as in sync mode."""
         self.max_staleness = config.effective_max_staleness
@@ -39,11 +44,12 @@ class Admission:
             by_step=self.by_step,
             groups_per_step=config.training.groups_per_step,
             groups_per_batch=config.generation.groups_per_batch,
-            group_size=config.generation.group_size,
+            # With the largest, a step's groups are decoded together in sync mode, whichever sources they are of.
+            group_size=max(self._group_sizes.values()),
         )
         self.newest_version = 0
         """The trainer's policy version at the last check for room."""
-        self.groups = GroupsInFlight(config.generation.group_size, config.seed)
+        self.groups = GroupsInFlight(config.seed)
         # Set by `restart`, once the first weights have arrived.
         self._numbers: Iterator[int]
         self._next: int
@@ -53,10 +59,12 @@ class Admission:
     def switch_lineage(self, lineage: Lineage, last_group: int) -> None:
         """Switches to weights of another incarnation, of this lineage. Call `restart` next.
 
-        Raises StreamCorrupt if the curriculum is missing `last_group`, the highest group that was sampled.
+        Raises StreamCorrupt if the block of prompts is missing of `last_group`, the highest group that was sampled.
         """
-        if isinstance(self._order, Curriculum):
+        if isinstance(self._order, Mixture):
             self._order.switch_lineage(lineage, last_group)
+            if self._order.newest is not None:
+                self._update_status(self._order.newest)
 
     def restart(self, committed: GroupSet, begun: Sequence[Trajectory] = ()) -> tuple[int, int]:
         """Continues after the committed groups, and with the unfinished responses `begun`; nothing may be in flight.
@@ -112,27 +120,66 @@ class Admission:
         )
 
     def _admit(self, policy_version: int) -> None:
-        if isinstance(self._order, Curriculum) and self._order.decide(self._next, policy_version):
+        source, prompt = self._prompt(policy_version)
+        tokens, starts = self._encoders[source].encode(prompt)
+        self._queue += self.groups.admit(
+            self._next,
+            prompt,
+            tokens,
+            policy_version,
+            time.time(),
+            self._begun.pop(self._next, None),
+            starts,
+            source=source,
+            group_size=self._group_sizes[source],
+        )
+        self._next = next(self._numbers)
+
+    def _prompt(self, policy_version: int) -> tuple[str, Prompt]:
+        """The source and the prompt of the next group."""
+        if isinstance(self._order, PromptOrder):
+            return DEFAULT_SOURCE, self._order.prompt_at(self._next)
+        if self._order.decide(self._next, policy_version):
             block, lineage = self._order.newest, self._order.lineage
             assert block is not None
             assert lineage is not None
-            num_prompts = block.num_prompts
-            shares = {"easy": block.num_easy / num_prompts, "hard": block.num_hard / num_prompts}
-            metrics: dict[str, Any] = {f"{name}_prompt_share": share for name, share in shares.items()}
-            self._stage.update_status(**metrics)
-            self._stage.metrics.log(incarnation=lineage.incarnation, policy_version=policy_version, **metrics)
-        prompt = self._order.prompt_at(self._next)
-        tokens, starts = self._encoder.encode(prompt)
-        begun = self._begun.pop(self._next, None)
-        self._queue += self.groups.admit(self._next, prompt, tokens, policy_version, time.time(), begun, starts)
-        self._next = next(self._numbers)
+            self._update_status(block)
+            weights = {f"source_weight/{name}": source.weight for name, source in block.sources.items()}
+            self._stage.metrics.log(
+                incarnation=lineage.incarnation, policy_version=policy_version, **self._rare_shares(block), **weights
+            )
+        return self._order.prompt_at(self._next)
+
+    def _update_status(self, block: PromptBlock) -> None:
+        weights = {name: source.weight for name, source in block.sources.items()}
+        self._stage.update_status(**self._rare_shares(block), source_weights=weights)
+
+    def _rare_shares(self, block: PromptBlock) -> dict[str, Any]:
+        """Shares of the prompts that are asked less often, of all sources together; {} without a curriculum."""
+        if all(source.prompts.curriculum_window is None for source in self._stage.config.by_source().values()):
+            return {}
+        sources = block.sources.values()
+        num_prompts = sum(source.num_prompts for source in sources)
+        return {
+            "easy_prompt_share": sum(source.num_easy for source in sources) / num_prompts,
+            "hard_prompt_share": sum(source.num_hard for source in sources) / num_prompts,
+        }
 
 
-def prompt_order(stage: Stage, prompts: Sequence[Prompt]) -> PromptOrder | Curriculum:
-    """Orders the training prompts, a prompt per group. Raises StreamCorrupt and PromptsError like `Curriculum`."""
+def prompt_order(stage: Stage, prompts: Mapping[str, Sequence[Prompt]]) -> PromptOrder | Mixture:
+    """Orders the training prompts of each source. Raises StreamCorrupt and PromptsError like `Mixture`."""
     config = stage.config
-    if config.prompts.curriculum_window is None:
-        return PromptOrder(prompts, seed=config.seed, shuffle=config.prompts.shuffle)
+    if not config.stores_prompt_blocks:
+        return PromptOrder(prompts[DEFAULT_SOURCE], seed=config.seed, shuffle=config.prompts.shuffle)
+    sources = {
+        name: MixedSource(
+            prompts=prompts[name],
+            config=source.prompts,
+            mixing=config.sources.get(name, SourceConfig()),
+            seed=config.seed,
+        )
+        for name, source in config.by_source().items()
+    }
     # As many groups as may be admitted before the first of them is trained.
     block_groups = (config.effective_max_staleness + 1) * config.training.groups_per_step
-    return Curriculum(stage.store, prompts, config.prompts, seed=config.seed, block_groups=block_groups)
+    return Mixture(stage.store, sources, seed=config.seed, block_groups=block_groups)

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from configs.recipe import THREADS, choose_recipe
-from millrace.bootstrap.tiny_model import bootstrap
+from configs.sources import naming_source
+from millrace.bootstrap.tiny_model import Lesson, bootstrap
 from millrace.models.start_folder import store_start_model
 from millrace.prompts.dataset import load_prompts
 from millrace.runtime.stage import Stage, run_stage
@@ -23,6 +24,15 @@ def main(stage: Stage) -> None:
     if stage.store.exists(layout.START_MANIFEST):
         return
     recipe = choose_recipe(config)
+    lessons: dict[str, Lesson] = {}
+    for name, source in config.by_source().items():
+        with naming_source(name):
+            lessons[name] = Lesson(
+                prompts=load_prompts(source.prompts).train,
+                recipe=choose_recipe(source),
+                max_new_tokens=source.generation.max_new_tokens,
+                environment=source.environment,
+            )
 
     def report(step: int, progress: str) -> None:
         stage.update_status(step=step)
@@ -35,16 +45,7 @@ def main(stage: Stage) -> None:
         made = Path(temporary) / "start"
         stage.update_status(step=0, most_steps=recipe.max_steps)
         stage.set_activity(f"warm start step 0 of at most {recipe.max_steps}")
-        summary = bootstrap(
-            load_prompts(config.prompts).train,
-            recipe,
-            made,
-            seed=config.seed,
-            max_new_tokens=config.generation.max_new_tokens,
-            report=report,
-            environment=config.environment,
-            on_progress=stage.advance,
-        )
+        summary = bootstrap(lessons, recipe, made, seed=config.seed, report=report, on_progress=stage.advance)
         failpoint("bootstrap.before_store")
         store_start_model(stage.store, made)
     stage.log(f"start model: {summary}")

@@ -16,14 +16,21 @@ from typing import Any
 
 import torch
 
+from configs.sources import naming_source
 from millrace.errors import InputError
-from millrace.evaluation.examiner import Examiner, Rules, Stopped, evaluation_sets, with_evaluation_sets
-from millrace.evaluation.results import measures_by_set, read_result, write_result
+from millrace.evaluation.examiner import (
+    EvaluationSet,
+    Examiner,
+    Rules,
+    Stopped,
+    evaluation_sets,
+    with_evaluation_sets,
+)
+from millrace.evaluation.results import HELD_OUT, as_result, measures_by_set, read_result, set_name, write_result
 from millrace.evaluation.schedule import due, stop_if_no_better
 from millrace.forking.process_settings import take_idle_time
 from millrace.generation.engines.transformers import TransformersEngine
-from millrace.generation.environments.base import environment_class
-from millrace.generation.environments.episodes import in_environment, prompt_encoder, sampling_of
+from millrace.generation.environments.episodes import EpisodeRules, Episodes, load_rules, sampling_of
 from millrace.models.loading import load_model
 from millrace.models.start_folder import start_folder
 from millrace.prompts.dataset import load_prompts
@@ -82,6 +89,12 @@ class Evaluation:
         self._measures = measures
         # Versions that this process can't measure.
         self._given_up: set[int] = set()
+        sources = stage.config.by_source()
+        self._names = {
+            set_name(source, name, is_only=len(sources) == 1)
+            for source, config in sources.items()
+            for name in (HELD_OUT, *config.evaluation.sets)
+        }
 
     def follow(self, every: int, last: int) -> None:
         """Measures the checkpoints before version `last` that fall due, until asked to drain.
@@ -164,7 +177,7 @@ class Evaluation:
             result is not None
             and result["accuracy"] is not None
             and result["weights_checksum"] == _checksum(checkpoint)
-            and self._stage.config.evaluation.sets.keys() <= result.get("sets", {}).keys()
+            and self._names <= measures_by_set(result).keys()
         )
 
 
@@ -175,29 +188,38 @@ class EvaluatedPolicy:
         self._stage, self._config = stage, stage.config
         config = stage.config
         torch.set_num_threads(config.training.threads)
+        self._sets: dict[str, dict[str, EvaluationSet]] = {}
+        self._rules: dict[str, Rules] = {}
+        episodes: dict[str, EpisodeRules] = {}
         with stage.loading():
             self._folder = start_folder(stage.store, config.model.path, stage.arguments.handover)
-            prompts = load_prompts(config.prompts)
-            self._sets = evaluation_sets(config.evaluation, config.prompts, prompts)
-            environment = environment_class(config.environment.name)
-            encoder = self._encoder = prompt_encoder(
-                self._folder, config.model, config.prompts, with_evaluation_sets(prompts, self._sets), environment
-            )
+            for name, source in config.by_source().items():
+                with naming_source(name):
+                    prompts = load_prompts(source.prompts)
+                    sets = self._sets[name] = evaluation_sets(source.evaluation, source.prompts, prompts)
+                    rules = episodes[name] = load_rules(
+                        self._folder,
+                        source.model,
+                        source.prompts,
+                        source.environment,
+                        with_evaluation_sets(prompts, sets),
+                    )
+                self._rules[name] = Rules(
+                    encoder=rules.encoder,
+                    sampling=sampling_of(source.generation),
+                    seed=config.seed,
+                    batch_size=_BATCH_SIZE,
+                    answer_pattern=source.scoring.answer_pattern,
+                )
             model = load_model(self._folder, config.model.dtype)
-            self._engine = in_environment(
-                lambda stop: TransformersEngine(
-                    model,
-                    encoder.tokenizer,
-                    stop=stop,
-                    stop_token_ids=encoder.stop_token_ids,
-                    on_progress=stage.advance,
-                ),
-                environment,
-                encoder,
-                max_turns=config.environment.max_turns,
-            )
-        names = ", ".join(f"{len(held_out.prompts)} prompts of {name}" for name, held_out in self._sets.items())
-        stage.mark_ready(f"evaluation ready, on {names}")
+            engine = TransformersEngine(model, rules.encoder.tokenizer, on_progress=stage.advance)
+            self._engine = Episodes(engine, episodes)
+        names = [
+            f"{len(prompt_set.prompts)} prompts of {set_name(source, name, is_only=len(self._sets) == 1)}"
+            for source, sets in self._sets.items()
+            for name, prompt_set in sets.items()
+        ]
+        stage.mark_ready(f"evaluation ready, on {', '.join(names)}")
 
     def measures(self, checkpoint: Checkpoint | None) -> Measures:
         """Measures the version of `checkpoint`, or the base model for None, which must come first."""
@@ -206,16 +228,15 @@ class EvaluatedPolicy:
             self._load(checkpoint)
         assert self._engine.policy_version == (0 if checkpoint is None else checkpoint.step)
         config = self._config
-        rules = Rules(
-            sampling=sampling_of(config.generation),
-            seed=config.seed,
-            batch_size=_BATCH_SIZE,
-            answer_pattern=config.scoring.answer_pattern,
-        )
-        further = [held_out.source for held_out in config.evaluation.sets.values()]
-        with make_scorer(config.scoring, config.prompts, further) as scorer:
+        with make_scorer(config.by_source()) as scorer:
             scorer.on_first_failure = self._stage.log
-            return Examiner(self._engine, self._encoder, scorer, rules, self._continues).measure(self._sets)
+            examiner = Examiner(self._engine, scorer, self._rules, self._continues)
+            measured = {
+                source: {name: examiner.measure(source, prompt_set) for name, prompt_set in sets.items()}
+                for source, sets in self._sets.items()
+            }
+        weights = config.evaluation.weights or {name: source.weight for name, source in config.sources.items()}
+        return as_result(measured, weights)
 
     def _continues(self) -> bool:
         self._stage.beat()

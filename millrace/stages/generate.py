@@ -1,31 +1,31 @@
 """The generate stage: prompts in, trajectories with their behaviour policy's log-probabilities out.
 
-    model, prompts ─► encoder ─► engine, with the environment if there is one ─► the loop (`generate_loop.py`)
+    model, prompts and environment of each source ─► encoders, engine ─► the loop (`generate_loop.py`)
 
 Generator g of G generates the groups n with n mod G = g, and
 resumes from its stream (`rollouts/group_sequence.py`).
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
 import torch
 
-from millrace.chat.encoder import PromptEncoder
+from configs.sources import naming_source
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.factory import make_engine
-from millrace.generation.environments.base import AnyEnvironment, environment_class
-from millrace.generation.environments.episodes import in_environment, prompt_encoder, sampling_of
+from millrace.generation.environments.episodes import EpisodeRules, Episodes, load_rules, sampling_of
 from millrace.models.start_folder import start_folder
-from millrace.prompts.dataset import load_prompts
+from millrace.prompts.dataset import PromptSet, load_prompts
 from millrace.rollouts.writer import TrajectoryWriter
 from millrace.runtime.device_sharing import Device, DeviceTurns
 from millrace.runtime.stage import Stage, run_stage
 from millrace.stages.admission import Admission, prompt_order
 from millrace.stages.carry_over import CarryOver
 from millrace.stages.generate_loop import Generator
+from millrace.types import Sampling
 from millrace.weights.factory import generator_end
 
 
@@ -40,19 +40,24 @@ def main(stage: Stage) -> None:
     started = time.monotonic()
     with stage.loading():
         folder = start_folder(stage.store, config.model.path, stage.arguments.handover)
-        prompts = load_prompts(config.prompts)
-        environment = environment_class(config.environment.name)
-        encoder = prompt_encoder(folder, config.model, config.prompts, prompts, environment)
-        engine = _engine(stage, folder, encoder, environment)
-        order = prompt_order(stage, prompts.train)
+        prompts: dict[str, PromptSet] = {}
+        rules: dict[str, EpisodeRules] = {}
+        for name, source in config.by_source().items():
+            with naming_source(name):
+                prompts[name] = load_prompts(source.prompts)
+                rules[name] = load_rules(folder, config.model, source.prompts, source.environment, prompts[name])
+        sampling = {name: sampling_of(source.generation) for name, source in config.by_source().items()}
+        engine = _engine(stage, folder, rules, sampling)
+        order = prompt_order(stage, {name: of_source.train for name, of_source in prompts.items()})
     reader = generator_end(config.effective_weights, stage.store, stage.arguments.handover, stage.replica)
+    group_sizes = {source.generation.group_size for source in config.by_source().values()}
     writer = TrajectoryWriter(
         stage.store,
         stage.replica,
-        sampling_of(generation),
+        sampling,
         config.storage,
         vocab_size=engine.vocab_size,
-        group_size=generation.group_size,
+        group_size=group_sizes.pop() if len(group_sizes) == 1 else 0,
         num_generators=generation.replicas,
     )
     stage.mark_ready(
@@ -61,7 +66,7 @@ def main(stage: Stage) -> None:
     )
     with closing(engine), closing(reader), writer:
         turns = DeviceTurns(stage, device, engine)
-        admission = Admission(stage, order, encoder)
+        admission = Admission(stage, order, {name: of_source.encoder for name, of_source in rules.items()})
         carry_over = CarryOver(stage, engine, admission, writer)
         generator = Generator(stage, engine, turns, admission, reader, writer, carry_over)
         generator.run()
@@ -70,31 +75,27 @@ def main(stage: Stage) -> None:
     stage.log(f"generator {stage.replica} drained after {writer.rows} trajectories{stored}")
 
 
-def _engine(stage: Stage, folder: Path, encoder: PromptEncoder, environment: type[AnyEnvironment] | None) -> Engine:
-    """The run's engine, playing its environment if it has one."""
+def _engine(stage: Stage, folder: Path, rules: Mapping[str, EpisodeRules], sampling: Mapping[str, Sampling]) -> Engine:
+    """The run's engine, playing by the rules of each source."""
     config = stage.config
-
-    def engine(stop: Sequence[str]) -> Engine:
-        return make_engine(
-            config.generation,
-            folder,
-            encoder.tokenizer,
-            dtype=config.generation_dtype,
-            stop=stop,
-            stop_token_ids=encoder.stop_token_ids,
-            sleeps=config.placement.colocated,
-            records_experts=config.training.router_replay,
-            adapters=config.vllm_adapter_arguments,
-            on_progress=stage.advance,
-        )
+    engine = make_engine(
+        config.generation,
+        folder,
+        next(iter(rules.values())).encoder.tokenizer,
+        dtype=config.generation_dtype,
+        samplings=[rules[name].sampling_of_turns(of_source) for name, of_source in sampling.items()],
+        sleeps=config.placement.colocated,
+        records_experts=config.training.router_replay,
+        adapters=config.vllm_adapter_arguments,
+        on_progress=stage.advance,
+    )
 
     def each_turn() -> None:
         # A trajectory of many turns may take long: each turn is progress.
         stage.awaits_engine = False
         stage.update_status()
 
-    max_turns = config.environment.max_turns
-    return in_environment(engine, environment, encoder, max_turns=max_turns, each_turn=each_turn)
+    return Episodes(engine, rules, each_turn)
 
 
 if __name__ == "__main__":

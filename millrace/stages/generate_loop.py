@@ -18,6 +18,7 @@ mode it starts them again, so that a step's responses do not depend on the time 
 """
 
 import time
+from itertools import groupby
 
 from millrace.errors import WeightsCorrupt, WeightsNotReceived
 from millrace.generation.engines.base import Engine
@@ -87,8 +88,9 @@ class Generator:
 
     def _submit(self) -> None:
         assert self.weights is not None
-        if requests := self.admission.requests(self.weights.policy_version, self.engine.in_flight):
-            self.engine.submit(requests, self.writer.sampling)
+        requests = self.admission.requests(self.weights.policy_version, self.engine.in_flight)
+        for source, group in groupby(requests, key=lambda request: request.source):
+            self.engine.submit(list(group), self.writer.sampling[source])
 
     def _collect(self) -> None:
         finished = self.engine.collect(_COLLECT_SECONDS)
@@ -97,7 +99,7 @@ class Generator:
             if (error := trajectory.response.environment_error) is not None:
                 if not self.environment_failed:
                     self.environment_failed = True
-                    name = self.stage.config.environment.name
+                    name = self.stage.config.by_source()[trajectory.request.source].environment.name
                     self.stage.log(
                         f"generator {self.stage.replica}: environment {name} raised {error}; that trajectory is an "
                         "error, and later ones are counted without a message"

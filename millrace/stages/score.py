@@ -6,12 +6,15 @@
 Scorer s of S reads every generator's trajectories, waits for the next part of its share, and writes one part of scores
 per part of trajectories. With j parts in its own stream, trajectory part j·S + s is next. Each row of a part that can't
 be read gets an error as its score, so that the streams stay aligned. In a replay the trajectories are the stored run's,
-and the stage ends after the last part. A reward that fails for a whole step's worth of groups ends the run.
+and the stage ends after the last part.
+
+Each row is scored by the reward of its source. A source whose reward fails for a whole step's worth of groups ends the
+run.
 """
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
 
@@ -39,7 +42,7 @@ def main(stage: Stage) -> None:
     with ExitStack() as stack:
         with stage.loading():
             decode = load_decoder(start_folder(stage.store, stage.config.model.path, stage.arguments.handover))
-            scorer = stack.enter_context(make_scorer(stage.config.scoring, stage.config.prompts))
+            scorer = stack.enter_context(make_scorer(stage.config.by_source()))
         _score_all(stage, scorer, decode)
 
 
@@ -47,10 +50,13 @@ def _score_all(stage: Stage, scorer: Scorer, decode: Decoder) -> None:
     spec = read_spec(stage.store)
     source = stage.store if spec is None else open_store(spec.sources[0])
     streams = [_UnscoredStream(stage, generator, source) for generator in range(stage.config.generation.replicas)]
-    responses_per_step = stage.config.training.groups_per_step * stage.config.generation.group_size
-    failing = FailingReward(scorer.name, responses_per_step)
+    sources = stage.config.by_source()
+    rewards = {name: config.scoring.reward for name, config in sources.items()}
+    groups = stage.config.training.groups_per_step
+    failing = FailingReward(rewards, {name: groups * config.generation.group_size for name, config in sources.items()})
     scorer.on_first_failure = lambda sentence: _report_failure(stage, sentence)
-    stage.mark_ready(f"scorer {stage.replica} ready with reward {scorer.name} {scorer.version}")
+    loaded = _joined(f"{rewards[name]} {version}" for name, version in scorer.versions.items())
+    stage.mark_ready(f"scorer {stage.replica} ready with reward {loaded}")
 
     def next_part() -> bool:
         return any(stream.look() for stream in streams)
@@ -63,10 +69,14 @@ def _score_all(stage: Stage, scorer: Scorer, decode: Decoder) -> None:
     while more():
         for stream in streams:
             if stream.lost is not None:
-                _write_off(stage, stream, scorer.version)
+                _write_off(stage, stream, _joined(scorer.versions.values()))
             elif stream.part is not None:
                 _score(stage, stream, scorer, decode, failing)
     stage.log(f"scorer {stage.replica} drained after {sum(stream.scores.rows for stream in streams)} scores")
+
+
+def _joined(texts: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(texts))
 
 
 class _UnscoredStream:
@@ -110,7 +120,7 @@ def _score(stage: Stage, stream: _UnscoredStream, scorer: Scorer, decode: Decode
     failpoint("score.before_commit")
     _commit(stage, stream, table, stream.part.record)
     stream.part = None
-    failing.check(table["error"].to_pylist())
+    failing.check(zip(trajectories["source"].to_pylist(), table["error"].to_pylist(), strict=True))
 
 
 def _write_off(stage: Stage, stream: _UnscoredStream, verifier_version: str) -> None:
@@ -157,11 +167,13 @@ def score_table(
         [tokens.tolist() for tokens in answers(trajectories)],
         [reason == "stop" for reason in trajectories["finish_reason"].to_pylist()],
     )
+    sources = trajectories["source"].to_pylist()
     whole = [row for row in range(len(metas)) if row not in errors]
-    scores = dict(zip(whole, scorer.score_many([(prompts[row], responses[row]) for row in whole], each), strict=True))
+    items = [(sources[row], prompts[row], responses[row]) for row in whole]
+    scores = dict(zip(whole, scorer.score_many(items, each), strict=True))
     scores |= {row: failed(f"environment: {error}") for row, error in errors.items()}
     row_ids = trajectories["row_id"].to_pylist()
-    rows = [_score_row(row_id, scorer.version, scores[row]) for row, row_id in enumerate(row_ids)]
+    rows = [_score_row(row_id, scorer.versions[sources[row]], scores[row]) for row, row_id in enumerate(row_ids)]
     return pa.Table.from_pylist(rows, schema=SCORE)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from configs.stored import DEFAULT_SOURCE
 from millrace.training.logprobs import KeptTokens
 
 
@@ -35,8 +36,12 @@ class Sample:
     advantage: float
     staleness: int
     """Policy versions by which the trainer is ahead of the oldest one that sampled a token, of those not masked."""
+    max_new_tokens: int
+    """Maximum length of the response, tokens."""
     group: int = 0
     """Index of its group in the batch."""
+    source: str = DEFAULT_SOURCE
+    """Name of the source in the config that its group belongs to."""
     kept_tokens: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     """[K] token ids that truncated sampling could draw from, token by token; empty if nothing was truncated."""
     kept_counts: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))

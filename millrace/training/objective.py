@@ -2,16 +2,23 @@
 
     Σ over all trainable tokens of the update:   scale · (loss + β · KL to the reference − c · entropy)
 
-A token's scale is its `training.aggregation`. It follows from the lengths of all the update's samples, so the gradient
-is the same however they are split into microbatches and over ranks.
+A token's scale is its `training.aggregation` over the samples of its source, times the source's share of the update's
+groups. It follows from the lengths of all the update's samples, so the gradient is the same however they are split into
+microbatches and over ranks. Of a source with Q responses:
 
     token_mean      1 / Σ L             every token counts the same                         (DAPO, arXiv 2503.14476)
     sequence_mean   1 / (Q⁺ · L_q)      every response counts the same, however long        (GRPO, arXiv 2402.03300)
     prompt_mean     1 / (G⁺ · Σ_g L)    every prompt counts the same, and in it every token (ScaleRL, arXiv 2510.13786)
     constant        1 / (Q · T)         no length has an influence                          (Dr. GRPO, arXiv 2503.20783)
 
-L_q: trainable tokens of response q; Q: responses of the batch; Q⁺: those with such a token; Σ_g L: such tokens in
-the group of responses to a prompt; G⁺: groups with such a token; T: the maximum length of a response.
+L_q: trainable tokens of response q; Q⁺: responses with such a token; Σ_g L: such tokens in the group of responses to a
+prompt; G⁺: groups with such a token; T: the maximum length of the response.
+
+So the loss is the sum of the sources' own losses, weighted with the shares of their groups (G⁺ of the source ÷ G⁺ of
+the update), as in the multi-task objective of MT-GRPO (arXiv 2602.05547): the mixture's weights alone decide how much a
+source counts. prime-rl (559b447) and NeMo-RL (7ea279a) divide by the tokens of all environments; there a source whose
+responses are ten times longer than another's weighs ten times as much per group. With `prompt_mean`, or `sequence_mean`
+and groups of one size, the result is the same as over all samples at once.
 
 The KL is Schulman's estimate from sampled tokens, δ = log π − log π_ref, tokens sampled by π or by a policy close to it
 (joschu.net/blog/kl-approx.html, 2020; k3 is GRPO's, eq. 4):
@@ -26,37 +33,75 @@ is r · k, for r = π/μ and an estimate k above, and the factor of its gradient
 mean value, on samples of μ too. This is DeepSeek-V3.2's (arXiv 2512.02556) and TRL's `use_bias_correction_kl`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from configs.losses import KlConfig, KlEstimator
-from configs.training import TrainingConfig
+from configs.sources import naming_source
+from configs.training import ObjectiveConfig, TrainingConfig
 from millrace.errors import InputError
 from millrace.training.batch import Microbatch, Sample
 from millrace.training.losses import excluded
 from millrace.training.losses.base import LossInputs, LossOutputs
-from millrace.training.losses.factory import make_loss
+from millrace.training.losses.factory import Loss, make_loss
 
 
-class Objective:
-    """The loss, masks, aggregation and KL penalty that `training` names. `loss` may be replaced between steps."""
+class Objectives:
+    """The objective of each source: its own where it differs from the run's, and the run's for the others."""
 
-    def __init__(self, training: TrainingConfig, max_new_tokens: int) -> None:
-        self.loss = make_loss(training)
-        self._training = training
-        self._max_new_tokens = max_new_tokens
+    def __init__(self, training: TrainingConfig, trainings: Mapping[str, TrainingConfig]) -> None:
+        """`training` is the run's, and `trainings` are those of sources by name."""
+        self.of_run = Objective(training)
+        self._own: dict[str, Objective] = {}
+        for name, own in trainings.items():
+            if any(getattr(own, key) != getattr(training, key) for key in ObjectiveConfig.model_fields):
+                with naming_source(name):
+                    self._own[name] = Objective(own)
+
+    def of(self, sample: Sample) -> "Objective":
+        """The objective of the sample's source."""
+        return self._own.get(sample.source, self.of_run)
+
+    def set_loss(self, loss: Loss) -> None:
+        """Uses another loss for all sources; the rest of their objectives stays."""
+        for objective in (self.of_run, *self._own.values()):
+            objective.loss = loss
+
+    def split(self, samples: Sequence[Sample], indices: Sequence[int]) -> Iterator[tuple["Objective", list[int]]]:
+        """Splits `indices` of samples by objective."""
+        for objective in (self.of_run, *self._own.values()):
+            if of_objective := [index for index in indices if self.of(samples[index]) is objective]:
+                yield objective, of_objective
 
     def scale(self, samples: Sequence[Sample], indices: Sequence[int]) -> torch.Tensor:
         """[samples] float64 factor of each token's loss in an update on those at `indices`, and 0 for the others.
 
         Raises InputError if no token of the update is trainable.
         """
-        lengths_U = torch.tensor([int(samples[index].loss_mask.sum()) for index in indices])
+        trainable = {samples[index].group for index in indices if samples[index].loss_mask.any()}
+        if not trainable:
+            raise InputError(f"none of the batch's {len(indices)} responses has a trainable token")
         scale_Q = torch.zeros(len(samples), dtype=torch.float64)
-        groups_U = torch.tensor([samples[index].group for index in indices])
-        scale_Q[list(indices)] = token_scale(self._training.aggregation, lengths_U, self._max_new_tokens, groups_U)
+        for source in {samples[index].source for index in indices}:
+            of_source = [index for index in indices if samples[index].source == source]
+            share = len(trainable & {samples[index].group for index in of_source}) / len(trainable)
+            scale_Q[of_source] = share * token_scale(
+                self.of(samples[of_source[0]]).aggregation,
+                torch.tensor([int(samples[index].loss_mask.sum()) for index in of_source]),
+                torch.tensor([samples[index].max_new_tokens for index in of_source]),
+                torch.tensor([samples[index].group for index in of_source]),
+            )
         return scale_Q
+
+
+class Objective:
+    """The loss, masks, aggregation and KL penalty that `training` names. `loss` may be replaced between steps."""
+
+    def __init__(self, training: TrainingConfig) -> None:
+        self.loss = make_loss(training)
+        self.aggregation = training.aggregation
+        self._training = training
 
     def has_gradient(self, sample: Sample) -> bool:
         """Whether `sample` adds to the gradient."""
@@ -76,7 +121,10 @@ class Objective:
         log π before the first update, None if the batch takes only one, and `reference_N` that of the reference policy.
         Raises TrainingDiverged where a log-probability or an advantage is not finite, unless such tokens are masked.
         """
-        at_L = batch.in_batch_N[batch.trainable_L]
+        at_L, kl = batch.in_batch_N[batch.trainable_L], self._training.kl
+        if not kl.coefficient:
+            # The reference is for other sources. Here an estimate that overflows would be multiplied by 0.
+            reference_N = None
         inputs = LossInputs(
             trainer_logprobs_N=logprobs_N[batch.trainable_L],
             rollout_logprobs_N=batch.rollout_logprobs_N[batch.trainable_L],
@@ -87,7 +135,6 @@ class Objective:
             before_logprobs_N=None if before_N is None else before_N[at_L].to(logprobs_N),
             reference_logprobs_N=None if reference_N is None else reference_N[at_L].to(logprobs_N),
         )
-        kl = self._training.kl
         dropped_L = excluded.masked_responses(self._training.masks, inputs)
         if self._training.non_finite == "refuse":
             excluded.check_finite(inputs)
@@ -111,16 +158,16 @@ class Objective:
         return value_L - self._training.entropy_coefficient * entropy_L
 
 
-def token_scale(aggregation: str, lengths_Q: torch.Tensor, max_new_tokens: int, groups_Q: torch.Tensor) -> torch.Tensor:
-    """[Q] float64 factor of each token's loss, per response; 0 for a response without trainable tokens.
+def token_scale(
+    aggregation: str, lengths_Q: torch.Tensor, max_lengths_Q: torch.Tensor, groups_Q: torch.Tensor
+) -> torch.Tensor:
+    """[Q] float64 factor of each token's loss, per response of a source; 0 for a response without trainable tokens.
 
-    `lengths_Q` and `groups_Q` are [Q] int64: the number of trainable tokens of each response of the batch, and of its
-    group, from 0. Raises InputError if no response has such a token.
+    `lengths_Q`, `max_lengths_Q` and `groups_Q` are [Q] int64, Q at least 1: the number of trainable tokens of each
+    response, its maximum length, and the number of its group, from 0.
     """
     lengths_Q = lengths_Q.double()
     has_tokens_Q = lengths_Q > 0
-    if not bool(has_tokens_Q.any()):
-        raise InputError(f"none of the batch's {len(lengths_Q)} responses has a trainable token")
     match aggregation:
         case "token_mean":
             scale_Q = (1 / lengths_Q.sum()).expand_as(lengths_Q)
@@ -130,7 +177,7 @@ def token_scale(aggregation: str, lengths_Q: torch.Tensor, max_new_tokens: int, 
             tokens_G = torch.zeros(int(groups_Q.max()) + 1, dtype=torch.float64).index_add_(0, groups_Q, lengths_Q)
             scale_Q = 1 / ((tokens_G > 0).sum() * tokens_G[groups_Q])
         case "constant":
-            scale_Q = torch.full_like(lengths_Q, 1 / (len(lengths_Q) * max_new_tokens))
+            scale_Q = 1 / (len(lengths_Q) * max_lengths_Q.double())
         case _:
             raise ValueError(f"unknown aggregation {aggregation!r}")
     return scale_Q.where(has_tokens_Q, 0)

@@ -1,29 +1,33 @@
 """Samples out of scored groups: the members that are trained, each with its advantage.
 
-The advantage says how much better a response did than others, from the rewards of all the batch's groups, including
-those of members whose tokens are all too old to train on:
+The advantage says how much better a response did than others, from the rewards of the batch's groups of one source,
+including those of members whose tokens are all too old to train on:
 
-    r reward; r̄, s mean and standard deviation in its group of n; b̄, t those over the whole batch
+    r reward; r̄, s mean and standard deviation in its group of n; b̄, t those over its source's part of the batch
 
     group_mean                    r − r̄                    LlamaRL, arXiv 2505.24034; Dr. GRPO, arXiv 2503.20783
     leave_one_out                 (r − r̄) · n / (n − 1)    RLOO, arXiv 2402.14740
     grpo                          (r − r̄) / (s + 1e-6)     arXiv 2402.03300, §4.1.2
     reinforce_plus_plus           (r − b̄) / (t + 1e-6)     arXiv 2501.03262
-    reinforce_plus_plus_baseline  (r − r̄) / (t' + 1e-6)    arXiv 2501.03262; t' of r − r̄ over the batch
+    reinforce_plus_plus_baseline  (r − r̄) / (t' + 1e-6)    arXiv 2501.03262; t' of all r − r̄ of that part
     maxrl                         (r − r̄) / r̄              MaxRL, arXiv 2602.02710
 
 Standard deviations divide by n − 1, as in widely used code (TRL, verl); the papers don't say. Rewards that are all
 equal teach nothing: the advantage is exactly 0. The same holds for a group of one, except for `reinforce_plus_plus`.
+Rewards of different sources are never compared, because their scales differ (task advantage normalization of AgentRL,
+arXiv 2510.04206).
 
 The rewards may be shaped by length, and the advantages weighed by source (`millrace.rollouts.shaping`). Each estimator
 takes the rewards per group and returns one advantage per reward. It raises InputError for a reward that is not finite.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import hypot, isfinite, sqrt
+from types import MappingProxyType
 
-from configs.training import SelectionConfig
+from configs.sources import naming_source
+from configs.training import TrainingConfig
 from millrace.errors import InputError
 from millrace.rewards.function import imported_function
 from millrace.rollouts.scored_group import ScoredGroup
@@ -38,30 +42,28 @@ Estimator = Callable[[Rewards], list[list[float]]]
 _EPSILON = 1e-6
 """Keeps rewards that differ by rounding alone from becoming advantages of ±1."""
 
-_ALL_ALIKE = SelectionConfig()
-
 
 def samples_of(
     groups: Sequence[ScoredGroup],
-    advantage: str,
+    training: TrainingConfig,
     policy_versions: int | Sequence[int],
-    selection: SelectionConfig = _ALL_ALIKE,
+    trainings: Mapping[str, TrainingConfig] = MappingProxyType({}),
 ) -> list[Sample]:
     """One sample per trained member of a batch's `groups`, in their order.
 
-    `policy_versions` is the trainer's before the step: one for all groups, or one per group. `advantage` is as in
-    `make_estimator`. Raises the estimator's errors.
+    `policy_versions` is the trainer's before the step: one for all groups, or one per group. `training` is the run's,
+    and `trainings` are those of sources by name. Raises the errors of the estimators of advantages.
     """
+    selection = training.selection
     versions = [policy_versions] * len(groups) if isinstance(policy_versions, int) else policy_versions
     rewards = [shaped_rewards(group, selection) for group in groups]
-    factors = [source_factor(group, selection.source_factors) for group in groups]
-    advantages = (
-        [value * factor for value in values]
-        for values, factor in zip(make_estimator(advantage)(rewards), factors, strict=True)
-    )
+    sources = [group.source for group in groups]
+    names = {source: trainings.get(source, training).advantage for source in dict.fromkeys(sources)}
+    advantages = _advantages(names, rewards, sources)
     samples = []
     for number, (group, version, values) in enumerate(zip(groups, versions, advantages, strict=True)):
-        advantage_of, oldest = dict(zip(group.verified, values, strict=True)), group.oldest_versions
+        factor, oldest = source_factor(group, selection.source_factors), group.oldest_versions
+        advantage_of = {i: value * factor for i, value in zip(group.verified, values, strict=True)}
         samples += [
             Sample(
                 prompt_tokens=group.prompt_tokens[i],
@@ -71,7 +73,9 @@ def samples_of(
                 temperature=group.temperature,
                 advantage=advantage_of[i],
                 staleness=staleness(version, int(oldest[i])),
+                max_new_tokens=group.max_new_tokens,
                 group=number,
+                source=group.source,
                 kept_tokens=group.kept_tokens[i],
                 kept_counts=group.kept_counts[i],
                 routed_experts=group.routed_experts[i],
@@ -79,6 +83,21 @@ def samples_of(
             for i in group.trained
         ]
     return samples
+
+
+def _advantages(names: Mapping[str, str], rewards: Rewards, sources: Sequence[str]) -> list[list[float]]:
+    """[groups] of [members] advantages; those of a source follow from its own rewards. Errors name the source.
+
+    `names` of estimators, as in `make_estimator`, are by source.
+    """
+    advantages: list[list[float]] = [[]] * len(sources)
+    for source, name in names.items():
+        numbers = [number for number, other in enumerate(sources) if other == source]
+        with naming_source(source):
+            estimates = make_estimator(name)([rewards[number] for number in numbers])
+        for number, values in zip(numbers, estimates, strict=True):
+            advantages[number] = values
+    return advantages
 
 
 def group_mean(groups: Rewards) -> list[list[float]]:
@@ -101,7 +120,7 @@ def grpo(groups: Rewards) -> list[list[float]]:
 
 
 def reinforce_plus_plus(groups: Rewards) -> list[list[float]]:
-    """Reward minus the mean of the batch, in standard deviations of the batch; each response counts once.
+    """Reward minus the mean of all groups, in standard deviations of all groups; each response counts once.
 
     In the paper each token's advantage also has a KL penalty and counts separately.
     """
@@ -111,7 +130,7 @@ def reinforce_plus_plus(groups: Rewards) -> list[list[float]]:
 
 
 def reinforce_plus_plus_baseline(groups: Rewards) -> list[list[float]]:
-    """Reward minus the mean of its group, in standard deviations of that difference over the batch."""
+    """Reward minus the mean of its group, in standard deviations of that difference over all groups."""
     centred = [advantage for group in group_mean(groups) for advantage in group]
     return _regrouped(_scaled(centred, _deviation(centred)), groups)
 

@@ -78,19 +78,14 @@ class StepReport:
     def measures(self, groups: Sequence[ScoredGroup], lags: Sequence[int]) -> dict[str, float]:
         """The metrics of the step on `groups`, by name, the same in a campaign and in a replay.
 
-        `lags` are the groups' staleness, policy versions. Rewards are those of the verified members.
+        `lags` are the groups' staleness, policy versions.
         """
-        rewards = [reward for group in groups for reward in group.rewards if reward is not None]
-        lengths = [len(tokens) for group in groups for tokens in group.response_tokens]
         trained = sum((group.amount(group.trained) for group in groups), Amount())
         masked = sum((group.masked_amount() for group in groups), Amount())
         return {
-            "reward_mean": sum(rewards) / len(rewards),
-            "staleness_mean": sum(lags) / len(lags),
+            **group_measures(groups, lags),
             "staleness_max": max(lags),
             "masked_token_share": masked.tokens / trained.tokens,
-            "response_length_mean_tokens": sum(lengths) / len(lengths),
-            "truncated_share": sum(sum(group.truncated) for group in groups) / len(lengths),
             **component_means(text for group in groups for text in group.components),
             **self.measured(),
             **self._mismatch_after_update(groups),
@@ -109,6 +104,20 @@ class StepReport:
                 parts.append((group.rollout_logprobs[i] - logprobs_R)[later][group.loss_mask[i][later] > 0])
         values = np.concatenate(parts) if parts else np.zeros(0)
         return {"mismatch_kl_after_update": float(values.mean())} if len(values) else {}
+
+
+def group_measures(groups: Sequence[ScoredGroup], lags: Sequence[int]) -> dict[str, float]:
+    """Computes the metrics of a step that need no report, of all its groups or of those of one source."""
+    rewards = [reward for group in groups for reward in group.rewards if reward is not None]
+    lengths = [len(tokens) for group in groups for tokens in group.response_tokens]
+    return {
+        "reward_mean": sum(rewards) / len(rewards),
+        "staleness_mean": sum(lags) / len(lags),
+        "response_length_mean_tokens": sum(lengths) / len(lengths),
+        "truncated_share": sum(sum(group.truncated) for group in groups) / len(lengths),
+        "response_seconds_mean": float(np.concatenate([group.response_seconds for group in groups]).mean()),
+        "score_seconds_mean": float(np.concatenate([group.score_seconds for group in groups]).mean()),
+    }
 
 
 _OF_LOSS = ("loss", "importance_ratio", "weight", "clipped", "kl_to_reference", "non_finite")

@@ -15,6 +15,7 @@ stored checkpoints or how ranks are started: `stages/train/` does that.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ from millrace.training.checkpoints.policy_state import policy_state, restore_pol
 from millrace.training.layers import prepare_layers
 from millrace.training.lora import adapters, add_adapters, parts
 from millrace.training.losses.factory import Loss
-from millrace.training.objective import Objective
+from millrace.training.objective import Objective, Objectives
 from millrace.training.optimizer import (
     clip_gradients,
     freeze_prefix,
@@ -55,10 +56,10 @@ class Trainer:
     Trained weights are kept in float32 at least, with their gradients and moments: in bfloat16 most updates of a small
     learning rate would be lost. It computes in `training.compute_dtype`, or in the dtype that `model` came in.
 
-    `max_new_tokens` is the maximum length of a response. `seed` is the run's. `reference` is the start model, required
-    exactly if `training.kl.coefficient` is above 0; it stays in the CPU's memory between steps. `published_dtype` is
-    the number format in which generators get the weights; None: that of `model`. `start` is where `model` and
-    `reference` are from if they have no values yet.
+    `trainings` are those of sources by name; only their objectives may differ. `seed` is the run's. `reference` is the
+    start model, required exactly if `training.kl.coefficient` is above 0; it stays in the CPU's memory between steps.
+    `published_dtype` is the number format in which generators get the weights; None: that of `model`. `start` is where
+    `model` and `reference` are from if they have no values yet.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Trainer:
         model: PreTrainedModel,
         training: TrainingConfig,
         *,
-        max_new_tokens: int,
+        trainings: Mapping[str, TrainingConfig] = MappingProxyType({}),
         seed: int = 0,
         reference: PreTrainedModel | None = None,
         ranks: Ranks = ALONE,
@@ -101,7 +102,7 @@ class Trainer:
         self.on_progress: Callable[[], None] = lambda: None
         """Called many times in each pass, as a sign of progress."""
         self.policy.on_progress = lambda: self.on_progress()
-        self._objective = Objective(training, max_new_tokens)
+        self._objectives = Objectives(training, trainings)
         self._training = training
         self._seed = seed
         self._reference = None
@@ -121,8 +122,8 @@ class Trainer:
 
     @property
     def loss(self) -> Loss:
-        """The policy-gradient loss."""
-        return self._objective.loss
+        """The policy-gradient loss; sources may have others."""
+        return self._objectives.of_run.loss
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The base model's parameters by name, whole, adapters merged in; tied ones appear once.
@@ -152,6 +153,7 @@ class Trainer:
             temperature=1.0,
             advantage=0.0,
             staleness=0,
+            max_new_tokens=1,
         )
         logprobs_V = self.logprobs_of(pack(follows))[0]
         best = logprobs_V.topk(min(most, self.vocab_size))
@@ -240,16 +242,20 @@ class Trainer:
         """The trained parameters by name: all that are not frozen, or those of the adapters."""
         return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
 
-    def _own_microbatches(self, samples: Sequence[Sample], indices: Sequence[int]) -> Iterator[tuple[bool, Microbatch]]:
+    def _own_microbatches(
+        self, samples: Sequence[Sample], indices: Sequence[int]
+    ) -> Iterator[tuple[Objective, bool, Microbatch]]:
         """This rank's microbatches of the samples at `indices`, on its device; every rank has as many.
 
-        Each comes with whether it adds to the gradient: samples without a gradient share no microbatch with others.
+        Each comes with the objective of its samples, and with whether it adds to the gradient. Samples that differ in
+        either share no microbatch.
         """
-        with_gradient = [index for index in indices if self._objective.has_gradient(samples[index])]
-        without_gradient = sorted(set(indices) - set(with_gradient))
-        for has_gradient, share in ((True, with_gradient), (False, without_gradient)):
-            batches = self.microbatches(samples, share)[self.ranks.data_rank :: self.ranks.data_size]
-            yield from [(has_gradient, batch.to(self.ranks.device)) for batch in batches]
+        for objective, alike in self._objectives.split(samples, indices):
+            with_gradient = [index for index in alike if objective.has_gradient(samples[index])]
+            without_gradient = sorted(set(alike) - set(with_gradient))
+            for has_gradient, share in ((True, with_gradient), (False, without_gradient)):
+                batches = self.microbatches(samples, share)[self.ranks.data_rank :: self.ranks.data_size]
+                yield from [(objective, has_gradient, batch.to(self.ranks.device)) for batch in batches]
 
     def _update(
         self,
@@ -260,18 +266,22 @@ class Trainer:
         rate_factor: float,
     ) -> TokenTable:
         """Makes one optimizer update on the samples at `indices` of the batch. Returns its measures."""
-        scale_Q = self._objective.scale(samples, indices)
-        num_with_gradient = sum(self._objective.has_gradient(samples[index]) for index in indices)
+        scale_Q = self._objectives.scale(samples, indices)
+        num_with_gradient = sum(
+            objective.has_gradient(samples[index])
+            for objective, alike in self._objectives.split(samples, indices)
+            for index in alike
+        )
         balance_scale = self._training.router_aux_loss_coefficient / max(1, num_with_gradient)
         table = TokenTable(samples, self.ranks.device)
         parameters = self._parameters().values()
         zero_gradients(parameters)
-        for has_gradient, batch in self._own_microbatches(samples, indices):
+        for objective, has_gradient, batch in self._own_microbatches(samples, indices):
             with torch.set_grad_enabled(has_gradient):
                 logprobs_N, entropy_N = self.policy(batch)
-                outputs = self._objective.compute(batch, logprobs_N, before_N, reference_N)
+                outputs = objective.compute(batch, logprobs_N, before_N, reference_N)
                 scale_L = scale_Q[list(batch.indices)].to(self.ranks.device)[batch.response_N[batch.trainable_L]]
-                total = (scale_L * self._objective.value(outputs, entropy_N[batch.trainable_L])).sum()
+                total = (scale_L * objective.value(outputs, entropy_N[batch.trainable_L])).sum()
                 if balance_scale:
                     total = total + balance_scale * self.policy.routing.imbalance(batch)
             table.add(batch, logprobs_N, entropy_N, outputs, scale_L)
@@ -300,7 +310,7 @@ class Trainer:
         num_tokens = sum(len(sample.response_tokens) for sample in samples)
         logprobs_N = torch.zeros(num_tokens, dtype=torch.float64, device=self.ranks.device)
         # In the microbatches of a single update on the batch, so that rounding is the same.
-        for _, batch in self._own_microbatches(samples, range(len(samples))):
+        for _, _, batch in self._own_microbatches(samples, range(len(samples))):
             logprobs_N[batch.in_batch_N] = policy(batch)[0].double()
         return self.ranks.sum(logprobs_N)
 
@@ -314,8 +324,8 @@ class Trainer:
         return lone_files(self.tensors())
 
     def set_loss(self, loss: Loss) -> None:
-        """Uses another loss from the next step on; everything else stays."""
-        self._objective.loss = loss
+        """Uses another loss from the next step on, for all sources; everything else stays."""
+        self._objectives.set_loss(loss)
 
     @torch.no_grad()
     def copy_state_from(self, other: "Trainer") -> None:
@@ -342,9 +352,9 @@ def load_trainer(
     folder: Path,
     training: TrainingConfig,
     *,
+    trainings: Mapping[str, TrainingConfig] = MappingProxyType({}),
     dtype: str,
     generation_dtype: str,
-    max_new_tokens: int,
     seed: int,
     ranks: Ranks = ALONE,
 ) -> Trainer:
@@ -359,7 +369,7 @@ def load_trainer(
     return kind(
         make(),
         training,
-        max_new_tokens=max_new_tokens,
+        trainings=trainings,
         seed=seed,
         reference=make() if training.kl.coefficient else None,
         ranks=ranks,

@@ -274,6 +274,11 @@ IMPOSSIBLE: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
         {"staleness": {"control": "adaptive"}, "pipeline": {"mode": "sync"}},
         ("staleness.control", "pipeline.mode"),
     ),
+    "an evaluation of a source that does not exist": (
+        {"sources": {"sums": {}, "chains": {}}, "evaluation": {"weights": {"sums": 2.0, "chess": 1.0}}},
+        ("evaluation.weights", "chess"),
+    ),
+    "a source with the name of the figure over all": ({"sources": {"held_out": {}}}, ("sources.held_out",)),
     "adaptive control without ratios": (
         {"staleness": {"control": "adaptive"}, "training": {"max_steps": 3, "loss": "reinforce"}},
         ("staleness.control", "training.loss"),

@@ -18,6 +18,8 @@ from configs.recipe import choose_recipe
         ("chain-cpu", [], 2, 64, 0.8, 1.0, 800),
         ("reasoning-gym-cpu", [], 3, 64, 0.08, 1.0, 100),
         ("gsm8k-cpu", [], 3, 64, 0.2, 1.0, 150),
+        # That of the sums, whose warm start is the longest.
+        ("mixture-cpu", [], 3, 64, 0.98, 0.38, 2000),
     ],
 )
 def test_a_recipe_suits_the_prompts_and_the_engine(

@@ -71,6 +71,7 @@ def draw_samples(seed: int) -> list[Sample]:
                 # Exact in single precision, in which microbatches hold them.
                 advantage=float(random.choice([-1.5, -0.25, 0.0, 1.0])),
                 staleness=int(random.integers(0, 4)),
+                max_new_tokens=MOST_TOKENS,
             )
         )
     return samples
@@ -121,7 +122,7 @@ def test_the_gradient_of_a_step_is_that_of_the_published_objective_on_padded_row
 ) -> None:
     samples = draw_samples(seed)
     values = {"max_steps": 1, "max_grad_norm": 1e9, "max_tokens_per_microbatch": max_tokens, "aggregation": aggregation}
-    trainer = Trainer(model(), TrainingConfig.model_validate({**values, **section}), max_new_tokens=MOST_TOKENS)
+    trainer = Trainer(model(), TrainingConfig.model_validate({**values, **section}))
     trainer.step(samples)
     expected = published_gradient(samples, terms, aggregation)
     for name, parameter in trainer.model.named_parameters():

@@ -102,7 +102,7 @@ def ours(
     """Value and gradient of the trainer's loss: ragged tokens, response after response."""
     groups_B = torch.arange(len(rows.advantages_B)) if groups_B is None else groups_B
     response_N = rows.mask_BT.nonzero()[:, 0]
-    scale_Q = token_scale(aggregation, rows.mask_BT.sum(1), MOST_TOKENS, groups_B)
+    scale_Q = token_scale(aggregation, rows.mask_BT.sum(1), torch.full_like(groups_B, MOST_TOKENS), groups_B)
 
     def objective(pi_BT: torch.Tensor) -> torch.Tensor:
         outputs = loss(

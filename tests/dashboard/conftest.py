@@ -1,10 +1,11 @@
 """Fixtures of the dashboard's tests: a small stored run, and readers whose clock a test moves on."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from support.pages.sites import HandClock
-from support.stored_run.run import Shape, StoredRun
+from support.stored_run.run import Shape, StoredRun, make_run
 from support.stores.dict_store import DictStore
 
 from dashboard.read.model import RunData
@@ -34,6 +35,14 @@ def stored_run(dict_store: DictStore) -> StoredRun:
     run.append(8)
     run.evaluate(0.5)
     return run
+
+
+@pytest.fixture(scope="session")
+def mixture() -> RunData:
+    """A run of twelve steps with the sources `math` and `words`, evaluated before and after them."""
+    store = DictStore()
+    make_run(store, "mixture", replace(SMALL, sources=("math", "words")))
+    return RunReader(store).look()
 
 
 @pytest.fixture

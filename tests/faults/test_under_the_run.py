@@ -71,7 +71,7 @@ FILES: dict[str, FindFile] = {
     "start model's weights": at("start/model.safetensors"),
     "start model's list": at("start.json"),
     "start model's hashes": at("start_hashes.json"),
-    "curriculum block": newest("curriculum/*.json"),
+    "block of prompts": newest("prompt_blocks/*.json"),
     "summary": at("summary.json"),
 }
 IN_TURN = ("truncated", "a folder", "a link out", "of another run", "forbidden")

@@ -18,7 +18,7 @@ from typing import Any
 from dashboard.integrations.sinks.flow import Flow
 from dashboard.integrations.sinks.sink import Point, Sink, read_state
 from dashboard.integrations.sinks.texts import Samples, config_texts, sampled_versions
-from millrace.evaluation.results import ResultsReader
+from millrace.evaluation.results import HELD_OUT, Result, ResultsReader, measures_by_set
 from millrace.rollouts.lineage import Survivors
 from millrace.runs.history import TIME_METRICS
 from millrace.runs.record import latest_attempt, read_run
@@ -118,7 +118,7 @@ class Mirror:
                 policy_version=result["policy_version"],
                 incarnation=-1,
                 t=result["t"],
-                values={"evaluation/accuracy": result["accuracy"]},
+                values=_accuracies(result),
             )
             for result in self._results.read()
             if result["accuracy"] is not None
@@ -153,6 +153,15 @@ class Mirror:
         self.sink.flush()
         self._state.cursor = self._reader.cursor.to_json()
         self._state.save(self.sink.state_file)
+
+
+def _accuracies(result: Result) -> dict[str, float]:
+    """`evaluation/accuracy`, and that of each further set and source as `evaluation/accuracy/<set>`."""
+    return {
+        "evaluation/accuracy" if name == HELD_OUT else f"evaluation/accuracy/{name}": measures["accuracy"]
+        for name, measures in measures_by_set(result).items()
+        if measures["accuracy"] is not None
+    }
 
 
 def _points(rows: Sequence[dict[str, Any]]) -> list[Point]:

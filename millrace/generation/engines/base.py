@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from configs.stored import DEFAULT_SOURCE
 from millrace.errors import WeightsMismatch
 from millrace.types import NO_RESPONSE, Prompt, Request, Response, Sampling, Trajectory
 from millrace.weights.base import Weights
@@ -102,15 +103,18 @@ class Engine(ABC):
         seed: int,
         prompts: Sequence[Prompt] | None = None,
         each_wait: Callable[[], None] = lambda: None,
+        source: str = DEFAULT_SOURCE,
     ) -> list[Response]:
         """One response per text, which is token ids, in order, while nothing else is in flight.
 
-        An environment needs the `prompts` of these texts. `each_wait` is called about once per second; if it raises,
-        the requests stay in flight.
+        The texts are of one `source`. An environment needs their `prompts`. `each_wait` is called about once per
+        second; if it raises, the requests stay in flight.
         """
         prompt_of_text: Sequence[Prompt | None] = prompts or [None] * len(texts)
         requests = [
-            Request(group_id=i, sample_index=0, prompt_tokens=tuple(tokens), seed=seed + i, prompt=prompt)
+            Request(
+                group_id=i, sample_index=0, prompt_tokens=tuple(tokens), seed=seed + i, source=source, prompt=prompt
+            )
             for i, (tokens, prompt) in enumerate(zip(texts, prompt_of_text, strict=True))
         ]
         self.submit(requests, sampling)

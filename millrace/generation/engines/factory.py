@@ -10,6 +10,7 @@ from configs.generation import GenerationConfig
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.transformers import TransformersEngine
 from millrace.models.loading import load_model
+from millrace.types import Sampling
 
 
 def make_engine(
@@ -18,8 +19,7 @@ def make_engine(
     tokenizer: PreTrainedTokenizerBase,
     *,
     dtype: str,
-    stop: Sequence[str] = (),
-    stop_token_ids: Sequence[int] = (),
+    samplings: Sequence[Sampling] = (),
     sleeps: bool = False,
     records_experts: bool = False,
     adapters: Mapping[str, Any] | None = None,
@@ -27,8 +27,9 @@ def make_engine(
 ) -> Engine:
     """The configured engine with the model in `folder`, at policy version 0. Raises ModelFolderError.
 
-    The arguments are those of `TransformersEngine` and `VllmEngine`. Only the former records experts and calls
-    `on_progress`: vLLM computes in other processes.
+    `samplings` are all that requests may have; vLLM prepares for them at its start. The other arguments are those of
+    `TransformersEngine` and `VllmEngine`. Only the former records experts and calls `on_progress`: vLLM computes in
+    other processes.
     """
     if config.engine == "vllm":
         # Importing vLLM takes seconds, and it need not be installed for a run without it.
@@ -37,19 +38,17 @@ def make_engine(
         return VllmEngine(
             folder,
             dtype=dtype,
-            stop_token_ids=stop_token_ids or [tokenizer.eos_token_id],
+            stop_token_ids=[tokenizer.eos_token_id],
             engine_args=config.engine_args,
-            stop=stop,
+            reads_text=any(sampling.stop for sampling in samplings),
             sleeps=sleeps,
-            truncates=config.top_p < 1 or config.top_k is not None,
+            truncates=any(sampling.truncates for sampling in samplings),
             keep_cache=config.keep_cache,
             adapters=adapters,
         )
     return TransformersEngine(
         load_model(folder, dtype),
         tokenizer,
-        stop=stop,
-        stop_token_ids=stop_token_ids,
         records_experts=records_experts,
         keep_cache=config.keep_cache,
         on_progress=on_progress,

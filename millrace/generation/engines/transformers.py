@@ -36,6 +36,8 @@ class _Row:
     """A request in flight."""
 
     request: Request
+    sampling: Sampling
+    criteria: StopCriteria
     limit: int
     """New tokens at most."""
     t_started: float
@@ -88,7 +90,7 @@ class _Row:
 
 
 class TransformersEngine(Engine):
-    """A causal language model with its tokenizer. The tokens `stop_token_ids` end a response, as `stop` texts do.
+    """A causal language model with its tokenizer.
 
     A response depends on its request and the weights. Other requests change the rounding only.
     """
@@ -99,13 +101,12 @@ class TransformersEngine(Engine):
         tokenizer: PreTrainedTokenizerBase,
         policy_version: int = 0,
         *,
-        stop: Sequence[str] = (),
         stop_token_ids: Sequence[int] = (),
         records_experts: bool = False,
         keep_cache: bool = True,
         on_progress: Callable[[], None] | None = None,
     ) -> None:
-        """Without `stop_token_ids`, the tokenizer's end-of-sequence token ends a response.
+        """`stop_token_ids`, by default the tokenizer's end-of-sequence token, are for requests that name none.
 
         `records_experts`: whether responses say which experts computed each token; only for mixtures of experts.
         `on_progress` is called at each layer of a pass: many prompts together may take minutes.
@@ -117,8 +118,10 @@ class TransformersEngine(Engine):
         self.keep_cache = keep_cache
         self._device: torch.device = model.device
         self.vocab_size: int = model.config.vocab_size
-        self._criteria = StopCriteria(tokenizer, stop, stop_token_ids or [tokenizer.eos_token_id])
-        self._sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=1)
+        self._tokenizer = tokenizer
+        self._ends = stop_token_ids or [tokenizer.eos_token_id]
+        # By sampling, whose limit does not matter here.
+        self._criteria: dict[Sampling, StopCriteria] = {}
         self._recorder = ExpertRecorder(model) if records_experts else None
         # Row i of the cache is that of `_rows[i]`, and holds all its tokens but the newest.
         self._cache = KvRows(model, self._recorder)
@@ -136,13 +139,16 @@ class TransformersEngine(Engine):
         return sum(len(row.tokens) for row in self._rows + self._waiting)
 
     def submit(self, requests: Sequence[Request], sampling: Sampling) -> None:
-        if self.in_flight and replace(sampling, max_new_tokens=self._sampling.max_new_tokens) != self._sampling:
-            raise ValueError("requests that are decoded together need the same temperature, top_p and top_k")
-        self._sampling = sampling
         now = time.time()
+        without_limit = replace(sampling, max_new_tokens=0)
+        if without_limit not in self._criteria:
+            ends = sampling.stop_token_ids or self._ends
+            self._criteria[without_limit] = StopCriteria(self._tokenizer, sampling.stop, ends)
+        criteria = self._criteria[without_limit]
         for request in requests:
             limit = sampling.max_new_tokens - len(request.response_tokens)
-            self._waiting.append(_Row(request=request, limit=limit, t_started=now))
+            row = _Row(request=request, sampling=sampling, criteria=criteria, limit=limit, t_started=now)
+            self._waiting.append(row)
 
     def collect(self, seconds: float) -> list[Trajectory]:
         # Not at the start: a trainer of the same model may have changed it since.
@@ -220,20 +226,30 @@ class TransformersEngine(Engine):
             self._record(self._waiting)
             self._rows, self._waiting = self._rows + self._waiting, []
         rows = self._rows
-        uniforms_B = uniforms([row.request.seed for row in rows], [row.position for row in rows])
-        drawn = draw(torch.cat(logits), self._sampling, uniforms_B)
-        kept_B = drawn.kept or [[]] * len(rows)
+        self._draw(torch.cat(logits))
         ended: dict[int, Trajectory] = {}
-        for i, (row, token, logprob, kept) in enumerate(
-            zip(rows, drawn.tokens_B.tolist(), drawn.logprobs_B.tolist(), kept_B, strict=True)
-        ):
-            row.add(token, logprob, kept, self.policy_version)
-            finish_reason = self._criteria.end(row.tokens, row.limit)
+        for i, row in enumerate(rows):
+            finish_reason = row.criteria.end(row.tokens, row.limit)
             if finish_reason is not None:
                 ended[i] = row.trajectory(finish_reason)
         if ended:
             self._rows = [rows[i] for i in self._cache.remove(list(ended))]
         return list(ended.values())
+
+    def _draw(self, logits_BV: torch.Tensor) -> None:
+        """Adds a token to each row. Rows that differ at most in their limits are drawn together."""
+        alike: dict[StopCriteria, list[int]] = {}
+        for i, row in enumerate(self._rows):
+            alike.setdefault(row.criteria, []).append(i)
+        for indices in alike.values():
+            rows = [self._rows[i] for i in indices]
+            uniforms_B = uniforms([row.request.seed for row in rows], [row.position for row in rows])
+            drawn = draw(logits_BV if len(alike) == 1 else logits_BV[indices], rows[0].sampling, uniforms_B)
+            kept_B = drawn.kept or [[]] * len(rows)
+            for row, token, logprob, kept in zip(
+                rows, drawn.tokens_B.tolist(), drawn.logprobs_B.tolist(), kept_B, strict=True
+            ):
+                row.add(token, logprob, kept, self.policy_version)
 
     def _record(self, rows: Sequence[_Row]) -> None:
         """Adds the experts of the last forward pass to these rows."""

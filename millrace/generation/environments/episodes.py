@@ -1,4 +1,4 @@
-"""Trajectories of several turns, as an engine over an engine: callers see one request and its whole response.
+"""Trajectories of one turn or several, as an engine over an engine: callers see one request and its whole response.
 
     submit ─► request ─► engine ─► one turn ─► environment.step ─► done, or too long, or too many turns ─► collect
                            ▲                         │ text or messages
@@ -6,23 +6,27 @@
 
     text           turn ─► decoded text ─► Environment.step ─► text ─► tokens
     conversations  turn ─► renderer.parse ─► ChatEnvironment.step ─► messages ─► renderer.next_turn
+    neither        one turn is the whole response
+
+Which of them a request is, its source decides.
 
 The policy's tokens are kept as sampled and never tokenized again; the environment's answer becomes tokens separately
 and is appended to them. Weights may be replaced at any time: each turn has its own version spans, and the tokens of an
 environment belong to the current span. One trajectory may be at its third turn while another is at its first.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 from configs.generation import GenerationConfig
-from configs.prompts import PromptsConfig
 from configs.schema import ModelConfig
+from configs.task import EnvironmentConfig, PromptsConfig
 from millrace.chat.base import Rendered
 from millrace.chat.encoder import PromptEncoder, is_chat, load_encoder
 from millrace.generation.engines.base import Engine, unstarted
-from millrace.generation.environments.base import AnyEnvironment, ChatEnvironment, Environment
+from millrace.generation.environments.base import AnyEnvironment, ChatEnvironment, Environment, environment_class
 from millrace.prompts.dataset import PromptSet
 from millrace.rollouts.groups_in_flight import derived_seed
 from millrace.types import NO_RESPONSE, FinishReason, Prompt, Request, Response, Sampling, Trajectory
@@ -59,18 +63,32 @@ def prompt_encoder(
     return load_encoder(folder, model, prompts, (), chat=is_chat(prompts, (*prompt_set.train, *prompt_set.eval)))
 
 
-def in_environment(
-    make_engine: Callable[[Sequence[str]], Engine],
-    environment: type[AnyEnvironment] | None,
-    encoder: PromptEncoder,
-    *,
-    max_turns: int,
-    each_turn: Callable[[], None] = lambda: None,
-) -> Engine:
-    """The engine from `make_engine(stop texts)`, playing `environment` if there is one."""
-    if environment is None:
-        return make_engine(())
-    return Episodes(make_engine(environment.stop), environment, encoder, max_turns=max_turns, each_turn=each_turn)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodeRules:
+    """How the requests of a source are played."""
+
+    encoder: PromptEncoder
+    environment: type[AnyEnvironment] | None = None
+    """None: the policy's first turn is the whole response."""
+    max_turns: int = 1
+    """Turns of the policy at most, in an environment."""
+
+    def sampling_of_turns(self, sampling: Sampling) -> Sampling:
+        """The sampling of one turn, with what ends it."""
+        stop = () if self.environment is None else self.environment.stop
+        return replace(sampling, stop=stop, stop_token_ids=self.encoder.stop_token_ids)
+
+
+def load_rules(
+    folder: Path, model: ModelConfig, prompts: PromptsConfig, environment: EnvironmentConfig, prompt_set: PromptSet
+) -> EpisodeRules:
+    """The rules of a source with these settings and prompts, for the model in `folder`.
+
+    Raises InputError as `environment_class` and `prompt_encoder` do.
+    """
+    played = environment_class(environment.name)
+    encoder = prompt_encoder(folder, model, prompts, prompt_set, played)
+    return EpisodeRules(encoder=encoder, environment=played, max_turns=environment.max_turns)
 
 
 @dataclass(kw_only=True)
@@ -78,8 +96,9 @@ class _Episode:
     """A trajectory in flight."""
 
     request: Request
-    prompt: Prompt
+    rules: EpisodeRules
     sampling: Sampling
+    """Of its turns."""
     environment: AnyEnvironment | None = None
     num_turns: int = 0
     t_started: float = 0.0
@@ -88,28 +107,23 @@ class _Episode:
 
 
 class Episodes(Engine):
-    """Plays an environment with an engine, which must also end responses at the environment's stop texts.
+    """Plays requests with an engine, each by the rules of its source.
 
-    Each trajectory has its own object from `environment()` and at most `max_turns` turns of the policy. All its tokens
-    share `max_new_tokens`. An answer that the policy could not read, because that was its last turn or no token is left
-    for the next, is not appended. `each_turn` is called after every turn of the policy.
+    Each trajectory has its own object of an environment. All its tokens share `max_new_tokens`. An answer that the
+    policy could not read, because that was its last turn or no token is left for the next, is not appended.
+    `each_turn` is called after every turn of the policy.
     """
 
     def __init__(
         self,
         engine: Engine,
-        environment: Callable[[], AnyEnvironment],
-        encoder: PromptEncoder,
-        *,
-        max_turns: int,
+        rules: Mapping[str, EpisodeRules],
         each_turn: Callable[[], None] = lambda: None,
     ) -> None:
         self.policy_version = engine.policy_version
         self.vocab_size = engine.vocab_size
         self._engine = engine
-        self._environment = environment
-        self._encoder = encoder
-        self._max_turns = max_turns
+        self._rules = rules
         self._each_turn = each_turn
         # By (group, place in the group).
         self._episodes: dict[tuple[int, int], _Episode] = {}
@@ -119,18 +133,20 @@ class Episodes(Engine):
         return len(self._episodes)
 
     def submit(self, requests: Sequence[Request], sampling: Sampling) -> None:
-        for request in requests:
-            if request.prompt is None:
-                raise ValueError("an environment needs the prompt, and the request has none")
-            episode = _Episode(request=request, prompt=request.prompt, sampling=sampling)
-            self._episodes[request.group_id, request.sample_index] = episode
-        self._engine.submit(requests, sampling)
+        for source, group in groupby(requests, key=lambda request: request.source):
+            of_source, rules = list(group), self._rules[source]
+            of_turns = rules.sampling_of_turns(sampling)
+            for request in of_source:
+                if request.prompt is None and rules.environment is not None:
+                    raise ValueError("an environment needs the prompt, and the request has none")
+                episode = _Episode(request=request, rules=rules, sampling=of_turns)
+                self._episodes[_place(request)] = episode
+            self._engine.submit(of_source, of_turns)
 
     def collect(self, seconds: float) -> list[Trajectory]:
         finished = []
         for turn in self._engine.collect(seconds):
-            key = turn.request.group_id, turn.request.sample_index
-            episode = self._episodes[key]
+            episode = self._episodes[_place(turn.request)]
             episode.t_started = episode.t_started or turn.t_started
             episode.num_turns += 1
             episode.response = episode.response.followed_by(turn.response)
@@ -142,7 +158,7 @@ class Episodes(Engine):
                 following = replace(episode.request, response_tokens=episode.response.tokens, seed=seed)
                 self._engine.submit([following], episode.sampling)
             else:
-                del self._episodes[key]
+                del self._episodes[_place(turn.request)]
                 finish_reason, error = ended
                 response = replace(episode.response, finish_reason=finish_reason, environment_error=error)
                 finished.append(replace(turn, request=episode.request, response=response, t_started=episode.t_started))
@@ -153,11 +169,12 @@ class Episodes(Engine):
         return self._engine.tokens_in_flight + sum(len(episode.response.tokens) for episode in self._episodes.values())
 
     def interrupt(self) -> list[Trajectory]:
-        # The state of an environment can't be stored, so its trajectories begin again.
-        requests = [episode.request for episode in self._episodes.values()]
-        self._episodes.clear()
-        self._engine.abort()
-        return [unstarted(request) for request in requests]
+        interrupted = []
+        for turn in self._engine.interrupt():
+            episode = self._episodes.pop(_place(turn.request))
+            # The state of an environment can't be stored, so its trajectories begin again.
+            interrupted.append(turn if episode.rules.environment is None else unstarted(episode.request))
+        return interrupted
 
     @property
     def accepts_weights(self) -> bool:
@@ -182,21 +199,23 @@ class Episodes(Engine):
 
     def _answer(self, episode: _Episode, turn: Response) -> tuple[FinishReason, str | None] | None:
         """(finish reason, error) if this turn ends the trajectory. Otherwise appends the environment's answer."""
-        if turn.finish_reason == "length":
-            return "length", None
+        rules, prompt = episode.rules, episode.request.prompt
+        if rules.environment is None or turn.finish_reason == "length":
+            return turn.finish_reason, None
+        assert prompt is not None
         try:
             if episode.environment is None:
                 # Not earlier: then an exception in here could end a response without tokens.
-                episode.environment = self._environment()
-                episode.environment.reset(episode.prompt, episode.request.seed)
-            answer = self._play(episode.environment, episode, turn.tokens)
+                episode.environment = rules.environment()
+                episode.environment.reset(prompt, episode.request.seed)
+            answer = _play(episode, episode.environment, prompt, turn.tokens)
         except Exception as error:  # noqa: BLE001 — a failed trajectory is data, stored with its reason
             line = " ".join(f"{type(error).__name__}: {error}".split())
             return "stop", line[:_LONGEST_ERROR]
         if answer is None:
             return "stop", None
         room = episode.sampling.max_new_tokens - len(episode.response.tokens)
-        if episode.num_turns == self._max_turns or len(answer.tokens) >= room:
+        if episode.num_turns == rules.max_turns or len(answer.tokens) >= room:
             return "length", None
         if answer.tokens:
             episode.response = episode.response.followed_by(
@@ -211,22 +230,27 @@ class Episodes(Engine):
             )
         return None
 
-    def _play(self, environment: AnyEnvironment, episode: _Episode, turn: Sequence[int]) -> Rendered | None:
-        """Returns the environment's tokens after the policy's `turn`; None if that was the last turn.
 
-        Raises whatever the environment raises, and ChatError if nothing can follow that turn.
-        """
-        if isinstance(environment, ChatEnvironment):
-            renderer, tools = self._encoder.renderer, self._encoder.tools_of(episode.prompt)
-            assert renderer is not None, "a conversation has a renderer"
-            text = (*episode.request.prompt_tokens, *episode.response.tokens)
-            context = text[: len(text) - len(turn)]
-            observation = environment.step(renderer.parse(turn, context, tools))
-            return None if observation.done else renderer.next_turn(context, turn, observation.messages, tools)
-        assert isinstance(environment, Environment)
-        tokenizer = self._encoder.tokenizer
-        sampled = turn[:-1] if turn[-1] in self._encoder.stop_token_ids else turn
-        observation = environment.step(str(tokenizer.decode(list(sampled), clean_up_tokenization_spaces=False)))
-        if observation.done:
-            return None
-        return Rendered(tuple(tokenizer(observation.text, add_special_tokens=False)["input_ids"]))
+def _place(request: Request) -> tuple[int, int]:
+    return request.group_id, request.sample_index
+
+
+def _play(episode: _Episode, environment: AnyEnvironment, prompt: Prompt, turn: Sequence[int]) -> Rendered | None:
+    """Returns the environment's tokens after the policy's `turn`; None if that was the last turn.
+
+    Raises whatever the environment raises, and ChatError if nothing can follow that turn.
+    """
+    encoder = episode.rules.encoder
+    if isinstance(environment, ChatEnvironment):
+        renderer, tools = encoder.renderer, encoder.tools_of(prompt)
+        assert renderer is not None, "a conversation has a renderer"
+        text = (*episode.request.prompt_tokens, *episode.response.tokens)
+        context = text[: len(text) - len(turn)]
+        observation = environment.step(renderer.parse(turn, context, tools))
+        return None if observation.done else renderer.next_turn(context, turn, observation.messages, tools)
+    assert isinstance(environment, Environment)
+    sampled = turn[:-1] if turn[-1] in encoder.stop_token_ids else turn
+    observation = environment.step(str(encoder.tokenizer.decode(list(sampled), clean_up_tokenization_spaces=False)))
+    if observation.done:
+        return None
+    return Rendered(tuple(encoder.tokenizer(observation.text, add_special_tokens=False)["input_ids"]))

@@ -56,12 +56,12 @@ class Pool:
     """
 
     def __init__(self, rewards: Sequence[Reward], limits: Limits) -> None:
-        self._options = {reward.name: reward.options for reward in rewards}
+        self._rewards = rewards
         self._limits = limits
         self._tasks_per_worker = 1 if any(reward.fresh for reward in rewards) else _TASKS_PER_WORKER
         self._workers: list[_RewardWorker] = []
-        self.versions: Mapping[str, str] = {}
-        """Version of each reward by its name."""
+        self.versions: Sequence[str] = ()
+        """Version of each reward."""
 
     def __enter__(self) -> Self:
         hide()
@@ -120,7 +120,11 @@ class Pool:
         """Start a fork server and return its reply. Raises InputError if it can't load the rewards."""
         server = ForkServer(
             [sys.executable, "-m", "millrace.rewards.isolation.worker"],
-            {"rewards": self._options, "limits": asdict(self._limits), "late": late},
+            {
+                "rewards": [[reward.source, reward.name, dict(reward.options)] for reward in self._rewards],
+                "limits": asdict(self._limits),
+                "late": late,
+            },
             environment=scrubbed(dict(os.environ)),
         )
         try:
@@ -129,7 +133,8 @@ class Pool:
                 raise InputError(**loaded["refusal"])
         except (TimeoutError, ForkServerLost) as error:
             server.close()
-            read = f"{', '.join(self._options)} can't be loaded ({type(error).__name__}: {error})"
+            names = ", ".join(reward.name for reward in self._rewards)
+            read = f"{names} can't be loaded ({type(error).__name__}: {error})"
             raise InputError(read, file="scoring", expected="a reward that can be imported") from error
         return server, loaded
 

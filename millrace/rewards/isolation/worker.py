@@ -5,7 +5,7 @@
     pool ──rewards, limits──►  fork server: loads, replies with the versions
          ──order────────────►      │ fork ─► worker: enters the sandbox, sends READY
 
-         ──{"reward": "math", "prompt": {…}, "response": "…"}──────────────────────────────────► worker
+         ──{"reward": 0, "prompt": {…}, "response": "…"}───────────────────────────────────────► worker
          ◄──{"reward": 1.0, "components": {…}, "status": "ok", "error": null, "seconds": 0.002}──
 
 A killed worker is replaced in milliseconds, since nothing has to be loaded again. The fork server itself sees no
@@ -21,10 +21,11 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import NoReturn
 
+from configs.sources import naming_source
 from millrace.errors import InputError
 from millrace.forking.process_settings import die_with_parent
 from millrace.forking.server import Order, control_socket, num_threads, read_recipe, reply, serve
@@ -41,9 +42,9 @@ CHUNK = 2**18
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """A response to be scored by the reward of this name."""
+    """A response to be scored by one of the rewards, given by its index."""
 
-    reward: str
+    reward: int
     prompt: Prompt
     response: str
 
@@ -86,34 +87,37 @@ def main() -> None:
     recipe = read_recipe(control)
     late = recipe["late"]
     try:
-        rewards = {name: make_part(name, options) for name, options in recipe["rewards"].items()}
         sandbox = Sandbox(Limits(**recipe["limits"]))
         sandbox.try_out()
-        for reward in [] if late else rewards.values():
-            reward.load()
+        rewards: list[Reward] = []
+        for source, name, options in recipe["rewards"]:
+            with naming_source(source):
+                rewards.append(make_part(name, options))
+                if not late:
+                    rewards[-1].load()
     except InputError as error:
         reply(control, {"refusal": error.fields()})
         return
     # A child of this process works if there is one thread and no CUDA context.
     torch = sys.modules.get("torch")
     can_fork = num_threads() == 1 and not (torch is not None and torch.cuda.is_initialized())
-    versions = {} if late else {name: reward.version for name, reward in rewards.items()}
+    versions = [] if late else [reward.version for reward in rewards]
     reply(control, {"versions": versions, "can_fork": can_fork})
     if can_fork and (order := serve(control, adopted=False)) is not None:
         _work(order, rewards, sandbox, late=late)
 
 
-def _work(order: Order, rewards: Mapping[str, Reward], sandbox: Sandbox, *, late: bool) -> NoReturn:
+def _work(order: Order, rewards: Sequence[Reward], sandbox: Sandbox, *, late: bool) -> NoReturn:
     """Score until the scorer closes its end. Runs in the main thread, where libraries may set an alarm."""
     try:
-        for reward in rewards.values() if late else []:
+        for reward in rewards if late else []:
             reward.load()
         # Discard output while scoring: responses could write anything into the log.
         for number in (1, 2):
             os.dup2(0, number)
         sandbox.enter(order.parent)
         # A forked process copies each page that it first touches: do that before the first response's time begins.
-        for reward in rewards.values():
+        for reward in rewards:
             reward.warm_up()
         _write(order.birth, READY)
         inbox = b""

@@ -14,7 +14,7 @@ Groups of a step are recorded once the step is done. What happens to a group bey
 
 import math
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
@@ -30,6 +30,7 @@ from millrace.rollouts.scored_group import LostPart, ScoredGroup
 from millrace.rollouts.shaping import ZERO_ADVANTAGE, SpreadFilter
 from millrace.rollouts.staleness import TOKENS_OF_STALENESS, is_too_old, step_leaves_too_old
 from millrace.runtime.stage import Stage
+from millrace.stages.train.train_state import mixed_sources
 from storage.progress import read_status
 
 _STALE_SECONDS = 60.0
@@ -54,6 +55,9 @@ class BatchCollector:
         training = stage.config.training
         self._selection, self._groups_per_step = training.selection, training.groups_per_step
         self._length_bias = LengthBias()
+        # By source, in a run with several; and the groups of each that were dropped since the last step.
+        self._bias_of_source = {source: LengthBias() for source in mixed_sources(stage.config)}
+        self._dropped_of_source = Counter[str]()
         # The last groups taken from each generator, and how many of them overtook each group of the next step.
         self._recent = defaultdict[int, deque[int]](lambda: deque(maxlen=_RECENT_GROUPS))
         self._overtaken: list[int] = []
@@ -102,7 +106,7 @@ class BatchCollector:
         of_tokens = [group.token_versions(i)[group.loss_mask[i] > 0] for group in self.groups for i in group.trained]
         lags, counts = np.unique(trainer_version - np.concatenate(of_tokens), return_counts=True)
         for group in self.in_order():
-            self._length_bias.take(group, group.trained)
+            self._count_length(group, group.trained)
         ratios = self._length_bias.step()
         if self._length_bias.has_left(ratios):
             self._stage.emit_event("staleness.length-bias", **asdict(ratios), sentence=ratios.sentence)
@@ -112,10 +116,24 @@ class BatchCollector:
         return ratios, {
             **ratios.metrics(),
             **{f"{TOKENS_OF_STALENESS}{lag}": int(count) for lag, count in zip(lags, counts, strict=True)},
-            "zero_advantage_share": self.spread.step(),
+            **self.spread.step(self._bias_of_source),
+            **self._metrics_of_sources(),
             "overtaken_groups_max": max(overtaken),
             "overtaken_groups_mean": sum(overtaken) / len(overtaken),
         }
+
+    def _metrics_of_sources(self) -> dict[str, float]:
+        metrics: dict[str, float] = {}
+        for source, bias in self._bias_of_source.items():
+            of_source = {"groups_dropped": self._dropped_of_source[source], **bias.step().metrics()}
+            metrics |= {f"{name}/{source}": value for name, value in of_source.items() if not math.isnan(value)}
+        self._dropped_of_source.clear()
+        return metrics
+
+    def _count_length(self, group: ScoredGroup | LostPart, trained: Sequence[int] = ()) -> None:
+        self._length_bias.take(group, trained)
+        if isinstance(group, ScoredGroup) and group.source in self._bias_of_source:
+            self._bias_of_source[group.source].take(group, trained)
 
     def _keep_or_drop(self, group: ScoredGroup, version: int, max_staleness: int) -> None:
         if not self._lineage.holds(group.incarnation, group.part_max_policy_version):
@@ -136,6 +154,7 @@ class BatchCollector:
             return
         self._drop(group, reason, version)
         self._account.groups_dropped += 1
+        self._dropped_of_source[group.source] += 1
         if reason == "stale":
             self._stale_rollouts += len(group.rewards)
             if time.monotonic() - self._t_stale_event >= _STALE_SECONDS:
@@ -150,14 +169,13 @@ class BatchCollector:
         exists = self._lineage.holds(part.record.incarnation, part.record.max_policy_version)
         self._drop(part, "corrupt" if exists else "rolled_back", version)
         if exists:
-            num_groups = part.left.rollouts // self._stage.config.generation.group_size
-            self._account.groups_dropped += num_groups
+            self._account.groups_dropped += part.num_groups
 
     def _drop(self, group: ScoredGroup | LostPart, reason: str, version: int) -> None:
         reward_sum = _reward_sum(group, group.verified) if isinstance(group, ScoredGroup) else 0.0
         self._consumed.drop(group, reason, version)
         if reason not in ("rolled_back", ZERO_ADVANTAGE):
-            self._length_bias.take(group)
+            self._count_length(group)
         self._account.drop(reason, group.amount(), generator=group.generator, reward_sum=reward_sum)
 
 

@@ -10,9 +10,11 @@ from math import ceil
 from statistics import fmean
 from typing import Any
 
+from configs.stored import DEFAULT_SOURCE
 from millrace.control.collapse import Collapse, CollapseWatch
 from millrace.control.rollback import roll_back
 from millrace.errors import TrainingDiverged
+from millrace.rollouts.scored_group import ScoredGroup
 from millrace.runs.decisions import rate_factor
 from millrace.stages.train.train_state import TrainState
 from millrace.training.batch import Sample
@@ -33,14 +35,18 @@ class CollapseGuard:
         self._training = state.stage.config.training
         self._bound_of = bound_of
         self._rate_factor = rate_factor(state.decisions.all, state.incarnation)
+        self._weights = {name: source.weight for name, source in state.stage.config.sources.items()}
         if stored is None or stored["rewards_of"] != self._rewards_of:
-            # Means over groups with spread don't compare with means over all groups.
+            # Means over groups with spread don't compare with means over all groups, nor those of other sources.
             stored = {}
         self._watch = CollapseWatch(**stored.get("watch", {}))
+        self.rewards: dict[str, float] = dict(stored.get("rewards", {}))
+        """Mean reward of each source in the last step that had it."""
 
     @property
     def _rewards_of(self) -> str:
-        return "groups with spread" if self._training.selection.drop_zero_advantage else "all groups"
+        chosen = "groups with spread" if self._training.selection.drop_zero_advantage else "all groups"
+        return f"{chosen} of {self._weights or DEFAULT_SOURCE}"
 
     def train(self, samples: Sequence[Sample]) -> StepReport:
         """Makes one step. Raises TrainingDiverged, or RolledBack in its place if `on_collapse` is `roll_back`."""
@@ -52,13 +58,20 @@ class CollapseGuard:
                 self.act(self._watch.collapse(str(error), rate))
             raise
 
-    def watch(self, report: StepReport, reward: float, lags: Sequence[int]) -> Collapse | None:
-        """Records the last step, with its mean reward and its groups' staleness. Returns the collapse, if any."""
+    def watch(self, report: StepReport, groups: Sequence[ScoredGroup], lags: Sequence[int]) -> Collapse | None:
+        """Records the last step, with its groups and their staleness. Returns the collapse, if any.
+
+        Its reward is the mean over the sources by their first weights, so a mixture that changes is no collapse.
+        """
+        for source in {group.source for group in groups}:
+            of_source = (group.rewards for group in groups if group.source == source)
+            rewards = [reward for of_group in of_source for reward in of_group if reward is not None]
+            self.rewards[source] = sum(rewards) / len(rewards)
         version = self._trainer.policy_version
         rate = self._rate(version)
         sentence = self._watch.step(
             version,
-            reward=reward,
+            reward=fmean(self.rewards.values(), [self._weights.get(source, 1.0) for source in self.rewards]),
             entropy=report.entropy,
             mismatch_kl=report.mismatch_kl,
             earned_by=version - 1 - ceil(fmean(lags)),
@@ -89,7 +102,7 @@ class CollapseGuard:
 
     def state(self) -> dict[str, Any]:
         """JSON for a checkpoint."""
-        return {"rewards_of": self._rewards_of, "watch": self._watch.state()}
+        return {"rewards_of": self._rewards_of, "rewards": self.rewards, "watch": self._watch.state()}
 
     def _rate(self, version: int) -> float:
         """Learning rate of the step that makes `version`, without √ESS."""

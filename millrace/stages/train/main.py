@@ -63,8 +63,9 @@ def main(stage: Stage) -> None:
             return
         stop_at_step = read_attempt(stage.store, stage.arguments.attempt).stop_at_step
         handover = open_handover(stage, trainer)
-        first_prompt: list[int] = tokenizer(load_prompts(config.prompts).train[0].text)["input_ids"]
-        probed = probe_tokens(first_prompt, config.generation.max_new_tokens)
+        first_source = next(iter(config.by_source().values()))
+        first_prompt: list[int] = tokenizer(load_prompts(first_source.prompts).train[0].text)["input_ids"]
+        probed = probe_tokens(first_prompt, first_source.generation.max_new_tokens)
         ranks = "" if trainer.ranks.size == 1 else f", {trainer.ranks.size} ranks"
         stage.mark_ready(
             f"trainer ready at version {trainer.policy_version} of {stop_at_step}, incarnation {state.incarnation}"
@@ -105,9 +106,9 @@ def _start_trainer(config: RunConfig, folder: Path) -> Trainer:
         LeaderTrainer if ranks.size > 1 and ranks.rank == 0 else Trainer,
         folder,
         training,
+        trainings=config.trainings(),
         dtype=config.model.dtype,
         generation_dtype=config.generation_dtype,
-        max_new_tokens=config.generation.max_new_tokens,
         seed=config.seed,
         ranks=ranks,
     )

@@ -74,7 +74,7 @@ class ReplayLoop:
         trained = self._selected(batch)
         groups, versions = [group for group, _ in trained], [taken_at for _, taken_at in trained]
         lags = [group.staleness(taken_at) for group, taken_at in trained]
-        samples = samples_of(groups, self.stage.config.training.advantage, versions, self.selection)
+        samples = samples_of(groups, self.stage.config.training, versions, self.stage.config.trainings())
         with self.stage.busy("train"):
             report = self.trainer.step(samples)
         version = self.trainer.policy_version

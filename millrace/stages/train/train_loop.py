@@ -20,13 +20,14 @@ from typing import Any
 
 from millrace.control.staleness import StalenessController
 from millrace.evaluation.schedule import read_early_stop, stop_if_no_better
+from millrace.rollouts.consumed import SourceLedger
 from millrace.rollouts.ledger import Account, Amount, CommittedAmounts
 from millrace.rollouts.loader import RolloutLoader
 from millrace.runtime.device_sharing import DeviceTurns
 from millrace.stages.train.batch_collector import BatchCollector, stragglers_are_in
 from millrace.stages.train.collapse_guard import CollapseGuard
 from millrace.stages.train.handover import Handover
-from millrace.stages.train.train_state import TrainState
+from millrace.stages.train.train_state import TrainState, mixed_sources
 from millrace.training.samples import samples_of
 from millrace.training.step_report import StepReport
 from millrace.weights.base import Manifest, Probe, WeightsId
@@ -78,6 +79,8 @@ class TrainLoop:
             incarnation=state.incarnation,
             state=stored.get("control"),
         )
+        # None unless the run has several sources.
+        self.sources = SourceLedger(self.stage.store, self.lineage) if mixed_sources(self.config) else None
         self.guard = CollapseGuard(state, self.controller.bound_of, stored.get("collapse"))
         # State after the last finished step, for the next checkpoint.
         self.settled = self._settle()
@@ -149,7 +152,7 @@ class TrainLoop:
     def _step(self) -> None:
         """One optimizer step on the groups taken; on return they count as consumed."""
         groups, taken_at = self.collector.in_order(), self.trainer.policy_version
-        samples = samples_of(groups, self.config.training.advantage, taken_at, self.config.training.selection)
+        samples = samples_of(groups, self.config.training, taken_at, self.config.trainings())
         self.handover.retry_pending(last=True)
         trained_before = self.stage.seconds("train")
         with self.stage.busy("train"):
@@ -164,14 +167,17 @@ class TrainLoop:
         lags = [group.staleness(taken_at) for group in groups]
         self.collector.account_for(lags)
         advantages = (sample.advantage for sample in samples)
-        self.consumed.step(version, groups, advantages, report.trainer_logprobs)
-        if self.config.prompts.curriculum_window is not None and self.config.pipeline.mode == "sync":
-            # The curriculum of the step after the next reads these rows, and must not depend on timing.
+        rows = self.consumed.step(version, groups, advantages, report.trainer_logprobs)
+        if self.sources is not None:
+            self.sources.add(rows)
+        if self.config.pipeline.mode == "sync" and self.config.stores_prompt_blocks:
+            # The prompts of the step after the next follow from these rows, and must not depend on timing.
             self.consumed.flush()
         ratios, of_collector = self.collector.end_step(taken_at)
         self._check_ledger()
         bound = max(self.controller.bound_of(taken_at), self.controller.bound_at(taken_at))
-        self._control(report, ratios.step_length_ratio)
+        rollouts = sum(len(group.rewards) for group in groups)
+        self._control(report, ratios.step_length_ratio, steps_ready=self.account.buffered.rollouts / rollouts)
         measures = self.state.measure(
             report,
             groups,
@@ -183,7 +189,7 @@ class TrainLoop:
             in_flight_rollouts=self.account.in_flight.rollouts,
         )
         reward = measures["reward_mean"]
-        collapse = self.guard.watch(report, reward, lags)
+        collapse = self.guard.watch(report, groups, lags)
         self.settled = self._settle()
         self._publish(report)
         self.stage.update_status(
@@ -196,14 +202,13 @@ class TrainLoop:
         if collapse is not None:
             self.guard.act(collapse)
 
-    def _control(self, report: StepReport, length_ratio: float) -> None:
+    def _control(self, report: StepReport, length_ratio: float, steps_ready: float) -> None:
         """Decides on the staleness bound of the next versions."""
-        per_step = self.config.training.groups_per_step * self.config.generation.group_size
         decision = self.controller.decide(
             self.trainer.policy_version,
             effective_sample_size=report.ratio_effective_sample_size,
             length_ratio=length_ratio,
-            steps_ready=self.account.buffered.rollouts / per_step,
+            steps_ready=steps_ready,
             waited=self.stage.seconds("idle"),
         )
         if decision is None:
@@ -239,6 +244,11 @@ class TrainLoop:
         self.account.balance(generated=generated, scored=scored, consumed=consumed, balanced=self.balanced)
         self.balanced = consumed
 
+    def _figures_of_sources(self) -> dict[str, Any]:
+        if self.sources is None:
+            return {}
+        return {"sources": self.sources.to_json(), "source_rewards": dict(self.guard.rewards)}
+
     def _publish(self, report: StepReport | None) -> None:
         self.state.publish(
             report,
@@ -249,4 +259,5 @@ class TrainLoop:
             tokens=self.account.trained.tokens,
             consumed=[amount.to_json() for amount in self.loader.consumed()],
             account=self.settled["account"],
+            **self._figures_of_sources(),
         )

@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from configs.schema import RunConfig
 from millrace.maintenance.gc import carry_out, plan_checkpoints
 from millrace.rollouts.consumed import ConsumedWriter
 from millrace.rollouts.lineage import Lineage
@@ -20,7 +21,7 @@ from millrace.runtime.metrics import Pace
 from millrace.runtime.stage import Stage
 from millrace.training.checkpoints.saving import AsyncCheckpoints
 from millrace.training.parallel.leader import checkpoints_of, restore
-from millrace.training.step_report import StepReport
+from millrace.training.step_report import StepReport, group_measures
 from millrace.training.trainer import Trainer
 from storage.checkpoints import Checkpoint, CheckpointWriter, checkpoints_backwards
 from storage.errors import StreamCorrupt
@@ -80,8 +81,17 @@ class TrainState:
     def measure(
         self, report: StepReport, groups: Sequence[ScoredGroup], lags: Sequence[int], **metrics: float
     ) -> dict[str, float]:
-        """Logs the measures of a step together with `metrics` of the loop. Returns the step's measures."""
+        """Logs the measures of a step together with `metrics` of the loop. Returns the step's measures.
+
+        In a run with several sources, those of the groups of one are named `<measure>/<source>`.
+        """
         measures = report.measures(groups, lags)
+        for source in mixed_sources(self.stage.config):
+            chosen = [(group, lag) for group, lag in zip(groups, lags, strict=True) if group.source == source]
+            of_source: dict[str, float] = {"groups_trained": len(chosen)}
+            if chosen:
+                of_source |= group_measures([group for group, _ in chosen], [lag for _, lag in chosen])
+            measures |= {f"{name}/{source}": value for name, value in of_source.items()}
         pace: dict[str, Any] = self._pace.step(measures["tokens"])
         self.stage.update_status(reward_mean=measures["reward_mean"], staleness_mean=measures["staleness_mean"], **pace)
         self.stage.metrics.log(
@@ -96,6 +106,11 @@ class TrainState:
             self.checkpoints.begin(self.trainer.policy_version, self.trainer.tensors(), state)
         self._saved = self.trainer.policy_version
         self._t_saved = time.monotonic()
+
+
+def mixed_sources(config: RunConfig) -> list[str]:
+    """The sources of a run that has several; empty for one."""
+    return list(config.sources) if len(config.sources) > 1 else []
 
 
 @contextmanager

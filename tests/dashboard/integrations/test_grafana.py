@@ -14,15 +14,16 @@ _UNITS = {
     "policy versions": (
         "millrace_step_staleness_mean", "millrace_step_staleness_max", "millrace_staleness_mean",
         "millrace_staleness_max", "millrace_staleness_bound", "millrace_oldest_group_versions",
-        "millrace_promoted_version",
+        "millrace_promoted_version", "millrace_source_staleness_mean",
     ),
     "rollouts": (
         "millrace_rollouts_total", "millrace_generated_rollouts_total", "millrace_in_flight_rollouts",
-        "millrace_buffered_rollouts",
+        "millrace_buffered_rollouts", "millrace_source_rollouts_total",
     ),
     "tokens": (
         "millrace_tokens_total", "millrace_generating_tokens", "millrace_continued_tokens_total",
         "millrace_discarded_tokens_total", "millrace_response_length_mean_tokens",
+        "millrace_source_response_length_mean_tokens",
     ),
     "seconds": (
         "millrace_stage_seconds_total", "millrace_push_seconds", "millrace_generator_pause_seconds",
@@ -31,8 +32,12 @@ _UNITS = {
     "share": (
         "millrace_masked_token_share", "millrace_zero_advantage_share", "millrace_clip_fraction",
         "millrace_effective_sample_size", "millrace_evaluation_accuracy", "millrace_truncated_share",
+        "millrace_source_zero_advantage_share", "millrace_evaluation_set_accuracy",
     ),
-    "ratio": ("millrace_length_ratio", "millrace_reward_ratio", "millrace_importance_ratio_p95"),
+    "ratio": (
+        "millrace_length_ratio", "millrace_reward_ratio", "millrace_importance_ratio_p95",
+        "millrace_source_length_ratio",
+    ),
     "nats per token": ("millrace_entropy", "millrace_mismatch_kl"),
     "groups": (
         "millrace_generating_groups", "millrace_overtaken_groups_mean", "millrace_overtaken_groups_max",
@@ -41,7 +46,7 @@ _UNITS = {
     "restarts": ("millrace_restarts_total",),
     "cores": ("millrace_cpu_cores",),
     "bytes": ("millrace_memory_bytes",),
-    "reward": ("millrace_reward_mean",),
+    "reward": ("millrace_reward_mean", "millrace_source_reward_mean"),
     "gradient norm": ("millrace_gradient_norm",),
     "loss": ("millrace_loss",),
 }  # fmt: skip

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.pages.run_data import STATUS, T, generating, measured, run_data
 
 from dashboard.integrations.prometheus import MOST_DETAILED, expose, exposition
+from dashboard.read.model import RunData
 from dashboard.read.runs import OverviewRow, Runs
 from millrace.evaluation.promotion import PromotionDecision
 from millrace.runs.record import create_run, end_attempt
@@ -78,6 +79,19 @@ def test_every_number_of_a_run_is_exposed_under_its_name_and_labels() -> None:
         }.items()
     )
     assert _key("millrace_last_status_seconds", stage="score", replica="0") not in samples
+
+
+def test_figures_of_sources_and_evaluation_sets_have_names_of_their_own(mixture: RunData) -> None:
+    samples = _samples(expose([_ROW], {"mine": mixture}))
+    for source, part in mixture.by_source.items():
+        metrics = part.metrics["train-0"]
+        assert samples[_key("millrace_source_reward_mean", source=source)] == metrics["reward_mean"]["value"][-1]
+        assert samples[_key("millrace_source_length_ratio", source=source)] == 1
+        assert samples[_key("millrace_evaluation_set_accuracy", set=source)] == 0.75
+        trained = samples[_key("millrace_source_rollouts_total", source=source, outcome="trained")]
+        assert trained == part.trained.sum()
+    of_one_source = {name for name, _ in _samples(expose([_ROW], {"mine": run_data()}))}
+    assert not {name for name in of_one_source if "_source_" in name or "_set_" in name}
 
 
 def test_what_a_generator_works_on_is_exposed_by_replica() -> None:

@@ -70,6 +70,15 @@ def test_each_measurement_and_evaluation_is_a_point_at_its_policy_version_and_ti
     assert times["evaluation/accuracy", 3] == 200.0
 
 
+def test_figures_of_sources_and_evaluation_sets_are_points_under_their_names(tmp_path: Path) -> None:
+    store = DictStore()
+    run = make_run(store, "mine", Shape(steps=3, sources=("math", "words")))
+    copy(store, tmp_path / "mine")
+    shown = _shown(tmp_path / "mine")
+    assert [shown["evaluation/accuracy" + name, run.policy_version] for name in ("", "/math", "/words")] == [0.75] * 3
+    assert {tag for tag, _ in shown} >= {"train/reward_mean", "train/reward_mean/math", "train/reward_mean/words"}
+
+
 def test_a_mirror_that_is_started_again_writes_only_what_is_new(trained: Trained, tmp_path: Path) -> None:
     trained.evaluate(0, 0.25)
     trained.step(1, 2)

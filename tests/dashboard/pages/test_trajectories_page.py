@@ -1,6 +1,7 @@
 """The page of trajectories answers a query, and a model's text stays text on it."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from support.pages.sites import store_run
 from support.stored_run.run import Shape
 
 from dashboard.pages.group import MAX_RESPONSES, MAX_TOKENS, colour, view
-from dashboard.pages.trajectories import answer
+from dashboard.pages.trajectories import answer, layout
 from dashboard.read.group_readers import GroupReaders
 from dashboard.read.groups import Group, StoredResponse
 from dashboard.read.runs import Runs
@@ -80,6 +81,23 @@ def test_a_text_finds_the_groups_whose_prompt_holds_it(ask: Ask) -> None:
     rows = [component for component in components(listed) if type(component).__name__ == "Tr"][1:]
     assert rows
     assert all(prompt in row.children[1].children for row in rows)
+
+
+def test_groups_of_a_source_are_listed_with_its_name(tmp_path: Path) -> None:
+    store_run(tmp_path, "mine", 4, Shape(steps=12, groups_per_step=6, sources=("math", "words")))
+    listed, _ = answer(Runs(str(tmp_path)), GroupReaders(), "mine", from_address("?source=words"))
+    header, *rows = [component for component in components(listed) if type(component).__name__ == "Tr"]
+    assert "source" in words(header)
+    assert len(rows) == 12
+    assert {row.children[-1].children for row in rows} == {"words"}
+
+
+def test_the_source_is_shown_only_if_there_are_several(ask: Ask) -> None:
+    assert "source" not in words(ask("?")[0])
+    for is_mixture in (True, False):
+        fields = of_class(layout("mine", is_mixture=is_mixture), "field")
+        (source,) = [field for field in fields if "source" in words(field)]
+        assert bool(source.style) == (not is_mixture)
 
 
 def test_a_run_that_is_not_there_is_refused_whatever_its_name(runs: Runs) -> None:

@@ -80,10 +80,11 @@ def test_rows_of_one_group_dropped_together_are_one_drop() -> None:
             )
         )
     )
+    common = {"source": "default", "reason": "stale"}
     assert drops == [
-        Drop(policy_version=6, generator=0, first_row=11, last_row=11, group=9, reason="stale", staleness=0),
-        Drop(policy_version=5, generator=2, first_row=42, last_row=43, group=8, reason="stale", staleness=4),
-        Drop(policy_version=5, generator=2, first_row=40, last_row=41, group=7, reason="stale", staleness=3),
+        Drop(policy_version=6, generator=0, first_row=11, last_row=11, group=9, staleness=0, **common),
+        Drop(policy_version=5, generator=2, first_row=42, last_row=43, group=8, staleness=4, **common),
+        Drop(policy_version=5, generator=2, first_row=40, last_row=41, group=7, staleness=3, **common),
     ]
 
 

@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 from support.pages.run_data import STATUS, T, consumed_rows, measured, run_data
 
+from configs.stored import changed_keys
 from dashboard.queries.events import config_changes, latest_events, promotions
 from dashboard.queries.notable_groups import notable_groups
 from dashboard.read.model import RunData
+from dashboard.views.home import HOME
 from millrace.evaluation.promotion import PromotionDecision
 from millrace.runs.record import AttemptEnd
 
@@ -74,6 +76,23 @@ def test_a_version_that_was_held_back_is_an_event_and_no_promotion() -> None:
 def test_a_resumed_run_tells_which_settings_it_changed_and_where() -> None:
     assert config_changes(_run()) == {2: ("seed was 1 and is 2",)}
     assert config_changes(run_data()) == {}
+
+
+def test_changed_and_added_sources_are_events_and_marks_in_charts() -> None:
+    before = {"sources": {"math": {"weight": 1.0}}}
+    after = {"sources": {"math": {"weight": 2.0}, "words": {"weight": 1.0}}}
+    changes = tuple(changed_keys(before, after))
+    run = _run(consumed=consumed_rows([1, 2, 3]))
+    first, second = run.info.attempts
+    run = replace(run, info=replace(run.info, attempts=(first, replace(second, changes=changes))))
+    (sentences,) = config_changes(run).values()
+    assert len(sentences) == 2
+    assert any("sources.math.weight" in sentence for sentence in sentences)
+    assert any("sources.words" in sentence for sentence in sentences)
+    (resumed,) = [event for event in latest_events(run, 9) if event.kind == "resumed"]
+    assert all(sentence in resumed.words for sentence in sentences)
+    (label,) = [note for note in HOME.blocks[0].build([run]).layout.annotations if note.hovertext]
+    assert all(sentence.split(" was ")[0] in label.hovertext for sentence in sentences)
 
 
 def test_a_run_that_was_resumed_after_a_kill_says_so() -> None:

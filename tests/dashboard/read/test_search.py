@@ -23,6 +23,7 @@ from dashboard.read.search import (
 from millrace.errors import InputError
 
 OUTCOMES = ("trained", "error", "stale")
+SOURCES = ("math", "words")
 SEED = 61
 
 
@@ -41,6 +42,7 @@ def taken(num_groups: int, group_size: int = 4, seed: int = SEED) -> dict[str, n
         "policy_version": (group // 5 + 1).astype(np.int64),
         "staleness": random.integers(0, 4, num_groups).astype(np.int32)[group],
         "outcome": outcome,
+        "source": (group % 3 == 0).astype(np.int8),
         "reward": reward,
     }
 
@@ -67,6 +69,7 @@ def found_slowly(columns: Mapping[str, npt.NDArray[Any]], query: Query) -> list[
             (query.group is None or group == query.group)
             and (query.generator is None or values["generator"] == query.generator)
             and (not query.outcome or OUTCOMES[values["outcome"]] == query.outcome)
+            and (not query.source or SOURCES[values["source"]] == query.source)
             and inside(values["policy_version"], query.version)
             and inside(values["staleness"], query.staleness)
             and inside(values["reward"], query.reward)
@@ -91,6 +94,7 @@ def found_slowly(columns: Mapping[str, npt.NDArray[Any]], query: Query) -> list[
         {"group": "7"},
         {"outcome": "error", "generator": "0"},
         {"version": "3..5", "staleness": "2.."},
+        {"source": "words", "outcome": "stale"},
         {"staleness": "..0"},
         {"reward": "0.5..1"},
         {"reward": "..0.5", "order": "lowest"},
@@ -100,7 +104,7 @@ def found_slowly(columns: Mapping[str, npt.NDArray[Any]], query: Query) -> list[
 def test_a_query_finds_what_a_loop_over_all_rows_finds_in_the_same_order(fields: dict[str, str]) -> None:
     columns = taken(60)
     query = parse(fields)
-    result = find(columns, OUTCOMES, query)
+    result = find(columns, OUTCOMES, SOURCES, query)
     expected = found_slowly(columns, query)
     assert groups_of(result, columns) == expected, f"seed {SEED}"
     assert (result.ends - result.starts).tolist() == [4] * len(expected)
@@ -108,7 +112,7 @@ def test_a_query_finds_what_a_loop_over_all_rows_finds_in_the_same_order(fields:
 
 
 def test_groups_come_a_page_at_a_time() -> None:
-    result = find(taken(60), OUTCOMES, Query())
+    result = find(taken(60), OUTCOMES, SOURCES, Query())
     pages = [result.page(number) for number in range(4)]
     assert [len(page) for page in pages] == [PAGE_SIZE, PAGE_SIZE, 10, 0]
     assert [place for page in pages for place in page] == list(
@@ -118,7 +122,7 @@ def test_groups_come_a_page_at_a_time() -> None:
 
 def test_a_text_is_searched_in_the_newest_prompts_and_the_order_stays() -> None:
     columns = taken(MAX_TEXT_GROUPS + 500, group_size=2)
-    result = find(columns, OUTCOMES, parse({"order": "highest"}))
+    result = find(columns, OUTCOMES, SOURCES, parse({"order": "highest"}))
     searched = newest_starts(result)
     assert searched == list(range(4998, 998, -2)), "newest first, and no more than those"
     prompts = {start: f"Prompt {columns['group_id'][start]}+1" for start in searched if start != 4998}
@@ -155,9 +159,11 @@ def test_a_huge_or_malformed_query_is_refused_in_one_short_sentence(values: dict
     assert len(str(refused.value)) < 200
 
 
-def test_an_unknown_outcome_and_an_address_with_too_many_fields_are_refused() -> None:
+def test_an_unknown_outcome_or_source_and_an_address_with_too_many_fields_are_refused() -> None:
     with pytest.raises(InputError):
-        find(taken(3), OUTCOMES, parse({"outcome": "lost"}))
+        find(taken(3), OUTCOMES, SOURCES, parse({"outcome": "lost"}))
+    with pytest.raises(InputError):
+        find(taken(3), OUTCOMES, SOURCES, parse({"source": "code"}))
     with pytest.raises(InputError):
         from_address("?" + "&".join(f"a{i}=1" for i in range(100)))
     with pytest.raises(InputError):

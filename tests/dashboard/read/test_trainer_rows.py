@@ -75,6 +75,7 @@ class Stored:
             "generator": 0,
             "trajectory_row_id": version,
             "group_id": version,
+            "source": "default",
             "sample_index": 0,
             "outcome": "trained",
             "staleness": 0,

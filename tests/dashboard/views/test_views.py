@@ -74,8 +74,9 @@ def _run(run_id: str = "mine", **changes: Any) -> RunData:
         "consumed": consumed_rows(
             [1, 1, 2, 2], outcome=[0, 1, 0, 0], staleness=[0, 5, 1, 2], tokens=4, reward=[1.0, 0.0, np.nan, 0.0],
             trajectory_row_id=range(4), group_id=[1, 1, 2, 2], sample_index=[0, 1, 0, 1],
-            min_policy_version=0, max_policy_version=[0, 0, 1, 2],
+            min_policy_version=0, max_policy_version=[0, 0, 1, 2], source=[0, 0, 1, 1],
         ),
+        "sources": ("math", "words"),
         "stage_status": {
             "train-0": {
                 "account": account.to_json(), "policy_version": 2, "seconds": {"train": 6.0, "idle": 2.0},

@@ -9,6 +9,7 @@ from support.campaigns.campaigns import start_model
 
 from configs.errors import ConfigError
 from configs.load import PRESETS, load_config
+from configs.schema import RunConfig
 from flows.campaign.from_preset import Preset, preset_config
 from flows.campaign.prepare import check, check_on_host
 from millrace.errors import InputError, PromptsError
@@ -56,6 +57,52 @@ def test_a_prompt_with_an_unusable_answer_is_named(tmp_path: Path, settings: lis
         check(load_config(PRESET, [*settings, *sources]), "run", resume="never")
     assert caught.value.file == f"prompt {more.get('id', 'prompts.jsonl:21')} of prompts.jsonl"
     assert not root.exists()
+
+
+# --- sources
+
+
+def mixture(root: Path, *settings: str) -> RunConfig:
+    """Sums by rule and words from a file."""
+    file = root / "words.jsonl"
+    file.write_text("\n".join(json.dumps(row) for row in ROWS))
+    sources = [f"sources.words.prompts.source={file}", "sources.words.prompts.num_eval=2", "sources.sums.weight=2"]
+    return load_config(PRESET, [*sources, f"storage.root={root / 'runs'}", *settings])
+
+
+@pytest.mark.parametrize(
+    ("setting", "key"),
+    [
+        ("scoring.reward=telepathy", "sources.words.scoring.reward"),
+        ("scoring.reward=tests.support.rewards.nowhere:f", "sources.words.scoring.reward"),
+        ("environment.name=tests.support.nowhere:Game", "sources.words.environment.name"),
+        ("prompts.system_prompt=Be brief.", "sources.words.prompts.system_prompt"),
+    ],
+)
+def test_an_unusable_part_of_one_source_is_named(tmp_path: Path, setting: str, key: str) -> None:
+    with pytest.raises(InputError) as caught:
+        check(mixture(tmp_path, f"sources.words.{setting}"), "run", resume="never")
+    assert caught.value.key == key
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_source_without_prompts_left_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PromptsError) as caught:
+        check(mixture(tmp_path, "sources.words.prompts.num_eval=20"), "run", resume="never")
+    assert str(caught.value.file).startswith("source words: ")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_an_evaluation_set_of_a_source_is_checked_too(tmp_path: Path) -> None:
+    config = mixture(tmp_path, "sources.words.evaluation.sets.hard.source=/no/such/file.jsonl")
+    with pytest.raises(InputError) as caught:
+        check(config, "run", resume="never")
+    assert "words" in str(caught.value)
+
+
+def test_a_mixture_passes_the_check(tmp_path: Path) -> None:
+    settings = ["sources.words.scoring.reward=tests.support.rewards.own_rewards:length"]
+    check(mixture(tmp_path, *settings, "sources.sums.environment.name=calculator"), "run", resume="never")
 
 
 ELSEWHERE = [

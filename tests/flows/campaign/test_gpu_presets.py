@@ -14,6 +14,7 @@ from support.chat.tokenizers import FAMILIES, chat_tokenizer
 
 from configs.load import PRESETS, load_config
 from configs.schema import RunConfig
+from configs.sources import key_in
 from flows.campaign.prepare import check, check_on_host
 from millrace.errors import InputError
 from millrace.models.loading import empty_model
@@ -63,17 +64,19 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def preset(site: Path, name: str, *settings: str) -> RunConfig:
     """The preset with its model and its data in `site`. Versions don't pass through shared memory, which is small."""
-    path = PRESETS / f"{name}.yaml"
-    config = load_config(path)
+    preset_file = PRESETS / f"{name}.yaml"
+    config = load_config(preset_file)
     paths = {"model.path": config.model.path}
-    paths |= {f"prompts.{key}": getattr(config.prompts, key) for key in ("source", "eval_source")}
     model_folder(site / str(config.model.path), Path(str(config.model.path)).name)
-    for first, source in enumerate((config.prompts.source, config.prompts.eval_source)):
-        file = site / str(source)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(rows(1000 * first), file)
+    for source, of_source in config.by_source().items():
+        for first, key in enumerate(("source", "eval_source")):
+            path = getattr(of_source.prompts, key)
+            paths[key_in(source, f"prompts.{key}")] = path
+            file = site / str(path)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            pq.write_table(rows(1000 * first), file)
     moved = [f"{key}={site / str(value)}" for key, value in paths.items()]
-    return load_config(path, [*moved, f"storage.root={site / 'runs'}", "weights.transport=direct", *settings])
+    return load_config(preset_file, [*moved, f"storage.root={site / 'runs'}", "weights.transport=direct", *settings])
 
 
 @pytest.mark.slow

@@ -119,6 +119,7 @@ lines = []
 try:
     config = with_local_copies(load_config(sys.argv[1], sys.argv[3:]), open_store(sys.argv[2]), lines.append)
     answer = {"model": config.model.path, "source": config.prompts.source, "eval": config.prompts.eval_source}
+    answer |= {name: source.prompts.source for name, source in config.sources.items()}
 except InputError as error:
     answer = error.fields()
 print(json.dumps({**answer, "lines": lines}))
@@ -175,6 +176,15 @@ def test_a_data_set_becomes_the_file_of_its_split(hub: Hub, ask: Ask) -> None:
     assert [Path(answer[name]).name for name in ("source", "eval")] == ["train.jsonl", "test.jsonl"]
     assert Path(answer["source"]).read_bytes() == LINES
     assert hub.given == ["train.jsonl", "test.jsonl"]
+
+
+def test_a_data_set_of_a_source_is_copied_and_inherited_ones_are_copied_once(hub: Hub, ask: Ask) -> None:
+    hub.repositories["datasets/org/words"] = {"test.jsonl": b"{}", "train.jsonl": LINES}
+    answer = ask("prompts.source=org/sums", "sources.words.prompts.source=org/words", "sources.sums.weight=2")
+    assert [Path(answer[name]).name for name in ("source", "words")] == ["train.jsonl", "train.jsonl"]
+    assert answer["sums"] == "arithmetic", "not set"
+    assert hub.given == ["data/train.jsonl", "train.jsonl"]
+    assert ask("sources.words.prompts.source=org/nothing")["key"] == "sources.words.prompts.source"
 
 
 def test_several_files_of_a_split_are_listed_as_settings(hub: Hub, ask: Ask) -> None:

@@ -154,3 +154,46 @@ def test_an_input_that_is_not_there_is_refused_where_no_check_reads_it(source: P
     with pytest.raises(InputError) as caught:
         run_inputs(configured(source, f"{key}={source.parent / 'nowhere'}"), has_model=False)
     assert caught.value.key == key
+
+
+# --- sources
+
+
+def mixed(source: Path, *settings: str) -> RunConfig:
+    """The run of `configured` with a second source, as a mixture."""
+    sources = [f"sources.default.prompts.source={source}", "sources.sums.prompts.source=arithmetic"]
+    return configured(source, *sources, *settings)
+
+
+def test_each_source_has_inputs_of_its_own(source: Path) -> None:
+    words = write(source.parent / "words.jsonl", ROWS)
+    settings = [f"sources.words.prompts.source={words}", f"sources.words.evaluation.sets.hard.source={source}"]
+    alone, inputs = run_inputs(configured(source)), run_inputs(mixed(source, *settings))
+    assert inputs.items() >= alone.items()
+    assert inputs.keys() - alone.keys() == {
+        "sources.sums.prompts.source arithmetic",
+        f"sources.words.prompts.source {words}",
+        f"sources.words.evaluation.sets.hard {source}, first 256",
+    }
+
+
+def test_a_changed_file_of_one_source_is_named(source: Path) -> None:
+    words = write(source.parent / "words.jsonl", ROWS)
+    config = mixed(source, f"sources.words.prompts.source={words}")
+    start(config)
+    write(words, ROWS[5:])
+    with pytest.raises(InputError) as caught:
+        start(config, resumed=True)
+    assert f"sources.words.prompts.source {words}" in caught.value.read
+
+
+def test_a_run_goes_on_with_an_added_source_and_other_weights_and_records_them(source: Path) -> None:
+    start(configured(source, f"sources.default.prompts.source={source}"))
+    grown = mixed(source)
+    start(grown, resumed=True)
+    assert [change.partition(" was ")[0] for change in changes(grown)] == ["sources.sums"]
+    start(mixed(source, "sources.sums.weight=3.0"), resumed=True)
+    assert changes(grown) == ["sources.sums.weight was not set and is 3.0"]
+    with pytest.raises(InputError) as caught:
+        start(configured(source), resumed=True)
+    assert "sources was" in caught.value.read

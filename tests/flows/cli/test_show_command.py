@@ -27,6 +27,23 @@ def test_show_prints_batch_and_numbers(runs: Path) -> None:
         assert part in text, f"{part!r} is not in\n{text}"
 
 
+def test_show_names_the_source_of_each_group_if_there_are_several(runs: Path) -> None:
+    store = open_store(str(runs / "mixed"))
+    ScriptedRun(store, source_of=lambda group_id: "calculator" if group_id % 2 else "sums").steps(1, 2).close()
+
+    def batch(name: str) -> list[list[str]]:
+        """The first words of its lines: header, rule, groups."""
+        _, text = run_command("show", str(runs / name), "--step", "2", width=80)
+        return [line.split()[:3] for line in text[text.index("\nbatch") :].splitlines()[3:7]]
+
+    header, _, *groups = batch("mixed")
+    assert header == ["group", "source", "prompt"]
+    assert groups == [["3", "calculator", "3+1="], ["4", "sums", "4+1="]]
+    assert "source" not in batch("plain")[0]
+    _, text = run_command("show", str(runs / "mixed"), "--step", "2", "--json")
+    assert [group["source"] for group in json.loads(text)["groups"]] == ["calculator", "sums", "calculator"]
+
+
 def test_control_characters_of_a_run_do_not_reach_the_output(runs: Path) -> None:
     store = open_store(str(runs / "plain"))
     record = json.loads(bytes(store.get(layout.RUN)))

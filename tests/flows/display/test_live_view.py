@@ -7,13 +7,13 @@ import pytest
 from rich.console import Console
 from support.campaigns.status import STATUS, status_with
 
-from flows.display.key_figures import decision_rows, evaluation_line, evaluation_rows, figures
+from flows.display.key_figures import decision_rows, evaluation_line, evaluation_rows, figures, source_rows
 from flows.display.live_view import Notifications, panel, plain_line
 
 
 def shown(status: dict[str, Any], **console_options: Any) -> str:
     output = io.StringIO()
-    Console(file=output, width=120, **console_options).print(panel(status))
+    Console(file=output, **{"width": 120, **console_options}).print(panel(status))
     return output.getvalue()
 
 
@@ -128,6 +128,40 @@ def test_the_table_of_evaluations_marks_the_best_version() -> None:
         {"version": "20", "held_out": "0.5000 [0.457, 0.543]", "hard": "0.1250", "note": "best"},
         {"version": "1,040", "held_out": "0.2500", "note": ""},
     ]
+
+
+SOURCES: dict[str, Any] = {
+    "sums": {
+        "weight": 1.25,
+        "trained_share": 0.5556,
+        "groups_trained": 1250,
+        "groups_dropped": 31,
+        "reward_mean": 0.875,
+        "accuracy": 0.5,
+    },
+    "a-name-of-thirty-two-characters-": {
+        "weight": 1.0,
+        "trained_share": 0.4444,
+        "groups_trained": 1000,
+        "groups_dropped": 0,
+        "reward_mean": None,
+        "accuracy": None,
+    },
+}
+
+
+def test_several_sources_are_a_table_below_the_figures() -> None:
+    text = shown(status_with(sources=SOURCES), width=80)
+    rows = text[text.index("source ") :].splitlines()
+    assert rows[2].split() == ["sums", "1.25", "(55.6%)", "1,250", "(55.6%)", "31", "0.88", "0.500"]
+    assert rows[3].split()[1:] == ["1", "(44.4%)", "1,000", "(44.4%)", "0", "–", "–"], "the name is folded"
+    assert shown(STATUS) in shown(status_with(sources=SOURCES)), "everything else is as without"
+
+
+def test_a_source_has_no_share_before_a_block_of_prompts_and_a_step() -> None:
+    young = {"sums": SOURCES["sums"] | {"weight": None, "trained_share": None, "groups_trained": 0}}
+    [row] = source_rows(status_with(sources=young))
+    assert (row["weight now"], row["groups trained"]) == ("–", "0")
 
 
 RESTART = {"t": 60.0, "kind": "stage.restarted", "sentence": "train-0 was started again: killed", "stage": "train-0"}

@@ -130,6 +130,14 @@ def test_an_attempt_without_steps_has_a_report(tmp_path: Path) -> None:
     assert "No checkpoint was judged for promotion." in markdown
 
 
+def test_the_report_has_a_table_of_several_sources(run: LocalStore) -> None:
+    status = StatusReader(run).look()
+    assert "| source |" not in write_report(run, status)
+    sums = {"weight": 2.0, "trained_share": 1.0, "groups_trained": 3, "groups_dropped": 1, "reward_mean": 0.5}
+    markdown = write_report(run, {**status, "sources": {"sums": {**sums, "accuracy": None}}})
+    assert "\n| sums | 2 (100.0%) | 3 (100.0%) | 1 | 0.50 | – |\n" in markdown
+
+
 def test_the_report_of_a_resumed_run_names_changed_settings_and_the_last_end(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "resumed")
     configs = [RunConfig(training=TrainingConfig(max_steps=steps)).model_dump(mode="json") for steps in (9, 12)]

@@ -2,22 +2,29 @@
 
 from pathlib import Path
 
-from support.replay.trained_run import train_and_store
+import pytest
+from support.replay.mixed_run import as_mixture
+from support.replay.trained_run import TrainedRun, train_and_store
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from configs.operation import TrainPlaceConfig
 from configs.requests import ReplayRequest
 from flows.operations.replay import check
 from millrace.bootstrap.tiny_model import character_tokenizer
+from millrace.errors import InputError
 from millrace.runs.record import latest_attempt, resume_run
 from millrace.runtime.arguments import attempt_config
 
 
-def test_a_replay_trains_on_this_host_with_its_own_supervision(tmp_path: Path) -> None:
+@pytest.fixture
+def run(tmp_path: Path) -> TrainedRun:
     tokenizer = character_tokenizer(["0123456789+="])
     shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **shape)).save_pretrained(tmp_path / "start")
-    run = train_and_store(tmp_path / "run", tmp_path / "start", len(tokenizer))
+    return train_and_store(tmp_path / "run", tmp_path / "start", len(tokenizer))
+
+
+def test_a_replay_trains_on_this_host_with_its_own_supervision(run: TrainedRun, tmp_path: Path) -> None:
     placed = attempt_config(latest_attempt(run.store)).model_dump(mode="json")
     placed["placement"]["train"] |= {"work_pool": "training", "hosts": 2, "network": "10.0.0.0/24"}
     placed["training"]["parallel"]["data"] = 2
@@ -29,3 +36,38 @@ def test_a_replay_trains_on_this_host_with_its_own_supervision(tmp_path: Path) -
     assert config.training.parallel.data == 2
     verifying = request.model_copy(update={"job": "verify", "settings": ["supervision.hang_seconds=900"]})
     assert check(verifying).supervision.hang_seconds == 900
+
+
+def test_all_sources_are_rescored_by_the_reward_but_those_with_another_setting(run: TrainedRun, tmp_path: Path) -> None:
+    sources = {"sums": {}, "words": {"scoring": {"reward": "math", "answer_pattern": "#(.*)"}}, "rest": {}}
+    as_mixture(run, sources)
+    request = ReplayRequest(
+        sources=[str(run.folder)],
+        rescore="exact_match",
+        settings=["sources.rest.scoring.reward=math"],
+        run_id="again",
+        root=str(tmp_path / "replays"),
+    )
+    config = check(request)
+    assert config.scoring.reward == "exact_match"
+    scoring = {name: source.scoring for name, source in config.by_source().items()}
+    assert {name: section.reward for name, section in scoring.items()} == {
+        "sums": "exact_match",
+        "words": "exact_match",
+        "rest": "math",
+    }
+    assert scoring["words"].answer_pattern == "#(.*)"
+
+
+def test_a_reward_that_can_not_rescore_a_source_names_it(run: TrainedRun, tmp_path: Path) -> None:
+    as_mixture(run)
+    request = ReplayRequest(
+        sources=[str(run.folder)],
+        rescore="exact_match",
+        settings=["sources.words.scoring.reward=maths"],
+        run_id="again",
+        root=str(tmp_path / "replays"),
+    )
+    with pytest.raises(InputError) as raised:
+        check(request)
+    assert raised.value.key == "sources.words.scoring.reward"

@@ -60,7 +60,7 @@ def measure(
     )
     made, samples = model(num_layers, dtype), batch(num_samples, length)
     with pretend_gpu() as gpu:
-        trainer = Trainer(made, training, max_new_tokens=length, ranks=Ranks.alone(GPU))
+        trainer = Trainer(made, training, ranks=Ranks.alone(GPU))
         trainer.step(samples)
         before = gpu.peak = gpu.in_use
         trainer.step(samples)

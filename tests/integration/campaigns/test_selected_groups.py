@@ -6,7 +6,7 @@ import signal
 import pytest
 from support.campaigns.campaigns import Millrace, assert_balanced, await_end, final_weights
 
-from millrace.prompts.curriculum import read_block
+from millrace.prompts.blocks import read_block
 from millrace.replay.verify import verify
 
 pytestmark = [pytest.mark.campaign, pytest.mark.extended]
@@ -50,6 +50,6 @@ def test_in_sync_mode_a_killed_trainer_leaves_no_trace_in_the_final_weights(mill
         assert_balanced(millrace.summary(run_id))
         store = millrace.store(run_id)
         weights.append(final_weights(store, STEPS))
-        orders.append([block.positions for n in range(STEPS) if (block := read_block(store, n)) is not None])
+        orders.append([block.sources for n in range(STEPS) if (block := read_block(store, n)) is not None])
     assert orders[0] == orders[1]
     assert weights[0] == weights[1]

@@ -8,13 +8,14 @@ from support.chat.tokenizers import FAMILIES, chat_tokenizer
 from support.engines.policies import all_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from configs.prompts import PromptsConfig
+from configs.stored import DEFAULT_SOURCE
+from configs.task import PromptsConfig
 from millrace.chat.base import ChatRenderer
 from millrace.chat.encoder import PromptEncoder
 from millrace.chat.family import FamilyRenderer
 from millrace.chat.template import TemplateRenderer
 from millrace.generation.engines.transformers import TransformersEngine
-from millrace.generation.environments.episodes import Episodes
+from millrace.generation.environments.episodes import EpisodeRules, Episodes
 from millrace.training.batch import Sample
 from millrace.training.packing import pack
 from millrace.training.policy import PackedPolicy
@@ -53,8 +54,9 @@ def test_on_policy_every_ratio_is_one_at_the_assistant_s_tokens(name: str) -> No
     # A random model hardly ever ends a turn, so some letters end it too.
     ends = (*renderer.stop_token_ids, *range(30))
     encoder = PromptEncoder(tokenizer, PromptsConfig(chat=True), renderer=renderer, stop_token_ids=ends)
-    engine = TransformersEngine(model, tokenizer, stop_token_ids=encoder.stop_token_ids)
-    episodes = Episodes(engine, Curious, encoder, max_turns=4)
+    engine = TransformersEngine(model, tokenizer)
+    rules = EpisodeRules(encoder=encoder, environment=Curious, max_turns=4)
+    episodes = Episodes(engine, {DEFAULT_SOURCE: rules})
     prompt = Prompt(prompt_id="p", text="ping", answer="", source="test")
     tokens, starts = encoder.encode(prompt)
     episodes.submit(
@@ -80,6 +82,7 @@ def test_on_policy_every_ratio_is_one_at_the_assistant_s_tokens(name: str) -> No
             temperature=SAMPLING.temperature,
             advantage=0.0,
             staleness=0,
+            max_new_tokens=SAMPLING.max_new_tokens,
         )
         with torch.no_grad():
             result = policy(pack(sample))[0].numpy()

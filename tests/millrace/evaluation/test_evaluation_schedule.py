@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from support.stores.dict_store import DictStore
 
-from millrace.evaluation.results import write_result
+from millrace.evaluation.results import HELD_OUT, as_result, write_result
 from millrace.evaluation.schedule import due, early_stop, read_early_stop, stop_if_no_better
 from storage.checkpoints import Checkpoint
 
@@ -68,6 +68,22 @@ def test_training_ends_after_stop_after_evaluations_without_improvement(
 
 def test_results_on_other_prompts_do_not_count() -> None:
     assert early_stop([*results(0.9, prompts=4), *results(0.0, 0.5, 0.6)[1:]], 2) is None
+
+
+def test_sources_are_weighted_alike_in_all_evaluations() -> None:
+    def mixed(version: int, weight: float, *accuracies: float) -> dict[str, Any]:
+        by_source = {
+            name: {HELD_OUT: {"accuracy": accuracy, "accuracy_interval": [0.0, 1.0], "prompts": 8, "errors": 0}}
+            for name, accuracy in zip(("math", "words"), accuracies, strict=True)
+        }
+        return {"policy_version": version, "t": 1.0, **as_result(by_source, {"math": weight, "words": 1})}
+
+    first, second = mixed(0, 9, 0.9, 0.1), mixed(5, 9, 0.5, 0.5)
+    assert early_stop([first, second], 1) is not None
+    assert early_stop([first, second, mixed(10, 0.1, 0.4, 0.6)], 1) is None
+    stop = early_stop([first, second, mixed(10, 0.1, 0.4, 0.4)], 1)
+    assert stop is not None
+    assert "of version 5," in stop.sentence
 
 
 def test_the_reason_is_stored_once_per_attempt() -> None:

@@ -18,6 +18,7 @@ from millrace.evaluation.measures import (
     mean_over_prompts,
     pass_at,
     sampled_measures,
+    weighted_mean,
 )
 
 
@@ -132,3 +133,37 @@ def test_at_least_nineteen_of_twenty_intervals_hold_the_true_value(prompts: int,
         held += estimate.low <= 1 / 3 <= estimate.high
     assert held >= 930
     assert samples > 1 or held <= 975
+
+
+def test_the_mean_of_one_estimate_is_that_estimate() -> None:
+    estimate = mean_over_prompts([1.0, 0.0, 0.0, 1.0, 1.0])
+    mean = weighted_mean([(3.0, estimate)])
+    assert (mean.value, mean.low, mean.high) == pytest.approx((estimate.value, estimate.low, estimate.high))
+
+
+def test_a_weighted_mean_of_an_estimate_without_interval_has_none() -> None:
+    estimates = [(1.0, Estimate(value=3.0, low=None, high=None)), (3.0, mean_over_prompts([1.0, 0.0]))]
+    assert weighted_mean(estimates) == Estimate(value=1.125, low=None, high=None)
+
+
+@pytest.mark.parametrize(
+    "sources", [[(1.0, 40, 0.3), (1.0, 40, 0.7)], [(5.0, 100, 0.02), (1.0, 20, 0.5), (2.0, 50, 0.9)]]
+)
+def test_at_least_nineteen_of_twenty_intervals_hold_the_true_weighted_mean(
+    sources: list[tuple[float, int, float]],
+) -> None:
+    rng = random.Random(0)
+    total = sum(weight for weight, _, _ in sources)
+    true = sum(weight * right for weight, _, right in sources) / total
+    held = 0
+    for _ in range(1000):
+        mean = weighted_mean(
+            [
+                (weight, mean_over_prompts([float(rng.random() < right) for _ in range(prompts)]))
+                for weight, prompts, right in sources
+            ]
+        )
+        assert mean.low is not None
+        assert mean.high is not None
+        held += mean.low <= true <= mean.high
+    assert 930 <= held <= 975

@@ -27,7 +27,7 @@ from millrace.evaluation.promotion import (
     read_decision,
     write_decision,
 )
-from millrace.evaluation.results import Result
+from millrace.evaluation.results import HELD_OUT, Result, as_result
 from millrace.maintenance.fsck import fsck
 from millrace.maintenance.gc import Retention, carry_out, plan
 from millrace.rollouts.ledger import Account
@@ -95,6 +95,30 @@ def test_a_checkpoint_that_cannot_be_compared_is_held_back(
     margin: float | None,
 ) -> None:
     assert not decide(version, candidate, promoted=promoted, start=start, margin=margin).promoted
+
+
+def mixed(version: int, weights: dict[str, float], **accuracies: float) -> Result:
+    by_source = {
+        source: {HELD_OUT: {"accuracy": accuracy, "accuracy_interval": [0.0, 1.0], "prompts": 64, "errors": 0}}
+        for source, accuracy in accuracies.items()
+    }
+    return {"policy_version": version, **as_result(by_source, weights)}
+
+
+def test_the_bar_of_several_sources_is_their_mean_under_the_weights_of_the_candidate() -> None:
+    start = mixed(0, {"math": 3, "words": 1}, math=0.8, words=0.2)
+    candidate = mixed(40, {"math": 1, "words": 1}, math=0.7, words=0.4)
+    decision = decide(40, candidate, promoted=None, start=start, margin=0.0)
+    assert (decision.promoted, decision.bar, decision.accuracy) == (True, 0.5, pytest.approx(0.55))
+    assert not decide(40, candidate, promoted=None, start=start, margin=0.1).promoted
+
+
+def test_a_checkpoint_with_another_source_than_the_bar_is_held_back() -> None:
+    start = mixed(0, {"math": 1, "words": 1}, math=0.1, words=0.1)
+    candidate = mixed(40, {"math": 1, "chess": 1}, math=0.9, words=0.9, chess=0.9)
+    decision = decide(40, candidate, promoted=None, start=start, margin=0.0)
+    assert not decision.promoted
+    assert all(name in decision.sentence for name in ("math", "words", "chess"))
 
 
 def test_a_decision_is_kept_as_it_was_first_made() -> None:
@@ -172,7 +196,7 @@ class Run:
         ).model_dump(mode="json")
         self.config = config
         self.attempt = create_run(self.store, "run", config).number
-        self.trainer = Trainer(model, TrainingConfig(max_steps=9, learning_rate=0.1), max_new_tokens=8)
+        self.trainer = Trainer(model, TrainingConfig(max_steps=9, learning_rate=0.1))
         self.evaluate(0, 0.25)
 
     def checkpoint(self, version: int) -> None:

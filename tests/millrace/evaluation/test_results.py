@@ -2,12 +2,22 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.stores.dict_store import DictStore
 from support.stores.faulty_store import Fault, FaultyStore
 
-from millrace.evaluation.results import ResultsReader, best_result, measures_by_set, read_result, write_result
+from millrace.evaluation.results import (
+    HELD_OUT,
+    ResultsReader,
+    as_result,
+    best_result,
+    comparable,
+    measures_by_set,
+    read_result,
+    write_result,
+)
 from storage import layout
 from storage.stores.local import LocalStore
 
@@ -93,3 +103,75 @@ def test_an_unscored_version_is_read_and_never_the_best(dict_store: DictStore) -
     assert read_result(dict_store, 30) == unscored
     assert best_result([result(20), unscored]) == result(20)
     assert best_result([unscored]) is None
+
+
+def measured(accuracy: float | None, prompts: int = 8) -> dict[str, object]:
+    interval = None if accuracy is None else [accuracy - 0.1, accuracy + 0.1]
+    return {"accuracy": accuracy, "accuracy_interval": interval, "prompts": prompts, "errors": 1}
+
+
+def mixed(version: int, math: float | None, words: float | None, /, **weights: float) -> dict[str, Any]:
+    """A result of two sources."""
+    summary = as_result({"math": {HELD_OUT: measured(math)}, "words": {HELD_OUT: measured(words, 4)}}, weights)
+    return {"policy_version": version, "t": 50.0, **summary}
+
+
+def test_one_source_has_its_held_out_measures_at_the_top_and_further_sets_below() -> None:
+    weights = {"default": 1.0}
+    assert as_result({"default": {HELD_OUT: measured(0.5)}}, weights) == measured(0.5)
+    sets = {HELD_OUT: measured(0.5), "hard": measured(0.25)}
+    assert as_result({"default": sets}, weights) == {**measured(0.5), "sets": {"hard": measured(0.25)}}
+
+
+def test_several_sources_have_their_weighted_mean_at_the_top_and_all_sets_below() -> None:
+    by_source = {
+        "math": {HELD_OUT: {**measured(0.5), "samples": 2}, "hard": measured(0.25)},
+        "words": {HELD_OUT: measured(0.9, 4), "hard": measured(0.75)},
+    }
+    summary = as_result(by_source, {"math": 3, "words": 1})
+    assert summary["sets"] == {
+        "math": by_source["math"][HELD_OUT],
+        "math/hard": measured(0.25),
+        "words": measured(0.9, 4),
+        "words/hard": measured(0.75),
+    }
+    low, high = summary["accuracy_interval"]
+    assert (summary["accuracy"], low, high) == pytest.approx((0.6, 0.6 - 0.0790569, 0.6 + 0.0790569))
+    assert (summary["prompts"], summary["errors"], summary["weights"]) == (12, 2, {"math": 3, "words": 1})
+    assert "samples" not in summary
+
+
+def test_a_source_without_a_weight_does_not_count(dict_store: DictStore) -> None:
+    counted = mixed(5, 0.5, None, math=2)
+    assert (counted["accuracy"], counted["prompts"]) == (0.5, 8)
+    write_result(dict_store, counted)
+    assert read_result(dict_store, 5) == counted
+
+
+def test_a_source_without_any_score_leaves_all_without_an_accuracy() -> None:
+    summary = mixed(5, 0.5, None, math=2, words=1)
+    assert (summary["accuracy"], summary["accuracy_interval"], summary["prompts"]) == (None, None, 12)
+    assert best_result([mixed(0, 0.2, 0.2, math=2, words=1), summary])["policy_version"] == 0  # type: ignore[index]
+
+
+def test_the_best_version_is_chosen_by_the_newest_weights() -> None:
+    early = [mixed(0, 0.9, 0.1, math=3, words=1), mixed(5, 0.2, 0.8, math=3, words=1)]
+    assert best_result(early) == early[0]
+    best = best_result([*early, mixed(10, 0.2, 0.7, math=1, words=3)])
+    assert best is not None
+    assert (best["policy_version"], best["accuracy"]) == (5, pytest.approx(0.65))
+
+
+def test_versions_from_before_a_source_was_added_can_not_be_compared() -> None:
+    alone = {**result(0, 0.9), "prompts": 12}
+    without = {**mixed(5, 0.9, 0.9, math=1), "sets": {"math": measured(0.9)}}
+    other_prompts = mixed(10, 0.9, 0.9, math=1, words=1)
+    other_prompts["sets"] = {"math": measured(0.9, 4), "words": measured(0.9, 8)}
+    newest = mixed(15, 0.5, 0.5, math=1, words=1)
+    assert comparable([alone, without, other_prompts, newest]) == [newest]
+
+
+@pytest.mark.parametrize("weights", [{}, {"chess": 1.0}, {"math": 0.0}, {"math": "much"}, 3])
+def test_a_result_whose_weights_fit_no_source_is_damage(dict_store: DictStore, weights: object) -> None:
+    write_result(dict_store, {**mixed(5, 0.5, 0.5, math=1), "weights": weights})
+    assert read_result(dict_store, 5) is None

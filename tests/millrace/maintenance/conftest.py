@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from support.stores.dict_store import DictStore
 
+from configs.stored import DEFAULT_SOURCE
 from millrace.rollouts.arrow import trajectory_table
 from millrace.rollouts.consumed import ConsumedWriter
 from millrace.rollouts.ledger import Account
@@ -75,7 +76,7 @@ class SmallRun:
         table = trajectory_table(
             rollouts,
             first_row_id=writer.rows,
-            sampling=Sampling(temperature=1.0, top_p=1.0, max_new_tokens=4),
+            sampling={DEFAULT_SOURCE: Sampling(temperature=1.0, top_p=1.0, max_new_tokens=4)},
             incarnation=0,
             generator=generator,
             epoch=writer.epoch,

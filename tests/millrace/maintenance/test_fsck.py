@@ -14,7 +14,7 @@ from millrace.errors import InputError
 from millrace.evaluation.results import write_result
 from millrace.maintenance.contents import Contents
 from millrace.maintenance.fsck import Finding, Report, fsck
-from millrace.prompts.curriculum import PromptBlock, write_block
+from millrace.prompts.blocks import PromptBlock, SourceBlock, write_block
 from millrace.rollouts.scored_group import LostPart
 from millrace.rollouts.unfinished import UnfinishedWriter
 from millrace.types import Request, Response, Trajectory
@@ -257,21 +257,31 @@ def test_a_damaged_promoted_model_is_found_and_not_moved(small_run: Any, dict_st
     assert path in dict_store.objects
 
 
-def test_damaged_evaluations_move_and_curriculum_blocks_do_not(small_run: Any, dict_store: DictStore) -> None:
-    block = PromptBlock(positions=[0, 1], num_prompts=2, num_easy=0, num_hard=0)
+def test_damaged_evaluations_move_and_blocks_of_prompts_do_not(small_run: Any, dict_store: DictStore) -> None:
+    source = SourceBlock(
+        groups=[0, 1],
+        positions=[0, 1],
+        num_prompts=2,
+        num_easy=0,
+        num_hard=0,
+        weight=1.0,
+        credit=0.0,
+        num_dropped=0,
+    )
+    block = PromptBlock(policy_version=0, sources={"default": source})
     for number in range(3):
         write_result(dict_store, {"policy_version": number, "accuracy": 0.5, "prompts": 8, "t": 50.0})
         assert write_block(dict_store, number, block)
     assert fsck(dict_store).damaged == 0
-    result, curriculum = layout.evaluation(1), layout.curriculum_block(1)
-    for path in (result, curriculum):
+    result, prompt_block = layout.evaluation(1), layout.prompt_block(1)
+    for path in (result, prompt_block):
         dict_store.objects[path] = dict_store.objects[path][:-7]
     findings = damaged(fsck(dict_store, quarantine=True))
-    assert sorted((finding.file, finding.movable) for finding in findings) == [(curriculum, False), (result, True)]
+    assert sorted((finding.file, finding.movable) for finding in findings) == [(result, True), (prompt_block, False)]
     assert result not in dict_store.objects
-    assert damaged_files(dict_store) == [curriculum]
-    del dict_store.objects[curriculum]
-    assert damaged_files(dict_store) == [curriculum]
+    assert damaged_files(dict_store) == [prompt_block]
+    del dict_store.objects[prompt_block]
+    assert damaged_files(dict_store) == [prompt_block]
 
 
 def test_unfinished_responses_are_sound(small_run: Any, dict_store: DictStore) -> None:

@@ -9,8 +9,8 @@ import pytest
 from support.chat.model_folder import chat_model_folder
 from support.chat.tokenizers import TEMPLATES
 
-from configs.prompts import EnvironmentConfig, PromptsConfig
 from configs.schema import ModelConfig
+from configs.task import EnvironmentConfig, PromptsConfig
 from millrace.errors import InputError
 from millrace.preflight.child import answer_of
 from millrace.preflight.prompts import check_prompts, longest_prompt

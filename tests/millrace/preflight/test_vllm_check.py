@@ -16,8 +16,8 @@ from configs.generation import adapter_arguments
 from configs.load import load_config
 from configs.recipe import Recipe
 from flows.campaign.prepare import check, claim
-from millrace.bootstrap.tiny_model import bootstrap
-from millrace.preflight.vllm import Question
+from millrace.bootstrap.tiny_model import Lesson, bootstrap
+from millrace.preflight.vllm import Question, Requests
 from millrace.types import Prompt
 
 PRESET = REPOSITORY / "configs" / "presets" / "tiny-vllm-cpu.yaml"
@@ -33,15 +33,15 @@ TINY = Recipe(
     batch_size=1,
     learning_rate=1e-3,
 )
+REQUESTS = Requests(max_new_tokens=4, prompts=(("12+07=", "19"), ("1+1=", "2")), longest_prompt=None)
+LONG = replace(REQUESTS, max_new_tokens=58)
 GOOD = Question(
     folder=None,
     tiny=asdict(TINY),
     dtype="float32",
     engine_args={"max_model_len": 64, "enforce_eager": True, "kv_cache_memory_bytes": 2**24},
     replicas=1,
-    max_new_tokens=4,
-    prompts=(("12+07=", "19"), ("1+1=", "2")),
-    longest_prompt=None,
+    requests={"default": REQUESTS},
 )
 TOO_MUCH = psutil.virtual_memory().total
 
@@ -64,7 +64,7 @@ REFUSED = {
     "block": (given(block_size=7), ["generation.engine_args.block_size is 7", "32"]),
     "short": (given(max_model_len=10), ["max_model_len is 10 tokens", "longest prompt has 7", "11 tokens"]),
     "short of itself": (
-        replace(GOOD, engine_args={"kv_cache_memory_bytes": 2**24}, max_new_tokens=58),
+        replace(GOOD, engine_args={"kv_cache_memory_bytes": 2**24}, requests={"default": LONG}),
         ["the model's context is 64 tokens", "generation.max_new_tokens is 58", "65 tokens"],
     ),
     "heads": (
@@ -115,14 +115,9 @@ def ask(questions: dict[str, Question], answers: Path, **environment: str) -> su
 
 
 def model_folder(folder: Path, changes: dict[str, object]) -> str:
-    bootstrap(
-        [Prompt(prompt_id="p", text="12+07=", answer="19", source="")],
-        TINY,
-        folder,
-        seed=0,
-        max_new_tokens=4,
-        report=lambda step, line: print(line),
-    )
+    prompts = [Prompt(prompt_id="p", text="12+07=", answer="19", source="")]
+    lessons = {"default": Lesson(prompts=prompts, recipe=TINY, max_new_tokens=4)}
+    bootstrap(lessons, TINY, folder, seed=0, report=lambda step, line: print(line))
     config = folder / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), **changes}))
     return str(folder)
@@ -136,7 +131,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     for name, changes in {"good folder": {}, **{name: changes for name, (changes, _) in FOLDERS.items()}}.items():
         questions[name] = replace(GOOD, folder=model_folder(folders / name.replace(" ", "-"), changes))
     # The model that bootstrap makes for an environment has a longer context.
-    questions["good in an environment"] = replace(REFUSED["short of itself"][0], environment="calculator")
+    played = {"default": replace(LONG, environment="calculator")}
+    questions["good in an environment"] = replace(REFUSED["short of itself"][0], requests=played)
     questions["good and quantized"] = QUANTIZED
     questions["good and truncated"] = replace(GOOD, truncates=True)
     adapters = adapter_arguments(4, ["q_proj"], max_staleness=4)
@@ -187,8 +183,10 @@ def test_a_crash_of_vllm_is_reported_with_its_last_lines(tmp_path: Path) -> None
     (tmp_path / "vllm.py").write_text("import sys, os; print('kernel panic', file=sys.stderr, flush=True); os._exit(3)")
     program = (
         "import json, sys\n"
-        "from millrace.preflight.vllm import Question, check_vllm\n"
-        "check_vllm(Question(**json.load(sys.stdin)))"
+        "from millrace.preflight.vllm import Question, Requests, check_vllm\n"
+        "values = json.load(sys.stdin)\n"
+        "requests = {name: Requests(**each) for name, each in values.pop('requests').items()}\n"
+        "check_vllm(Question(**values, requests=requests))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -1,5 +1,6 @@
 """Which prompts are asked next: by past rewards, the same for every generator, and never decided twice."""
 
+import dataclasses
 from collections import Counter
 
 import pytest
@@ -8,9 +9,12 @@ from hypothesis import strategies as st
 from support.stores.dict_store import DictStore
 from support.streams.scored_groups import consume
 
-from configs.prompts import PromptsConfig
+from configs.sources import SourceConfig
+from configs.stored import DEFAULT_SOURCE
+from configs.task import PromptsConfig
 from millrace.errors import PromptsError
-from millrace.prompts.curriculum import Curriculum
+from millrace.prompts.blocks import PromptBlock, SourceBlock
+from millrace.prompts.mixture import MixedSource, Mixture
 from millrace.rollouts.lineage import Lineage
 from millrace.types import Prompt
 from storage import layout
@@ -20,7 +24,23 @@ from storage.streams.sealed import seal
 
 BLOCK = 4
 FIRST = Lineage(0, {})
-REPEATED = {"positions": [4, 4, 5, 6], "num_prompts": 4, "num_easy": 0, "num_hard": 0}
+
+
+def block_of(*positions: int) -> dict[str, object]:
+    """A stored block of the only source."""
+    source = SourceBlock(
+        groups=list(range(len(positions))),
+        positions=list(positions),
+        num_prompts=4,
+        num_easy=0,
+        num_hard=0,
+        weight=1.0,
+        credit=0.0,
+        num_dropped=0,
+    )
+    return dataclasses.asdict(PromptBlock(policy_version=0, sources={DEFAULT_SOURCE: source}))
+
+
 SOLVED, UNSOLVED, SPREAD = [1.0, 1.0], [0.0, 0.0], [0.0, 1.0]
 
 
@@ -38,22 +58,32 @@ def open_curriculum(
     lineage: Lineage = FIRST,
     last_group: int = -1,
     window: int = 1,
-) -> Curriculum:
+) -> Mixture:
     """A generator's, under weights of `lineage`; by default prompts keep their order and one group tells enough."""
     prompts = [Prompt(prompt_id=str(i), text=f"{i}", answer="", source="test") for i in range(num_prompts)]
     config = PromptsConfig(source="file.jsonl", shuffle=shuffle, curriculum_window=window)
-    curriculum = Curriculum(store, prompts, config, seed=7, block_groups=block_groups)
+    source = MixedSource(prompts=prompts, config=config, mixing=SourceConfig(), seed=7)
+    curriculum = Mixture(store, {DEFAULT_SOURCE: source}, seed=7, block_groups=block_groups)
     curriculum.switch_lineage(lineage, last_group)
     return curriculum
 
 
-def prompts_of(curriculum: Curriculum, groups: range, version: int = 0) -> list[int]:
+def prompts_of(curriculum: Mixture, groups: range, version: int = 0) -> list[int]:
     """The prompts of these groups under weights of `version`."""
     result = []
     for n in groups:
         curriculum.decide(n, version)
-        result.append(int(curriculum.prompt_at(n).prompt_id))
+        source, prompt = curriculum.prompt_at(n)
+        assert source == DEFAULT_SOURCE
+        result.append(int(prompt.prompt_id))
     return result
+
+
+def easy_and_hard(curriculum: Mixture) -> tuple[int, int]:
+    """How many prompts of the newest block are easy and hard."""
+    assert curriculum.newest is not None
+    source = curriculum.newest.sources[DEFAULT_SOURCE]
+    return source.num_easy, source.num_hard
 
 
 @given(
@@ -88,8 +118,7 @@ def test_prompts_that_were_all_right_or_all_wrong_are_asked_less_often(dict_stor
     consume(dict_store, 1, {0: SPREAD, 1: SOLVED, 2: UNSOLVED, 3: SPREAD})
     result = prompts_of(curriculum, range(4, 8), 2)
     assert result == [0, 3, 0, 3], "1 and 2 are asked again in epoch 4"
-    assert curriculum.newest is not None
-    assert (curriculum.newest.num_easy, curriculum.newest.num_hard) == (1, 1)
+    assert easy_and_hard(curriculum) == (1, 1)
 
 
 def test_in_the_long_run_prompts_are_asked_in_proportion_to_their_weights(dict_store: DictStore) -> None:
@@ -117,8 +146,7 @@ def newest_shares(store: DictStore, *steps: dict[int, list[float | None]], windo
         prompts_of(curriculum, range(2 * version, 2 * version + 2), version)
         consume(store, version + 1, step)
     prompts_of(curriculum, range(2 * len(steps), 2 * len(steps) + 2), len(steps) + 1)
-    assert curriculum.newest is not None
-    return curriculum.newest.num_easy, curriculum.newest.num_hard
+    return easy_and_hard(curriculum)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +170,7 @@ def test_easy_and_hard_are_those_whose_last_groups_were_alike(
     window: int,
     expected: tuple[int, int],
 ) -> None:
-    monkeypatch.setattr("millrace.prompts.curriculum._GAP", 1)
+    monkeypatch.setattr("millrace.prompts.mixture._GAP", 1)
     assert newest_shares(dict_store, *steps, window=window) == expected
 
 
@@ -152,8 +180,7 @@ def test_dropped_groups_count_unless_rolled_back_or_without_rewards(dict_store: 
     consume(dict_store, 1, {0: SPREAD}, dropped={1: SOLVED, 4: [None, None]})
     consume(dict_store, 2, {2: SPREAD}, dropped={3: UNSOLVED}, reason="rolled_back")
     prompts_of(curriculum, range(5, 6), 3)
-    assert curriculum.newest is not None
-    assert (curriculum.newest.num_easy, curriculum.newest.num_hard) == (1, 0)
+    assert easy_and_hard(curriculum) == (1, 0)
 
 
 def test_only_steps_before_the_version_of_the_weights_count(dict_store: DictStore) -> None:
@@ -162,8 +189,7 @@ def test_only_steps_before_the_version_of_the_weights_count(dict_store: DictStor
     consume(dict_store, 1, {0: SOLVED})
     consume(dict_store, 2, {1: SOLVED})
     prompts_of(curriculum, range(4, 8), 2)
-    assert curriculum.newest is not None
-    assert curriculum.newest.num_easy == 1, "when step 2 becomes visible depends on time"
+    assert easy_and_hard(curriculum)[0] == 1, "when step 2 becomes visible depends on time"
 
 
 def test_a_block_stays_as_the_first_generator_decided_it(dict_store: DictStore) -> None:
@@ -181,10 +207,9 @@ class Overtaken(DictStore):
     """Another generator decides a block just before this one does."""
 
     def put_if_absent(self, path: str, data: bytes | bytearray | memoryview) -> bool:
-        if path.startswith(layout.CURRICULUM) and path not in self.objects:
+        if path.startswith(layout.PROMPT_BLOCKS) and path not in self.objects:
             first = 2 * BLOCK * int(path[-13:-5])
-            other_block = {**REPEATED, "positions": list(range(first + 1, first + 2 * BLOCK, 2))}
-            self.objects[path] = seal(other_block)
+            self.objects[path] = seal(block_of(*range(first + 1, first + 2 * BLOCK, 2)))
         return super().put_if_absent(path, data)
 
 
@@ -206,14 +231,15 @@ def test_what_a_rolled_back_trainer_consumed_does_not_count_and_its_blocks_stay(
     curriculum.switch_lineage(Lineage(1, {0: 1}), 7)
     assert prompts_of(curriculum, range(4, 8), 1) == decided
     prompts_of(curriculum, range(8, 12), 3)
-    assert curriculum.newest is not None
-    assert (curriculum.newest.num_easy, curriculum.newest.num_hard) == (1, 1)
+    assert easy_and_hard(curriculum) == (1, 1)
 
 
-@pytest.mark.parametrize("damaged", [b"", b'{"crc":', b'{"positions": [1]}', seal({"positions": [1]}), seal(REPEATED)])
+@pytest.mark.parametrize(
+    "damaged", [b"", b'{"crc":', b'{"positions": [1]}', seal({"positions": [1]}), seal(block_of(4, 4, 5, 6))]
+)
 def test_a_damaged_block_is_named(dict_store: DictStore, damaged: bytes) -> None:
     prompts_of(open_curriculum(dict_store), range(8))
-    path = layout.curriculum_block(1)
+    path = layout.prompt_block(1)
     dict_store.objects[path] = damaged
     with pytest.raises(StreamCorrupt) as raised:
         open_curriculum(dict_store)
@@ -223,17 +249,21 @@ def test_a_damaged_block_is_named(dict_store: DictStore, damaged: bytes) -> None
 def test_a_missing_block_is_never_decided_again(dict_store: DictStore) -> None:
     curriculum = open_curriculum(dict_store)
     prompts_of(curriculum, range(8))
-    del dict_store.objects[layout.curriculum_block(1)]
+    del dict_store.objects[layout.prompt_block(1)]
     assert prompts_of(open_curriculum(dict_store), range(4)) == [0, 1, 2, 3]
-    with pytest.raises(StreamCorrupt, match=r"^curriculum/00000001\.json: it is missing, though group 5 was admitted"):
+    with pytest.raises(
+        StreamCorrupt, match=r"^prompt_blocks/00000001\.json: it is missing, though group 5 was admitted"
+    ):
         open_curriculum(dict_store, last_group=5)
     consume(dict_store, 1, {6: SPREAD})
-    with pytest.raises(StreamCorrupt, match=r"^curriculum/00000001\.json: it is missing, though group 6 was admitted"):
+    with pytest.raises(
+        StreamCorrupt, match=r"^prompt_blocks/00000001\.json: it is missing, though group 6 was admitted"
+    ):
         open_curriculum(dict_store)
 
 
 def test_a_block_whose_predecessors_are_missing_is_not_decided(dict_store: DictStore) -> None:
-    with pytest.raises(StreamCorrupt, match=r"^curriculum/00000000\.json: it is missing, though group 4"):
+    with pytest.raises(StreamCorrupt, match=r"^prompt_blocks/00000000\.json: it is missing, though group 4"):
         open_curriculum(dict_store).decide(4, 0)
 
 
@@ -252,5 +282,4 @@ def test_rewards_in_a_damaged_part_are_not_known_and_nothing_else_is_lost(dict_s
     records = [record for record in iter(LogReader(dict_store, layout.CONSUMED).next, None) if record.kind == "data"]
     dict_store.objects[f"{layout.CONSUMED}/{records[0].file}"] = b""
     prompts_of(curriculum, range(4, 8), 3)
-    assert curriculum.newest is not None
-    assert curriculum.newest.num_easy == 1
+    assert easy_and_hard(curriculum)[0] == 1

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.prompts import PromptsConfig
+from configs.task import PromptsConfig
 from millrace.errors import PromptsError
 from millrace.prompts.dataset import PromptOrder, PromptSet, load_prompts
 from millrace.types import Prompt

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from configs.prompts import PromptsConfig
+from configs.task import PromptsConfig
 from millrace.errors import PromptsError
 from millrace.prompts.files import read_prompts
 from millrace.types import Prompt

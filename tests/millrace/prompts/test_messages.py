@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from configs.prompts import PromptsConfig
+from configs.task import PromptsConfig
 from millrace.errors import PromptsError
 from millrace.prompts.dataset import load_prompts
 from millrace.prompts.files import read_prompts

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from configs.prompts import PromptsConfig, ReasoningGymConfig, VerifiersConfig
+from configs.task import PromptsConfig, ReasoningGymConfig, VerifiersConfig
 from millrace.errors import MissingExtra, PromptsError
 from millrace.prompts.packages import PromptSource, check_installed, index_of, listed_prompts, prompt_sources
 from millrace.types import Prompt

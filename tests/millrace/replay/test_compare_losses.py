@@ -13,6 +13,7 @@ from support.streams.scored_groups import scored_group
 from transformers import LlamaForCausalLM
 
 from configs.schema import RunConfig
+from configs.training import TrainingConfig
 from millrace.replay.compare import compare_losses
 from millrace.replay.results import Row
 from millrace.rollouts.scored_group import ScoredGroup
@@ -51,7 +52,7 @@ def policy(make_model: MakeModel, versions: int = 0) -> LlamaForCausalLM:
 
 
 def samples_in(groups: Sequence[ScoredGroup]) -> list[Sample]:
-    return samples_of(groups, "group_mean", 0)
+    return samples_of(groups, TrainingConfig(max_steps=1), 0)
 
 
 def batch(behaviour: LlamaForCausalLM, seed: int = 0, rewards: Sequence[float] | None = None) -> list[ScoredGroup]:
@@ -81,7 +82,7 @@ def on_policy(trainer: Trainer, groups: Sequence[ScoredGroup]) -> list[ScoredGro
 
 def trainer_of(model: LlamaForCausalLM, loss: str = "aipo") -> Trainer:
     training = CONFIG.training.with_loss(loss)
-    return Trainer(model, training, max_new_tokens=CONFIG.generation.max_new_tokens)
+    return Trainer(model, training)
 
 
 def rows_by_loss(original: Trainer, groups: Sequence[ScoredGroup], names: Sequence[str] = LOSSES) -> dict[str, Row]:
@@ -92,7 +93,7 @@ def rows_by_loss(original: Trainer, groups: Sequence[ScoredGroup], names: Sequen
 
 def test_losses_are_compared_in_bfloat16_too(make_model: MakeModel) -> None:
     training = CONFIG.training.model_copy(update={"compute_dtype": "bfloat16"})
-    original, same, other = (Trainer(policy(make_model), training, max_new_tokens=8) for _ in range(3))
+    original, same, other = (Trainer(policy(make_model), training) for _ in range(3))
     other.set_loss(make_loss(training, "reinforce"))
     row, _ = compare_losses(original, [same, other], samples_in(batch(policy(make_model, STALE))))
     assert row["cosine_aipo"] == pytest.approx(1.0)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.replay.mixed_run import as_mixture
 from support.replay.trained_run import GENERATORS, GROUPS_PER_STEP, LAST_STEP, TrainedRun, score_rows
 
 from configs.requests import ReplayRequest, Selection
@@ -56,6 +57,13 @@ def test_a_selection_keeps_the_matching_groups_in_order(
 ) -> None:
     rows = select(run, selection).tolist()
     assert rows == expected(run, condition) != []
+
+
+def test_the_groups_of_a_source_can_be_selected(trained: TrainedRun) -> None:
+    run = SourceRun(as_mixture(trained).store)
+    rows = select(run, Selection(where="source = 'words'")).tolist()
+    assert rows == expected(run, lambda row: row["group_id"] % 2 == 1) != []
+    assert {group.source for group in run.read(rows)} == {"words"}
 
 
 def test_stale_groups_can_be_selected_too(run: SourceRun) -> None:

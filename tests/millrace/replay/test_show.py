@@ -16,7 +16,7 @@ def test_a_step_is_shown_with_its_batch_in_order() -> None:
     assert [group["group_id"] for group in shown["groups"]] == [6, 7, 8]
     group = shown["groups"][1]
     assert (group["prompt_id"], group["prompt"], group["answer"]) == ("p7", "7+1=", "8")
-    assert (group["generator"], group["first_row_id"]) == (0, 7 * MEMBERS)
+    assert (group["source"], group["generator"], group["first_row_id"]) == ("default", 0, 7 * MEMBERS)
     assert (group["min_policy_version"], group["max_policy_version"], group["staleness"]) == (2, 2, 0)
     assert group["rewards"] == [0.0, 1.0]
     assert group["advantages"] == [-0.5, 0.5]

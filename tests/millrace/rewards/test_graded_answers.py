@@ -11,7 +11,7 @@ from pathlib import Path
 import math_verify
 import pytest
 
-from configs.scoring import ScoringConfig
+from configs.task import ScoringConfig
 from millrace.rewards.base import safe_score
 from millrace.rewards.factory import make_reward
 from millrace.types import Prompt

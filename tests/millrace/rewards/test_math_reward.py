@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from support.rewards.hostile import DEEP_FRACTION
 
-from configs.scoring import ScoringConfig
+from configs.task import ScoringConfig
 from millrace.rewards.base import Reward, Score, safe_score
 from millrace.rewards.factory import make_reward
 from millrace.types import Prompt

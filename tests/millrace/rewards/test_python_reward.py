@@ -1,12 +1,12 @@
 """A user's function as the reward: its result, or one line before anything runs if it can't be called."""
 
 import pytest
+from support.rewards.one_source import score_pairs, scorer_of
 
-from configs.scoring import ScoringConfig
+from configs.task import ScoringConfig
 from millrace.errors import InputError
 from millrace.rewards.base import Reward, safe_score
 from millrace.rewards.factory import make_part, make_reward
-from millrace.rewards.scorer import Scorer
 from millrace.types import Prompt
 
 PROMPT = Prompt(prompt_id="12+30=", text="12+30=", answer="42", source="test")
@@ -20,8 +20,8 @@ def loaded(function: str) -> Reward:
 
 
 def test_the_function_gets_the_prompt_its_answer_and_its_id() -> None:
-    with Scorer(make_reward(ScoringConfig(reward=f"{OWN}:parts"))) as scorer:
-        [score] = scorer.score_many([(PROMPT, "42")])
+    with scorer_of(make_reward(ScoringConfig(reward=f"{OWN}:parts"))) as scorer:
+        [score] = score_pairs(scorer, [(PROMPT, "42")])
     assert score.reward == 0.5
     assert score.components == {"is_the_answer": 1.0, "named": 1.0}
 
@@ -80,5 +80,5 @@ def test_the_version_is_that_of_the_source() -> None:
 )
 def test_a_function_that_can_not_be_used_is_refused_in_one_line(function: str) -> None:
     with pytest.raises(InputError) as caught:
-        Scorer(make_part(function, {})).check()
+        scorer_of(make_part(function, {})).check()
     assert "\n" not in str(caught.value)

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.rewards.one_source import score_pairs, scorer_of
 from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast
 
-from configs.scoring import ScoringConfig
+from configs.task import ScoringConfig
 from millrace.errors import ModelFolderError
 from millrace.rewards.base import Reward
 from millrace.rewards.factory import make_reward
-from millrace.rewards.scorer import Scorer
 from millrace.types import Prompt
 
 PROMPT = Prompt(prompt_id="p", text="12+30=", answer="42", source="test")
@@ -53,8 +53,8 @@ def test_a_batch_earns_what_each_response_earns_alone(
     reward: Reward, folder: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     model = LlamaForSequenceClassification.from_pretrained(folder).eval()
-    with Scorer(reward) as scorer:
-        scores = scorer.score_many([(PROMPT, response) for response in RESPONSES])
+    with scorer_of(reward) as scorer:
+        scores = score_pairs(scorer, [(PROMPT, response) for response in RESPONSES])
     for score, response in zip(scores, RESPONSES, strict=True):
         tokens = torch.tensor([tokenizer(PROMPT.text + response)["input_ids"]])
         with torch.inference_mode():

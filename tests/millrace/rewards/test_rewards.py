@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from configs.scoring import ScoringConfig
+from configs.task import ScoringConfig
 from millrace.errors import InputError
 from millrace.rewards.base import Reward, Score, safe_score
 from millrace.rewards.factory import make_reward

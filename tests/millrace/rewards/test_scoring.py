@@ -6,15 +6,16 @@ from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
+from support.rewards.one_source import scorer_of
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from configs.scoring import ScoringConfig
+from configs.stored import DEFAULT_SOURCE
+from configs.task import ScoringConfig
 from millrace.models.decoder import decoder_of
 from millrace.rewards.base import Reward, Score
 from millrace.rewards.factory import make_reward
 from millrace.rewards.isolation.sandbox import Limits
-from millrace.rewards.scorer import Scorer
 from millrace.rollouts.arrow import prompt_meta, trajectory_table
 from millrace.stages.score import score_table
 from millrace.types import Prompt, Sampling, Trajectory
@@ -43,7 +44,7 @@ class LengthReward(Reward):
 
 
 def scored(trajectories: pa.Table, reward: Reward, tokenizer: PreTrainedTokenizerFast) -> pa.Table:
-    with Scorer(reward) as scorer:
+    with scorer_of(reward) as scorer:
         return score_table(trajectories, scorer, decoder_of(tokenizer))
 
 
@@ -57,7 +58,7 @@ def trajectories(rollouts: list[Trajectory]) -> pa.Table:
     return trajectory_table(
         rollouts,
         first_row_id=FIRST_ROW_ID,
-        sampling=Sampling(temperature=1.0, top_p=1.0, max_new_tokens=4),
+        sampling={DEFAULT_SOURCE: Sampling(temperature=1.0, top_p=1.0, max_new_tokens=4)},
         incarnation=0,
         generator=0,
         epoch=0,
@@ -85,7 +86,7 @@ def test_the_first_response_without_a_score_is_reported_once(
     trajectories: pa.Table, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     reports: list[str] = []
-    with Scorer(LengthReward()) as scorer:
+    with scorer_of(LengthReward()) as scorer:
         scorer.on_first_failure = reports.append
         for _ in range(2):
             score_table(trajectories, scorer, decoder_of(tokenizer))
@@ -176,7 +177,7 @@ def test_scores_from_other_processes_keep_their_order(
     trajectories: pa.Table, rollouts: list[Trajectory], tokenizer: PreTrainedTokenizerFast
 ) -> None:
     beats: list[None] = []
-    with Scorer(
+    with scorer_of(
         make_reward(ScoringConfig(reward="tests.support.rewards.own_rewards:length")),
         Limits(workers=2),
     ) as scorer:

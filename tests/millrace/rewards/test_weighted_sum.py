@@ -1,13 +1,13 @@
 """Sums of rewards: each part is scored separately and kept in the components; a failed part leaves no sum."""
 
 import pytest
+from support.rewards.one_source import score_pairs, scorer_of
 
-from configs.scoring import ScoringConfig
+from configs.task import ScoringConfig
 from millrace.errors import InputError
 from millrace.rewards.base import Reward, Score
 from millrace.rewards.factory import WeightedSum, make_reward
 from millrace.rewards.isolation.sandbox import Limits
-from millrace.rewards.scorer import Scorer
 from millrace.types import Prompt
 
 PROMPT = Prompt(prompt_id="p", text="?", answer="42", source="test")
@@ -29,8 +29,8 @@ class Fixed(Reward):
 def sum_of(*scores: Score) -> Score:
     parts = [Fixed(f"part{number}", score) for number, score in enumerate(scores)]
     weights = {part.name: float(number + 1) for number, part in enumerate(parts)}
-    with Scorer(WeightedSum(parts, weights)) as scorer:
-        [total] = scorer.score_many([(PROMPT, "?")])
+    with scorer_of(WeightedSum(parts, weights)) as scorer:
+        [total] = score_pairs(scorer, [(PROMPT, "?")])
     return total
 
 
@@ -63,9 +63,9 @@ def test_isolated_and_local_parts_are_summed_row_by_row() -> None:
     own = "tests.support.rewards.own_rewards:sleep"
     reward = make_reward(ScoringConfig(reward="weighted_sum", weights={"math": 1.0, "exact_match": 0.1, own: 0.0}))
     responses = ["42", "42.0", "99", "0.01"]
-    with Scorer(reward, Limits(workers=2, timeout_seconds=1.0)) as scorer:
-        scores = scorer.score_many([(PROMPT, response) for response in responses])
-        version = scorer.version
+    with scorer_of(reward, Limits(workers=2, timeout_seconds=1.0)) as scorer:
+        scores = score_pairs(scorer, [(PROMPT, response) for response in responses])
+        [version] = scorer.versions.values()
     assert [score.status for score in scores] == ["timeout", "timeout", "timeout", "ok"]
     assert scores[0].error == f"{own}: no verdict after 1 s"
     assert scores[3].components[own] == 0.01

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from configs.stored import DEFAULT_SOURCE
 from millrace.rollouts.arrow import (
     answers,
     before_answers,
@@ -31,11 +32,30 @@ def table_of(trajectories: list[Trajectory], first_row_id: int = 0) -> pa.Table:
     return trajectory_table(
         trajectories,
         first_row_id=first_row_id,
-        sampling=Sampling(temperature=0.5, top_p=0.75, max_new_tokens=4),
+        sampling={DEFAULT_SOURCE: Sampling(temperature=0.5, top_p=0.75, max_new_tokens=4)},
         incarnation=3,
         generator=1,
         epoch=2,
     )
+
+
+def test_a_row_has_the_sampling_of_its_source(make_trajectories: MakeTrajectories) -> None:
+    sampling = {
+        "sums": Sampling(temperature=0.5, top_p=0.75, max_new_tokens=4),
+        "words": Sampling(temperature=0.75, top_p=0.5, max_new_tokens=8),
+    }
+    trajectories = [
+        dataclasses.replace(trajectory, request=dataclasses.replace(trajectory.request, source=source))
+        for source, trajectory in zip(sampling, make_trajectories([4, 5], group_size=1), strict=True)
+    ]
+    table = trajectory_table(trajectories, first_row_id=0, sampling=sampling, incarnation=0, generator=0, epoch=0)
+    names = ["source", "temperature", "top_p", "max_new_tokens"]
+    assert table.select(names).to_pydict() == {
+        "source": ["sums", "words"],
+        "temperature": [0.5, 0.75],
+        "top_p": [0.75, 0.5],
+        "max_new_tokens": [4, 8],
+    }
 
 
 def row_of(trajectory: Trajectory, **response: Any) -> dict[str, Any]:
@@ -54,6 +74,7 @@ def test_every_field_of_a_trajectory_is_in_its_row(make_trajectories: MakeTrajec
         assert row == {
             "row_id": 7 + number,
             "group_id": trajectory.request.group_id,
+            "source": DEFAULT_SOURCE,
             "prompt_id": trajectory.prompt.prompt_id,
             "sample_index": number % 2,
             "prompt_tokens": list(trajectory.request.prompt_tokens),

@@ -56,6 +56,7 @@ def test_a_trained_row_has_versions_reward_and_advantage(memory_store: MemorySto
         "generator": 1,
         "trajectory_row_id": 50,
         "group_id": 5,
+        "source": "default",
         "sample_index": 0,
         "outcome": "trained",
         # Taken by version 7, and the oldest weights of the group are 4: three of these versions while it was sampled.
@@ -143,7 +144,7 @@ def test_a_damaged_part_is_written_with_its_remaining_rows_and_tokens(
         seq=3, kind="data", epoch=0, nonce="", writer="", prev="", rows=8, first_row_id=40, tokens=30,
         min_policy_version=2, max_policy_version=3,
     )  # fmt: skip
-    lost = LostPart(generator=1, record=record, left=Amount(rollouts=6, tokens=20), reason="damaged")
+    lost = LostPart(generator=1, record=record, left=Amount(rollouts=6, tokens=20), num_groups=1, reason="damaged")
     writer.drop(lost, "corrupt", 4)
     writer.step(5, [group(5)], [0.5, -0.5], logprobs(2, 3))
     writer.close()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from support.stores.memory import unused_name
 
 from configs.operation import StorageConfig
+from configs.stored import DEFAULT_SOURCE
 from millrace.errors import LedgerMismatch
 from millrace.rollouts.group_sequence import GroupSet, committed_groups, pass_part
 from millrace.rollouts.lineage import Lineage
@@ -24,7 +25,7 @@ from storage.streams.stream import StreamReader
 MakeTrajectories = Callable[..., list[Trajectory]]
 
 GENERATORS, GROUP_SIZE, PLACES = 2, 2, 3
-SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=4)
+SAMPLING = {DEFAULT_SOURCE: Sampling(temperature=1.0, top_p=1.0, max_new_tokens=4)}
 
 
 class Campaign:

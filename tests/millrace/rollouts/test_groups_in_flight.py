@@ -16,9 +16,23 @@ def prompt(group_id: int) -> Prompt:
 
 
 def admit(
-    groups: GroupsInFlight, group_id: int, begun: dict[int, Trajectory] | None = None, policy_version: int = 0
+    groups: GroupsInFlight,
+    group_id: int,
+    begun: dict[int, Trajectory] | None = None,
+    policy_version: int = 0,
+    size: int = GROUP_SIZE,
+    source: str = "sums",
 ) -> list[Request]:
-    return groups.admit(group_id, prompt(group_id), (1, group_id), policy_version, group_id + 0.5, begun)
+    return groups.admit(
+        group_id,
+        prompt(group_id),
+        (1, group_id),
+        policy_version,
+        group_id + 0.5,
+        begun,
+        source=source,
+        group_size=size,
+    )
 
 
 def finished(request: Request) -> Trajectory:
@@ -30,7 +44,7 @@ def finished(request: Request) -> Trajectory:
 
 
 def test_a_whole_group_does_not_wait_for_others() -> None:
-    groups = GroupsInFlight(GROUP_SIZE, run_seed=0)
+    groups = GroupsInFlight(run_seed=0)
     first, second, third = (admit(groups, group_id) for group_id in (4, 6, 8))
     for request in [*second, *first[1:], *third[:2]]:
         groups.add(finished(request))
@@ -43,10 +57,24 @@ def test_a_whole_group_does_not_wait_for_others() -> None:
     assert len(groups) == 0
 
 
+def test_groups_have_the_size_and_the_source_they_were_admitted_with() -> None:
+    groups = GroupsInFlight(run_seed=0)
+    requests = [*admit(groups, 0, size=2), *admit(groups, 1, size=4, source="words")]
+    assert [(request.group_id, request.sample_index, request.source) for request in requests] == [
+        *((0, i, "sums") for i in range(2)),
+        *((1, i, "words") for i in range(4)),
+    ]
+    for request in requests[:-1]:
+        groups.add(finished(request))
+    assert [each.request for each in groups.take()] == requests[:2]
+    groups.add(finished(requests[-1]))
+    assert [each.request for each in groups.take()] == requests[2:]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_trajectories_finished_in_any_order_are_taken_once_in_groups(seed: int) -> None:
     chance = random.Random(seed)
-    groups = GroupsInFlight(GROUP_SIZE, run_seed=seed)
+    groups = GroupsInFlight(run_seed=seed)
     to_admit = list(range(seed, seed + 40, 2))
     expected = [(group_id, index) for group_id in to_admit for index in range(GROUP_SIZE)]
     in_flight: list[Request] = []
@@ -81,7 +109,7 @@ def partly(
 
 
 def test_interrupted_responses_are_continued_and_joined() -> None:
-    groups = GroupsInFlight(GROUP_SIZE, run_seed=7)
+    groups = GroupsInFlight(run_seed=7)
     requests = admit(groups, 5, policy_version=3)
     groups.add(partly(requests[0], 2, 3, "length"))
     interrupted = groups.interrupt([partly(requests[1], 4, 3), partly(requests[2], 0, 3)])
@@ -90,7 +118,7 @@ def test_interrupted_responses_are_continued_and_joined() -> None:
     assert {trajectory.request.sample_index for trajectory in interrupted} == {0, 1}, "the third had no token yet"
 
     # Another process, which does not have the requests of the first.
-    later = GroupsInFlight(GROUP_SIZE, run_seed=7)
+    later = GroupsInFlight(run_seed=7)
     bare = {
         trajectory.request.sample_index: replace(trajectory, request=replace(trajectory.request, seed=0))
         for trajectory in interrupted
@@ -101,7 +129,7 @@ def test_interrupted_responses_are_continued_and_joined() -> None:
     assert requested[1].seed == requests[2].seed
     assert (later.tokens, later.oldest_version, later.t_oldest) == (6, 3, 5.5)
     again = later.interrupt([partly(requested[0], 2, 4), partly(requested[1], 1, 4)])
-    last = GroupsInFlight(GROUP_SIZE, run_seed=7)
+    last = GroupsInFlight(run_seed=7)
     requested = admit(last, 5, {trajectory.request.sample_index: trajectory for trajectory in again}, policy_version=6)
     for request in requested:
         last.add(partly(request, 1, 6, "stop"))
@@ -130,16 +158,16 @@ def test_interrupted_responses_are_continued_and_joined() -> None:
 
 
 def test_a_response_continued_under_the_same_version_has_one_span() -> None:
-    groups = GroupsInFlight(1, run_seed=0)
-    (request,) = admit(groups, 0)
+    groups = GroupsInFlight(run_seed=0)
+    (request,) = admit(groups, 0, size=1)
     (begun,) = groups.interrupt([partly(request, 3, 2)])
-    (request,) = admit(groups, 0, {0: begun})
+    (request,) = admit(groups, 0, {0: begun}, size=1)
     groups.add(partly(request, 2, 2, "stop"))
     assert groups.take()[0].response.version_spans == ((2, 0),)
 
 
 def test_a_waiting_response_keeps_its_tokens_when_interrupted_again() -> None:
-    groups = GroupsInFlight(GROUP_SIZE, run_seed=0)
+    groups = GroupsInFlight(run_seed=0)
     requests = admit(groups, 2)
     begun = groups.interrupt([partly(request, 2, 1) for request in requests])
     admit(groups, 2, {trajectory.request.sample_index: trajectory for trajectory in begun})
@@ -148,9 +176,9 @@ def test_a_waiting_response_keeps_its_tokens_when_interrupted_again() -> None:
 
 
 def test_a_trajectory_has_its_admitted_request_and_its_response() -> None:
-    groups = GroupsInFlight(GROUP_SIZE, run_seed=11)
+    groups = GroupsInFlight(run_seed=11)
     requests = admit(groups, 7)
-    assert requests == admit(GroupsInFlight(GROUP_SIZE, run_seed=11), 7), "a restarted generator makes equal requests"
+    assert requests == admit(GroupsInFlight(run_seed=11), 7), "a restarted generator makes equal requests"
     assert [request.seed for request in requests] == [derived_seed(11, 7, index) for index in range(GROUP_SIZE)]
     assert {request.prompt for request in requests} == {prompt(7)}
     for request in reversed(requests):
@@ -170,10 +198,10 @@ def test_seeds_differ_by_run_group_and_place_and_fit_63_bits() -> None:
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("second", [False, True])
 def test_a_partly_truncated_response_has_a_kept_count_per_token(first: bool, second: bool) -> None:
-    groups = GroupsInFlight(1, run_seed=7)
-    (begun,) = admit(groups, 0)
+    groups = GroupsInFlight(run_seed=7)
+    (begun,) = admit(groups, 0, size=1)
     stored = groups.interrupt([partly(begun, 2, 0, truncated=first)])
-    (rest,) = admit(groups, 0, {0: stored[0]})
+    (rest,) = admit(groups, 0, {0: stored[0]}, size=1)
     response = groups.add(partly(rest, 1, 0, "stop", truncated=second)).response
     assert response.kept_tokens == (*((0, 1) if first else ()), *((2,) if second else ()))
     assert response.kept_counts == ((first, first, second) if first or second else ())

@@ -54,7 +54,7 @@ def test_a_fully_trained_group_has_no_bias(rewards: tuple[float, float], reward_
 def test_responses_of_a_damaged_part_count_with_their_lengths() -> None:
     record = Record(seq=3, kind="data", epoch=0, nonce="", writer="", prev="", rows=2, first_row_id=0, tokens=18)
     bias = LengthBias()
-    bias.take(LostPart(generator=0, record=record, left=Amount(rollouts=2, tokens=18), reason="damaged"))
+    bias.take(LostPart(generator=0, record=record, left=Amount(rollouts=2, tokens=18), num_groups=1, reason="damaged"))
     bias.take(group([(3, 1.0), (3, 0.0)]), [0, 1])
     ratios = bias.step()
     assert (ratios.trained_length, ratios.taken_length, ratios.reward_ratio) == (3.0, 6.0, 1.0)

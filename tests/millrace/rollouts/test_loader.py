@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support.replay.trained_run import score_rows
 from support.stores.memory import unused_name
 
+from configs.stored import DEFAULT_SOURCE
 from millrace.errors import LedgerMismatch
 from millrace.rollouts.arrow import trajectory_table
 from millrace.rollouts.ledger import Amount, CommittedAmounts
@@ -61,7 +62,7 @@ class StoredRun:
         table = trajectory_table(
             trajectories,
             first_row_id=self.trajectories[generator].rows,
-            sampling=Sampling(temperature=0.5, top_p=1.0, max_new_tokens=4),
+            sampling={DEFAULT_SOURCE: Sampling(temperature=0.5, top_p=1.0, max_new_tokens=4)},
             incarnation=1,
             generator=generator,
             epoch=0,
@@ -313,6 +314,7 @@ def test_a_damaged_part_is_lost_and_its_neighbours_are_taken(run: StoredRun, str
     lost = [part for part in taken if isinstance(part, LostPart)]
     assert [(part.generator, part.record.part, part.record.last_group_id) for part in lost] == [(0, 1, 4)]
     assert lost[0].amount() == amount_of(run.parts[0][1])
+    assert lost[0].num_groups == len(lost[0].record.group_ids)
     assert lost[0].reason.startswith(stream)
     assert [group.group_id for group in taken if isinstance(group, ScoredGroup)] == [0, 1, 2, 3, 5, 7, 9, 11, 6, 8, 10]
     assert loader.consumed() == [amount_of([each for part in parts for each in part]) for parts in run.parts]
@@ -326,6 +328,7 @@ def test_only_the_untaken_rest_of_a_damaged_part_is_lost(run: StoredRun) -> None
     resumed = run.loader(through_json(loader.state()))
     rest = list(iter(resumed.take, None))
     (lost,) = [part for part in rest if isinstance(part, LostPart)]
+    assert 0 < lost.num_groups < len(lost.record.group_ids)
     assert lost.amount() == amount_of(
         [trajectory for trajectory in run.parts[1][1] if trajectory.request.group_id == 7]
     )

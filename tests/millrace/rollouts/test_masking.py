@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.streams.scored_groups import scored_group
 
-from configs.training import SelectionConfig
+from configs.training import SelectionConfig, TrainingConfig
 from millrace.rollouts.ledger import Amount
 from millrace.rollouts.masking import mask_as_stored, mask_too_old, mask_truncated
 from millrace.rollouts.scored_group import ScoredGroup
@@ -113,7 +113,7 @@ def test_a_truncated_response_is_masked_and_counts_in_the_baseline() -> None:
     assert (group.trained, group.verified, group.drop_reason) == ([0, 2], [0, 1, 2], None)
     assert group.drop_reason_of(1) == "truncated"
     assert [mask.tolist() for mask in group.loss_mask] == [[1], [0, 0], [1]]
-    assert [sample.advantage for sample in samples_of([group], "group_mean", 1)] == [0.5, 0.0]
+    assert [sample.advantage for sample in samples_of([group], TrainingConfig(max_steps=1), 1)] == [0.5, 0.0]
 
 
 @pytest.mark.parametrize(("config", "truncated"), [(SelectionConfig(), [0, 1]), (MASK, [])])

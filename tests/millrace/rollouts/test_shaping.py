@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.streams.scored_groups import scored_group
 
-from configs.training import SelectionConfig
+from configs.training import SelectionConfig, TrainingConfig
 from millrace.prompts.packages import PromptSource
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.rollouts.shaping import ZERO_ADVANTAGE, SpreadFilter, shaped_rewards, source_factor
@@ -45,7 +45,7 @@ def test_groups_without_spread_are_dropped_only_if_configured() -> None:
     for config, reason in ((DROP, ZERO_ADVANTAGE), (SelectionConfig(), None)):
         chosen = SpreadFilter(config, 2)
         assert [chosen.drop_reason(group(of_members)) for of_members in (EQUAL, SPREAD)] == [reason, None]
-        assert (chosen.share, chosen.step()) == (0.5, 0.5)
+        assert (chosen.share, chosen.step()) == (0.5, {"zero_advantage_share": 0.5})
 
 
 def test_a_steps_share_is_of_the_groups_taken_for_it() -> None:
@@ -54,7 +54,7 @@ def test_a_steps_share_is_of_the_groups_taken_for_it() -> None:
     for of_step, share in (([EQUAL, EQUAL, EQUAL, SPREAD], 0.75), ([SPREAD], 0.0)):
         for of_members in of_step:
             chosen.drop_reason(group(of_members))
-        assert chosen.step() == share
+        assert chosen.step() == {"zero_advantage_share": share}
     assert chosen.share == pytest.approx(3 / 5)
 
 
@@ -90,7 +90,9 @@ def test_without_a_buffer_rewards_are_unchanged(members: list[tuple[float, int]]
 def test_advantages_are_of_shaped_rewards_and_stored_rewards_stay() -> None:
     stored, selection = group([1.0, 1.0, None], [12, 16, 16]), SelectionConfig(overlong_buffer=4)
     assert shaped_rewards(stored, selection) == [1.0, 0.0]
-    assert [sample.advantage for sample in samples_of([stored], "group_mean", 1, selection)] == [0.5, -0.5]
+    assert [
+        sample.advantage for sample in samples_of([stored], TrainingConfig(max_steps=1, selection=selection), 1)
+    ] == [0.5, -0.5]
     assert stored.rewards == [1.0, 1.0, None]
 
 
@@ -99,12 +101,12 @@ def test_advantages_are_of_shaped_rewards_and_stored_rewards_stay() -> None:
     [(source("chain_sum"), 0.5), (source("leg_counting"), 0.0), (source("maze"), 1.0), ("train.jsonl", 1.0)],
 )
 def test_the_factor_is_that_of_the_prompts_task(of_prompt: str, factor: float) -> None:
-    assert source_factor(scored_group(0, [[1], [1]], [1.0, 0.0], source=of_prompt), FACTORS) == factor
+    assert source_factor(scored_group(0, [[1], [1]], [1.0, 0.0], task=of_prompt), FACTORS) == factor
 
 
 def test_the_advantages_of_a_task_are_multiplied_by_its_factor() -> None:
     groups = [
-        scored_group(n, [[1], [1]], [1.0, 0.0], source=source(task)) for n, task in enumerate(("chain_sum", "maze"))
+        scored_group(n, [[1], [1]], [1.0, 0.0], task=source(task)) for n, task in enumerate(("chain_sum", "maze"))
     ]
-    samples = samples_of(groups, "group_mean", 1, SelectionConfig(source_factors=FACTORS))
+    samples = samples_of(groups, TrainingConfig(max_steps=1, selection=SelectionConfig(source_factors=FACTORS)), 1)
     assert [sample.advantage for sample in samples] == [0.25, -0.25, 0.5, -0.5]

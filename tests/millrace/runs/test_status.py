@@ -9,6 +9,7 @@ import pytest
 from support.stages.trainer_bench import TrainerBench
 from transformers import LlamaForCausalLM
 
+from millrace.evaluation.results import HELD_OUT, as_result, write_result
 from millrace.runs.record import end_attempt, latest_attempt, resume_run
 from millrace.runs.status import StatusReader
 from millrace.runtime.arguments import attempt_config
@@ -48,6 +49,52 @@ def test_a_replays_checkpoint_without_an_account_counts_nothing(bench: TrainerBe
 def test_tokens_are_those_that_are_committed(bench: TrainerBench) -> None:
     write_progress(bench.store, "train", 0, {**read_status(bench.store, "train", 0), "tokens": 77})
     assert StatusReader(bench.store).look()["tokens"] == {"generate": 15, "score": 15, "train": 12}
+
+
+@pytest.fixture
+def mixed(memory_store: MemoryStore, make_model: Callable[..., LlamaForCausalLM]) -> TrainerBench:
+    """Two steps of a mixture: a group of words is dropped, and the second step has none of them."""
+    made = TrainerBench(
+        memory_store,
+        make_model,
+        training={"selection": {"drop_zero_advantage": True}},
+        sources={"sums": {"weight": 3}, "words": {}, "proofs": {}},
+    )
+    for number, (source, rewards) in enumerate(
+        [
+            ("sums", [1.0, 0.0]),
+            ("words", [1.0, 1.0]),
+            ("words", [0.5, 0.0]),
+            ("sums", [1.0, 0.0]),
+            ("sums", [0.0, 0.5]),
+        ]
+    ):
+        made.commit(number, [[0], [0]], rewards, source=source)
+    assert made.train() == 2
+    return made
+
+
+def test_each_source_of_a_mixture_has_figures(mixed: TrainerBench) -> None:
+    mixed.generator(None, source_weights={"sums": 2.5, "words": 1.0}, pid=1, seconds={})
+    held_out = {"accuracy": 0.5, "accuracy_interval": [0.4, 0.6], "prompts": 8, "errors": 0}
+    words = {**held_out, "accuracy": 0.25}
+    result = as_result({"sums": {HELD_OUT: held_out}, "words": {HELD_OUT: words}}, {"sums": 1.0})
+    write_result(mixed.store, {**result, "policy_version": 2, "t": 1.0})
+    sources = StatusReader(mixed.store).look()["sources"]
+    names = ("weight", "groups_trained", "trained_share", "groups_dropped", "reward_mean", "accuracy")
+    assert {source: [figures[name] for name in names] for source, figures in sources.items()} == {
+        "sums": [2.5, 3, 0.75, 0, 0.375, 0.5],
+        "words": [1.0, 1, 0.25, 1, 0.25, 0.25],
+        "proofs": [None, 0, 0.0, 0, None, None],
+    }
+    ledger = StatusReader(mixed.store).look()["ledger"]
+    for what in ("rollouts", "tokens"):
+        assert sum(source["trained"][what] for source in sources.values()) == ledger["trained"][what]
+    assert sources["words"]["dropped"] == ledger["dropped"] == {"zero_advantage": {"rollouts": 2, "tokens": 2}}
+
+
+def test_a_run_with_one_source_has_no_figures_by_source(bench: TrainerBench) -> None:
+    assert StatusReader(bench.store).look()["sources"] == {}
 
 
 SCORES = layout.scores("exact_match", 0, 0, 1)

@@ -50,6 +50,8 @@ class Bench:
         self.writer = CheckpointWriter(self.store)
         self.accuracies: dict[int, float] = {}
         self.measured: list[int] = []
+        self.sets: dict[str, dict[str, Any]] = {}
+        """Of each result."""
         self.damaged: set[int] = set()
         self.during: Callable[[], object] = lambda: None
         """Called during the next measurement."""
@@ -67,10 +69,14 @@ class Bench:
         self.measured.append(version)
         during, self.during = self.during, lambda: None
         during()
-        return {"accuracy": self.accuracies.get(version, 0.5), "prompts": 8}
+        return {"accuracy": self.accuracies.get(version, 0.5), "prompts": 8, "sets": self.sets}
 
-    def evaluation(self, *script: Callable[[], object], **config: Any) -> Evaluation:
-        values = RunConfig.model_validate({"training": {"max_steps": 100}, "evaluation": config})
+    def evaluation(
+        self, *script: Callable[[], object], sources: dict[str, Any] | None = None, **config: Any
+    ) -> Evaluation:
+        values = RunConfig.model_validate(
+            {"training": {"max_steps": 100}, "evaluation": config, "sources": sources or {}}
+        )
         arguments = StageArguments(run_url="dict://", attempt=0, replica=0, handover=Path("/nowhere"))
         self.stage = HurriedStage(name="evaluate", arguments=arguments, config=values, store=self.store)
         self.stage.script, self.stage.heard = deque(script), self.heard
@@ -150,6 +156,20 @@ def test_a_result_without_a_configured_set_is_measured_again(bench: Bench) -> No
     bench.evaluation().measure(None)
     bench.evaluation(sets={"hard": {"source": "arithmetic"}}).measure(None)
     assert bench.measured == [0, 0]
+
+
+def test_a_result_without_a_set_of_each_source_is_measured_again(bench: Bench) -> None:
+    hard = {"evaluation": {"sets": {"hard": {"source": "arithmetic"}}}}
+    for sources, sets in (
+        ({}, []),
+        ({"sums": {}}, []),
+        ({"sums": {}, "chains": {}}, ["sums", "chains"]),
+        ({"sums": {}, "chains": hard}, ["sums", "chains", "chains/hard"]),
+    ):
+        bench.sets = {name: {"accuracy": 0.5, "prompts": 8} for name in sets}
+        for _ in range(2):
+            bench.evaluation(sources=sources).measure(None)
+    assert bench.measured == [0, 0, 0], "one source has no name of its own in results"
 
 
 def test_an_unreadable_checkpoint_is_reported_once_and_skipped(bench: Bench) -> None:

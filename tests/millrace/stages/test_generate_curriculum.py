@@ -7,7 +7,7 @@ from support.stages.workshop import CONFIG, Workshop, weights
 from support.streams.scored_groups import consume
 from transformers import PreTrainedTokenizerFast
 
-from configs.prompts import PromptsConfig
+from configs.task import PromptsConfig
 from millrace.runs.record import create_run
 from millrace.runs.status import StatusReader
 from storage import layout
@@ -68,7 +68,7 @@ def test_without_a_curriculum_nothing_is_stored_or_shown(
     create_run(memory_store, "run", CONFIG.model_dump(mode="json"))
     workshop = make_workshop(CONFIG)
     workshop.turn(NOTHING_FINISHES, new=weights(0))
-    assert memory_store.list(layout.CURRICULUM) == []
+    assert memory_store.list(layout.PROMPT_BLOCKS) == []
     assert StatusReader(memory_store).look()["curriculum"] is None
 
 
@@ -114,8 +114,8 @@ def test_a_missing_block_of_the_curriculum_is_corrupt(memory_store: MemoryStore,
     workshop = make_workshop(ONE)
     workshop.turn([0, 1], new=weights(0))
     workshop.carry_over.store(0)
-    memory_store.delete(layout.curriculum_block(0))
+    memory_store.delete(layout.prompt_block(0))
     successor = make_workshop(ONE)
     with pytest.raises(StreamCorrupt) as caught:
         successor.turn(NOTHING_FINISHES, new=weights(0))
-    assert caught.value.file == layout.curriculum_block(0)
+    assert caught.value.file == layout.prompt_block(0)

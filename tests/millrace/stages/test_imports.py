@@ -18,8 +18,8 @@ from configs.load import load_config
 from millrace.rewards.scorer import make_scorer
 from millrace.types import Prompt
 config = load_config(Path("configs/presets/tiny-cpu.yaml"), [])
-with make_scorer(config.scoring, config.prompts) as scorer:
-    [scored] = scorer.score_many([(Prompt(prompt_id="p", text="1+1=", answer="2", source="s"), "2")])
+with make_scorer(config.by_source()) as scorer:
+    [scored] = scorer.score_many([("default", Prompt(prompt_id="p", text="1+1=", answer="2", source="s"), "2")])
 assert scored.reward == 1.0
 """
 _CHECK = """

@@ -118,7 +118,7 @@ def test_a_checkpoint_becomes_a_folder_with_the_same_policy(
     CASES[family].model(seed=0).save_pretrained(tmp_path / "start")
     tokenizer.save_pretrained(tmp_path / "start")
     training = TrainingConfig(max_steps=1, learning_rate=0.05, max_tokens_per_microbatch=100)
-    trainer = Trainer(load_model(tmp_path / "start", "float32"), training, max_new_tokens=40)
+    trainer = Trainer(load_model(tmp_path / "start", "float32"), training)
     trainer.step(samples())
     store = LocalStore(tmp_path / "run")
     checkpoint = CheckpointWriter(store).commit(1, trainer.state(), {})

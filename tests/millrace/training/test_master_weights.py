@@ -23,7 +23,7 @@ def make_trainer(dtype: torch.dtype, published_dtype: torch.dtype | None = None,
     for parameter in model.parameters():
         # As a model that is loaded: its buffers stay float32.
         parameter.data = parameter.data.to(dtype)
-    return Trainer(model, config, max_new_tokens=8, published_dtype=published_dtype)
+    return Trainer(model, config, published_dtype=published_dtype)
 
 
 def batch() -> list[Sample]:

@@ -30,6 +30,7 @@ def sample(prompt: int, response: int, number: int = 0) -> Sample:
         temperature=0.5 + number,
         advantage=float(number + 1),
         staleness=number % 4,
+        max_new_tokens=response,
     )
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.streams.scored_groups import scored_group
 
-from configs.training import AdvantageName
+from configs.training import AdvantageName, TrainingConfig
 from millrace.errors import InputError
 from millrace.rollouts.masking import mask_too_old
 from millrace.rollouts.scored_group import ScoredGroup
@@ -35,40 +35,64 @@ def group(number: int, rewards: Sequence[float | None], versions: Sequence[int])
     )
 
 
+def training(advantage: str) -> TrainingConfig:
+    return TrainingConfig(max_steps=1, advantage=advantage)
+
+
 GROUPS = [group(0, [1.0, None, 0.0], [4, 5, 3]), group(1, [2.0, 2.0, 5.0], [2, 2, 1])]
 
 
 def test_each_verified_member_is_a_sample_in_the_order_of_the_groups() -> None:
-    samples = samples_of(GROUPS, "group_mean", 5)
+    samples = samples_of(GROUPS, training("group_mean"), 5)
     assert [sample.response_tokens.tolist() for sample in samples] == [[0], [0, 0, 0], [1], [1, 1], [1, 1, 1]]
     assert [sample.temperature for sample in samples] == [0.5, 0.5, 1.5, 1.5, 1.5]
     assert [sample.advantage for sample in samples] == [0.5, -0.5, -1.0, -1.0, 2.0]
 
 
 def test_an_advantage_may_be_of_the_whole_batch() -> None:
-    advantages = [sample.advantage for sample in samples_of(GROUPS, "reinforce_plus_plus", 5)]
+    advantages = [sample.advantage for sample in samples_of(GROUPS, training("reinforce_plus_plus"), 5)]
     rewards = np.array([1.0, 0.0, 2.0, 2.0, 5.0])
     assert advantages == pytest.approx((rewards - rewards.mean()) / rewards.std(ddof=1), rel=1e-5)
 
 
 @pytest.mark.parametrize(("versions", "staleness"), [(5, [1, 2, 3, 3, 4]), ([5, 2], [1, 2, 0, 0, 1])])
 def test_each_response_lags_behind_the_trainer_of_its_group(versions: int | list[int], staleness: list[int]) -> None:
-    assert [sample.staleness for sample in samples_of(GROUPS, "group_mean", versions)] == staleness
+    assert [sample.staleness for sample in samples_of(GROUPS, training("group_mean"), versions)] == staleness
 
 
 @pytest.mark.parametrize("advantage", ADVANTAGES)
 def test_every_reward_makes_the_baseline_and_what_is_left_of_each_member_is_a_sample(advantage: str) -> None:
     rewards = [1.0, 0.5, 0.25, 0.0]
     whole = scored_group(0, [[6, 6], [1, 1], [1, 1, 5], [6]], rewards)
-    samples = samples_of([mask_too_old(whole, 7, 2), GROUPS[1]], advantage, 7)
+    samples = samples_of([mask_too_old(whole, 7, 2), GROUPS[1]], training(advantage), 7)
     expected = ADVANTAGES[advantage]([rewards, [2.0, 2.0, 5.0]])
     assert [sample.advantage for sample in samples] == [expected[0][i] for i in (0, 2, 3)] + expected[1]
     assert [sample.loss_mask.tolist() for sample in samples[:3]] == [[1, 1], [0, 0, 1], [1]]
     assert [sample.staleness for sample in samples[:3]] == [1, 2, 1]
 
 
+@pytest.mark.parametrize("advantage", ADVANTAGES)
+def test_the_advantages_of_a_source_do_not_depend_on_the_rewards_of_others(advantage: str) -> None:
+    of_math, of_code = [[1.0, 0.0], [0.0, 0.5, 1.0]], [[90.0, 10.0], [40.0, 70.0]]
+    mixed = zip(("math", "code", "code", "math"), (of_math[0], *of_code, of_math[1]), strict=True)
+    groups = [
+        scored_group(number, [[0]] * len(rewards), rewards, source=source)
+        for number, (source, rewards) in enumerate(mixed)
+    ]
+    samples = samples_of(groups, training(advantage), 0)
+    for source, rewards in (("math", of_math), ("code", of_code)):
+        expected = [value for values in ADVANTAGES[advantage](rewards) for value in values]
+        assert [sample.advantage for sample in samples if sample.source == source] == expected
+
+
+def test_a_source_may_have_an_estimator_of_its_own() -> None:
+    groups = [scored_group(0, [[0]] * 3, [1.0, 1.0, 0.0]), scored_group(1, [[0]] * 3, [1.0, 1.0, 0.0], source="chat")]
+    samples = samples_of(groups, training("group_mean"), 0, {"chat": training("leave_one_out")})
+    assert [sample.advantage for sample in samples] == pytest.approx([1 / 3, 1 / 3, -2 / 3, 0.5, 0.5, -1.0])
+
+
 def test_no_groups_are_no_samples() -> None:
-    assert samples_of([], "group_mean", 0) == []
+    assert samples_of([], training("group_mean"), 0) == []
 
 
 each_estimator = pytest.mark.parametrize("estimator", ADVANTAGES.values(), ids=ADVANTAGES.keys())

@@ -154,7 +154,7 @@ def test_a_step_is_the_same_without_sharing(settings: dict[str, object]) -> None
         )
         torch.manual_seed(0)
         reference = deepcopy(model) if training.kl.coefficient else None
-        trainer = Trainer(deepcopy(model), training, max_new_tokens=64, reference=reference)
+        trainer = Trainer(deepcopy(model), training, reference=reference)
         samples = groups(SHAPES)
         reports += [trainer.step([replace(item, advantage=1.0 + number % 3) for number, item in enumerate(samples)])]
         weights += [trainer.weights()]

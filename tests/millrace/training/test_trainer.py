@@ -40,7 +40,6 @@ def make_trainer(
     *,
     reference: LlamaForCausalLM | None = None,
     ranks: Ranks = ALONE,
-    max_new_tokens: int = 8,
     **parameters: Any,
 ) -> Trainer:
     """`parameters` are of the section `training`."""
@@ -55,7 +54,7 @@ def make_trainer(
             **parameters,
         }
     )
-    return Trainer(model, training, max_new_tokens=max_new_tokens, reference=reference, ranks=ranks)
+    return Trainer(model, training, reference=reference, ranks=ranks)
 
 
 def sample(prompt: Sequence[int], response: Sequence[int], **values: Any) -> Sample:
@@ -466,7 +465,6 @@ def test_a_step_follows_the_training_section(make_model: MakeModel) -> None:
     trainer = make_trainer(
         make_model(0),
         reference=make_model(1),
-        max_new_tokens=7,
         loss="reinforce",
         aggregation="constant",
         kl={"coefficient": 0.5, "estimator": "k2"},
@@ -493,7 +491,7 @@ def test_a_step_follows_the_training_section(make_model: MakeModel) -> None:
     assert trainer.model.is_gradient_checkpointing
     assert not make_trainer(make_model(0)).model.is_gradient_checkpointing
     assert len(trainer.microbatches(SAMPLES)) > len(make_trainer(make_model(0)).microbatches(SAMPLES)) == 1
-    report = trainer.step(SAMPLES)
+    report = trainer.step([replace(item, max_new_tokens=7) for item in SAMPLES])
     assert report.loss == pytest.approx(torch.cat(losses).sum().item() / 35, rel=1e-5)
     assert report.kl_to_reference == pytest.approx(torch.cat(kls).mean().item(), rel=1e-5)
     assert report.grad_norm == pytest.approx(grad_norm.item(), rel=1e-5)

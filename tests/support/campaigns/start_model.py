@@ -9,7 +9,8 @@ import torch
 
 from configs.load import load_config
 from configs.recipe import THREADS, choose_recipe
-from millrace.bootstrap.tiny_model import bootstrap
+from configs.stored import DEFAULT_SOURCE
+from millrace.bootstrap.tiny_model import Lesson, bootstrap
 from millrace.prompts.dataset import load_prompts
 
 _PRESET = Path(__file__).parents[3] / "configs" / "presets" / "tiny-cpu.yaml"
@@ -18,17 +19,14 @@ _PRESET = Path(__file__).parents[3] / "configs" / "presets" / "tiny-cpu.yaml"
 def make_start_model(folder: Path, sets: list[str], **changes: Any) -> None:
     """Makes the model as the bootstrap stage does for tiny-cpu, with these settings and `changes` of its recipe."""
     config = load_config(_PRESET, sets)
+    recipe = replace(choose_recipe(config), **changes)
+    lesson = Lesson(
+        prompts=load_prompts(config.prompts).train, recipe=recipe, max_new_tokens=config.generation.max_new_tokens
+    )
     threads = torch.get_num_threads()
     torch.set_num_threads(THREADS)
     try:
-        bootstrap(
-            load_prompts(config.prompts).train,
-            replace(choose_recipe(config), **changes),
-            folder,
-            seed=config.seed,
-            max_new_tokens=config.generation.max_new_tokens,
-            report=lambda step, line: None,
-        )
+        bootstrap({DEFAULT_SOURCE: lesson}, recipe, folder, seed=config.seed, report=lambda step, line: None)
     finally:
         # Later tests of this process train and replay with its own number.
         torch.set_num_threads(threads)

@@ -29,6 +29,7 @@ STATUS: dict[str, Any] = {
     "trained_to_taken": {"length": 0.9912, "reward": None},
     "zero_advantage_share": None,
     "curriculum": None,
+    "sources": {},
     "ledger": {
         "generated": {"rollouts": 100, "tokens": 300},
         "trained": {"rollouts": 64, "tokens": 190},

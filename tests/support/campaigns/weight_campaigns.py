@@ -195,9 +195,8 @@ class WeightCampaign:
         config, first = attempt_config(latest_attempt(self.store)), digest(base)
         if config.sends_adapters:
             # No checkpoint holds the first adapter, which is drawn from the seed.
-            seeds: dict[str, Any] = {"max_new_tokens": config.generation.max_new_tokens, "seed": config.seed}
             dtypes = {"dtype": "float32", "generation_dtype": "float32"}
-            trainer = load_trainer(Trainer, self._start_model, config.training, **dtypes, **seeds)
+            trainer = load_trainer(Trainer, self._start_model, config.training, **dtypes, seed=config.seed)
             first = fingerprint(trainer.adapter()).digest
         return {(0, 0): first, **trained}
 

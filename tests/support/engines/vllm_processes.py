@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,14 +32,14 @@ ENGINE_ARGS: dict[str, Any] = {
 def running_vllm(
     model: PreTrainedModel,
     folder: Path,
-    stop: Sequence[str] = (),
+    reads_text: bool = False,
     dtype: str = "float32",
     adapters: Mapping[str, Any] | None = None,
     **engine_args: Any,
 ) -> Iterator["VllmEngine"]:
     """The engine with this model, whose files are put into `folder`. It takes some 20 seconds to start.
 
-    For texts to stop at, `folder` must hold the tokenizer.
+    If it `reads_text`, to stop at some, `folder` must hold the tokenizer.
     """
     # Late: only the tests marked `vllm` need it, and it takes seconds to import.
     from millrace.generation.engines.vllm.engine import VllmEngine
@@ -54,7 +54,7 @@ def running_vllm(
             dtype=dtype,
             stop_token_ids=[model.config.eos_token_id],
             engine_args={**ENGINE_ARGS, **engine_args},
-            stop=stop,
+            reads_text=reads_text,
             adapters=adapters,
         )
     finally:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from configs.stored import DEFAULT_SOURCE
 from dashboard.read.model import AttemptInfo, Columns, RunData, RunInfo
 from storage.schema import CONSUMED
 
@@ -76,6 +77,7 @@ def run_data(run_id: str = "mine", **changes: Any) -> RunData:
         },
         "consumed": {"t": np.array([T - 2, T - 1]), "outcome": np.array([0, 1], np.int8)},
         "outcomes": OUTCOMES,
+        "sources": (DEFAULT_SOURCE,),
         "metrics": {
             "train-0": {"loss": measured([0.5, 0.25, -0.125]), "staleness_mean": measured([0.0, 1.0, 1.5])},
             "sync_weights-0": {"push_seconds": measured([0.02, 0.04])},
@@ -96,7 +98,7 @@ def run_data(run_id: str = "mine", **changes: Any) -> RunData:
 def consumed_rows(policy_version: npt.ArrayLike, **columns: npt.ArrayLike) -> Columns:
     """A row for each of `policy_version`; other columns as given, one value for all or one each, 0 where not.
 
-    `outcome` is a code; a reward of None is NaN, as a null of the stream is.
+    `outcome` and `source` are codes; a reward of None is NaN, as a null of the stream is.
     """
     versions = np.asarray(policy_version, np.int64)
     given = {**columns, "policy_version": versions}
@@ -107,5 +109,6 @@ def consumed_rows(policy_version: npt.ArrayLike, **columns: npt.ArrayLike) -> Co
 
 
 def _dtype(name: str) -> npt.DTypeLike:
-    dtype: npt.DTypeLike = np.int8 if name == "outcome" else CONSUMED.field(name).type.to_pandas_dtype()
+    is_code = name in ("outcome", "source")
+    dtype: npt.DTypeLike = np.int8 if is_code else CONSUMED.field(name).type.to_pandas_dtype()
     return dtype

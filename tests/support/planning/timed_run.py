@@ -15,6 +15,7 @@ import pyarrow as pa
 from support.stored_run.metrics import metric_rows
 
 from configs.schema import RunConfig
+from configs.stored import DEFAULT_SOURCE
 from millrace.rollouts.lineage import Lineage
 from millrace.rollouts.writer import TrajectoryWriter
 from millrace.runs.record import create_run, read_run
@@ -26,7 +27,7 @@ from storage.streams.stream import StreamWriter
 
 BEGIN = 1_700_000_000.0
 _PROMPT = (3, 4, 5, 6, 7)
-_SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=1000)
+_SAMPLING = {DEFAULT_SOURCE: Sampling(temperature=1.0, top_p=1.0, max_new_tokens=1000)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +170,7 @@ def _consumed(t: float, version: int, rows: Sequence[tuple[float, int, Trajector
     same = {
         "t": t, "incarnation": 0, "policy_version": version, "generator": 0, "outcome": "trained", "staleness": 0,
         "staleness_in_flight": 0, "min_policy_version": 0, "max_policy_version": 0, "reward": 1.0,
-        "advantage": advantage, "masked_tokens": 0,
+        "advantage": advantage, "masked_tokens": 0, "source": "default",
     }  # fmt: skip
     return pa.Table.from_pylist(
         [

@@ -6,13 +6,14 @@ ScriptedRun(store) ─► steps(1, 5) ─► trajectories, scores, consumed, tra
 No model takes part. Step k trains groups 3(k − 1) to 3(k − 1) + 2, each of two members.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from support.stored_run.metrics import metric_rows
 
+from configs.training import TrainingConfig
 from millrace.rollouts.arrow import prompt_meta
 from millrace.rollouts.consumed import ConsumedWriter
 from millrace.rollouts.scored_group import ScoredGroup, zip_groups
@@ -44,10 +45,16 @@ class ScriptedRun:
     """Writes such a run into `store`. `changed`: name of a column or a number → the step in which it differs."""
 
     def __init__(
-        self, store: Store, *, changed: Mapping[str, int] | None = None, config: Mapping[str, Any] | None = None
+        self,
+        store: Store,
+        *,
+        changed: Mapping[str, int] | None = None,
+        config: Mapping[str, Any] | None = None,
+        source_of: Callable[[int], str] = lambda group_id: "default",
     ) -> None:
         self.store = store
         self._changed = dict(changed or {})
+        self._source_of = source_of
         create_run(store, "scripted", {**CONFIG, **(config or {})})
         self._start_trainer()
 
@@ -85,7 +92,7 @@ class ScriptedRun:
         *trained, stale = groups if self._is_changed("stale", step) else [*groups, None]
         if stale is not None:
             self._consumed.drop(stale, "stale", step - 1)
-        samples = samples_of([group for group in trained if group is not None], "group_mean", step - 1)
+        samples = samples_of([group for group in trained if group is not None], TrainingConfig(max_steps=1), step - 1)
         advantages = [sample.advantage for sample in samples]
         if self._is_changed("advantages", step):
             advantages[self._changed_sample(trained)] += 1.0
@@ -116,6 +123,7 @@ class ScriptedRun:
         length = 1 + (group_id + member) % 3
         row = {
             "group_id": group_id,
+            "source": self._source_of(group_id),
             "prompt_id": f"p{group_id}",
             "sample_index": member,
             "prompt_tokens": [1, 3 + group_id % 10],

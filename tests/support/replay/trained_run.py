@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from configs.schema import RunConfig
+from configs.stored import DEFAULT_SOURCE
 from millrace.models.loading import load_model
 from millrace.models.start_folder import store_start_model
 from millrace.rollouts.arrow import trajectory_table
@@ -126,8 +127,7 @@ class _Maker:
         model = load_model(self.start, "float32")
         training = self.config.training
         reference = load_model(self.start, "float32") if training.kl.coefficient else None
-        most = self.config.generation.max_new_tokens
-        self.trainer = Trainer(model, training, max_new_tokens=most, seed=self.config.seed, reference=reference)
+        self.trainer = Trainer(model, training, seed=self.config.seed, reference=reference)
         if latest is not None:
             self.trainer.restore(latest.step, {name: load_file(self.store, ref) for name, ref in latest.files.items()})
         self.incarnation = self.checkpoints.incarnation
@@ -168,7 +168,7 @@ class _Maker:
             else:
                 expected.groups.append(group)
         expected.groups.sort(key=lambda group: group.group_id)
-        expected.samples = samples_of(expected.groups, self.config.training.advantage, version)
+        expected.samples = samples_of(expected.groups, self.config.training, version)
         factor = rate_factor(read_decisions(self.store), self.incarnation)
         expected.logprobs = self.trainer.step(expected.samples, factor).trainer_logprobs
         self.consumed.step(
@@ -201,7 +201,7 @@ class _Maker:
                 trajectory_table(
                     rollouts,
                     first_row_id=first,
-                    sampling=Sampling(temperature=0.9, top_p=0.5, max_new_tokens=6),
+                    sampling={DEFAULT_SOURCE: Sampling(temperature=0.9, top_p=0.5, max_new_tokens=6)},
                     incarnation=self.incarnation,
                     generator=generator,
                     epoch=0,

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from support.replay.trained_run import score_rows
 
 from configs.schema import RunConfig
+from configs.stored import DEFAULT_SOURCE
 from millrace.rollouts.arrow import trajectory_table
 from millrace.rollouts.group_sequence import GroupSet
 from millrace.rollouts.ledger import Account
@@ -123,13 +124,14 @@ class TrainerBench:
         *,
         scored: bool = True,
         truncated: Collection[int] = (),
+        source: str = DEFAULT_SOURCE,
     ) -> None:
         """A part of one group, by the version of each token of each member; rewards alternate by default.
 
         `truncated` are the members that were cut off. Its weights are those of the present trainer, or of the last one.
         """
         rollouts = [
-            _trajectory(group_id, index, of_tokens, "length" if index in truncated else "stop")
+            _trajectory(group_id, source, index, of_tokens, "length" if index in truncated else "stop")
             for index, of_tokens in enumerate(versions)
         ]
         first, tokens = self._trajectories.rows, sum(len(of_tokens) for of_tokens in versions)
@@ -140,7 +142,7 @@ class TrainerBench:
             trajectory_table(
                 rollouts,
                 first_row_id=first,
-                sampling=Sampling(temperature=1.0, top_p=1.0, max_new_tokens=16),
+                sampling={source: Sampling(temperature=1.0, top_p=1.0, max_new_tokens=16)},
                 incarnation=incarnation,
                 generator=0,
                 epoch=0,
@@ -188,7 +190,7 @@ class TrainerBench:
         arguments = StageArguments(run_url=self.store.url, attempt=0, replica=0, handover=Path("/nowhere"))
         self.stage = HurriedStage(name="train", arguments=arguments, config=config, store=self.store)
         self.stage.__dict__["script"] = self._script
-        trainer = Trainer(self._model(), config.training, max_new_tokens=config.generation.max_new_tokens)
+        trainer = Trainer(self._model(), config.training)
         with open_train_state(self.stage, trainer) as state:
             turns = DeviceTurns(self.stage, Device(), trainer)
             nobody = _Nobody(self.store, self.dropped_at_handover, self.bounds, self.lost)
@@ -229,11 +231,14 @@ class TrainerBench:
         return [value for table in tables for value in table.filter(pc.equal(table["name"], name))["value"].to_pylist()]
 
 
-def _trajectory(group_id: int, index: int, versions: Sequence[int], finish_reason: FinishReason) -> Trajectory:
+def _trajectory(
+    group_id: int, source: str, index: int, versions: Sequence[int], finish_reason: FinishReason
+) -> Trajectory:
     starts = [t for t, version in enumerate(versions) if t == 0 or version != versions[t - 1]]
     return Trajectory(
         request=Request(
             group_id=group_id,
+            source=source,
             sample_index=index,
             prompt=Prompt(prompt_id=f"p{group_id}", text="1+1=", answer="2", source="test"),
             prompt_tokens=(1, 3),

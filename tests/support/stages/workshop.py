@@ -9,12 +9,13 @@ from transformers import PreTrainedTokenizerBase
 
 from configs.generation import GenerationConfig
 from configs.operation import StorageConfig
-from configs.prompts import EnvironmentConfig, PromptsConfig
 from configs.schema import RunConfig
+from configs.task import EnvironmentConfig, PromptsConfig
 from configs.training import TrainingConfig
 from millrace.chat.encoder import PromptEncoder
 from millrace.errors import WeightsCorrupt
 from millrace.generation.engines.base import Engine
+from millrace.generation.environments.episodes import sampling_of
 from millrace.rollouts.writer import TrajectoryWriter
 from millrace.runtime.arguments import StageArguments
 from millrace.runtime.device_sharing import Device, DeviceTurns
@@ -186,20 +187,21 @@ class Workshop:
         writer = TrajectoryWriter(
             store,
             replica,
-            Sampling(temperature=1.0, top_p=1.0, max_new_tokens=8),
+            {name: sampling_of(source.generation) for name, source in config.by_source().items()},
             config.storage,
             vocab_size=16,
-            group_size=config.generation.group_size,
+            group_size=0 if config.sources else config.generation.group_size,
             num_generators=config.generation.replicas,
         )
         prompts = [Prompt(prompt_id=f"p{i}", text=f"{i}+1=", answer="", source="test") for i in range(9)]
-        order = prompt_order(self.stage, prompts)
+        order = prompt_order(self.stage, dict.fromkeys(config.by_source(), prompts))
         reader = FallbackReceiver(self.mailbox, None, route="shm")
         self.device = Device() if shared is None else HurriedDevice(self.stage, shared)
         # A generator that shares its device has taken it before it made its engine.
         self.device.take()
         turns = DeviceTurns(self.stage, self.device, self.engine)
-        admission = Admission(self.stage, order, PromptEncoder(tokenizer, config.prompts))
+        encoders = {name: PromptEncoder(tokenizer, source.prompts) for name, source in config.by_source().items()}
+        admission = Admission(self.stage, order, encoders)
         self.carry_over = CarryOver(self.stage, self.engine, admission, writer)
         self.generator = Generator(self.stage, self.engine, turns, admission, reader, writer, self.carry_over)
 

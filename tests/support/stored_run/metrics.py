@@ -89,6 +89,27 @@ def trainer_metrics(random: np.random.Generator, batch: Sequence[MadeRollout], s
     }
 
 
+def source_metrics(batch: Sequence[MadeRollout], taken: Sequence[MadeRollout], source: str) -> dict[str, float]:
+    """Metrics of a source of a mixture: of its rollouts in the step's `batch`, and among those `taken` for it."""
+    chosen = [rollout for rollout in batch if rollout.source == source]
+    num_taken = len({rollout.group_id for rollout in taken if rollout.source == source})
+    num_trained = len({rollout.group_id for rollout in chosen})
+    values = {"groups_trained": float(num_trained), "groups_dropped": float(num_taken - num_trained)}
+    if chosen:
+        rewards = [rollout.reward for rollout in chosen if rollout.reward is not None]
+        values |= {
+            "reward_mean": float(np.mean(rewards)),
+            "staleness_mean": float(np.mean([rollout.staleness for rollout in chosen])),
+            "response_length_mean_tokens": float(np.mean([rollout.tokens for rollout in chosen])),
+            "truncated_share": float(np.mean([rollout.tokens == MAX_TOKENS for rollout in chosen])),
+            "response_seconds_mean": 0.5,
+            "score_seconds_mean": 0.01,
+            "zero_advantage_share": float(len(set(rewards)) == 1),
+            "length_ratio": 1.0,
+        }
+    return {f"{name}/{source}": value for name, value in values.items()}
+
+
 def metric_rows(values: Mapping[str, float], *, t: float, incarnation: int, policy_version: int) -> pa.Table:
     """Rows of METRIC for one moment, unix seconds."""
     stamp = {"t": t, "incarnation": incarnation, "policy_version": policy_version}

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from configs.stored import DEFAULT_SOURCE
 from storage.schema import CONSUMED, SCORE, TRAINER_LOGPROBS, TRAJECTORY
 
 VOCAB_SIZE = 128
@@ -36,6 +37,8 @@ class Shape:
     stale_share: float = 0.02
     error_share: float = 0.01
     """Share of groups in which one member has no reward."""
+    sources: tuple[str, ...] = (DEFAULT_SOURCE,)
+    """Of a mixture: each has the same prompts, and as many groups as the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +46,7 @@ class MadeRollout:
     """A rollout, and its outcome at the trainer."""
 
     group_id: int
+    source: str
     sample_index: int
     generator: int
     row_id: int
@@ -92,6 +96,7 @@ def make_group(
     return [
         MadeRollout(
             group_id=group_id,
+            source=shape.sources[group_id // shape.generators % len(shape.sources)],
             sample_index=i,
             generator=generator,
             row_id=first_row + i,
@@ -122,6 +127,7 @@ def _trajectory(rollout: MadeRollout, incarnation: int, epoch: int) -> dict[str,
     return {
         "row_id": rollout.row_id,
         "group_id": rollout.group_id,
+        "source": rollout.source,
         "prompt_id": prompt,
         "sample_index": rollout.sample_index,
         "prompt_tokens": [ord(letter) for letter in prompt],
@@ -182,6 +188,7 @@ def consumed_rows(rollouts: list[MadeRollout], incarnation: int) -> pa.Table:
                 **_consumed_key(rollout, incarnation),
                 "t": rollout.t_step,
                 "group_id": rollout.group_id,
+                "source": rollout.source,
                 "sample_index": rollout.sample_index,
                 "outcome": rollout.outcome,
                 "staleness": rollout.staleness,

@@ -18,6 +18,7 @@ from support.stored_run.metrics import (
     STEP_SECONDS,
     generator_status,
     metric_rows,
+    source_metrics,
     stage_metrics,
     status_record,
     trainer_metrics,
@@ -37,6 +38,8 @@ from support.stored_run.rows import (
 
 import configs
 from configs.load import load_config
+from millrace.evaluation.results import HELD_OUT, as_result
+from millrace.rollouts.consumed import SourceLedger
 from millrace.rollouts.ledger import Account, Amount
 from millrace.rollouts.lineage import Lineage
 from millrace.runs.decisions import Decisions, StoredDecision
@@ -123,15 +126,11 @@ class StoredRun:
 
     def evaluate(self, accuracy: float) -> None:
         """Adds a held-out result of the current policy version."""
-        values = {
-            "policy_version": self.policy_version,
-            "weights_checksum": None,
-            "accuracy": accuracy,
-            "prompts": 128,
-            "errors": 0,
-            "seconds": 0.1,
-            "t": self.t_now,
-        }
+        stamp = {"policy_version": self.policy_version, "weights_checksum": None, "seconds": 0.1, "t": self.t_now}
+        interval = [accuracy - 0.05, accuracy + 0.05]
+        measured = {"accuracy": accuracy, "accuracy_interval": interval, "prompts": 128, "errors": 0}
+        by_source = {source: {HELD_OUT: measured} for source in self.shape.sources}
+        values = {**stamp, **as_result(by_source, dict.fromkeys(by_source, 1.0))}
         self.store.put(layout.evaluation(self.policy_version), json.dumps(values).encode())
 
     def decide(self) -> None:
@@ -166,6 +165,7 @@ class StoredRun:
             f"scoring.replicas={shape.scorers}",
             f"staleness.max_staleness={shape.max_staleness}",
             "staleness.too_old=drop",
+            *(f"sources.{source}.weight=1" for source in shape.sources if len(shape.sources) > 1),
         ]
         config = load_config(Path(configs.__file__).parent / "presets" / "tiny-cpu.yaml", overrides)
         if not self.store.exists(layout.RUN):
@@ -253,11 +253,16 @@ class StoredRun:
     def _append_metrics(self, random: np.random.Generator, rollouts: list[MadeRollout]) -> None:
         tables: dict[tuple[str, int], list[pa.Table]] = {replica: [] for replica in self._metrics}
         for step, taken in groupby(rollouts, lambda rollout: rollout.step):
-            batch = [rollout for rollout in taken if rollout.outcome != "stale"]
+            rollouts_of_step = list(taken)
+            batch = [rollout for rollout in rollouts_of_step if rollout.outcome != "stale"]
             self._step_metrics = trainer_metrics(random, batch, step)
+            sources = self.shape.sources if len(self.shape.sources) > 1 else ()
+            for source in sources:
+                self._step_metrics |= source_metrics(batch, rollouts_of_step, source)
             for stage, replica in self._metrics:
                 values = stage_metrics(random, stage, self._account.taken().tokens)
                 values |= self._step_metrics if stage == "train" else {}
+                values |= {f"source_weight/{source}": 1.0 for source in sources if stage == "generate"}
                 stamp: dict[str, Any] = {"t": self._t_step(step), "incarnation": self._incarnation}
                 tables[stage, replica].append(metric_rows(values, policy_version=step, **stamp))
         for replica_key, writer in self._metrics.items():
@@ -273,6 +278,10 @@ class StoredRun:
                 cursors = [reader.cursor for reader in self._taken]
                 consumed = [Amount(rollouts=cursor.rows, tokens=cursor.tokens) for cursor in cursors]
                 record |= trainer_status(account, consumed, self._step_metrics, steps=steps, max_steps=self.shape.steps)
+                if len(self.shape.sources) > 1:
+                    # As a trainer that starts from the version of now.
+                    lineage = Lineage(self._incarnation + 1, {**self._lineage.until, self._incarnation: steps})
+                    record["sources"] = SourceLedger(self.store, lineage).to_json()
             write_progress(self.store, stage, replica, record)
 
 

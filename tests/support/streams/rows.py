@@ -1,6 +1,7 @@
 """Rows of streams: all that one holds, and valid trajectories and scores whose values all differ."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ def trajectories(first_row_id: int = 0, rows: int = 4) -> pa.Table:
     values = {
         "row_id": ids,
         "group_id": ids // 4 + 100,
+        "source": ["default" for _ in ids],
         "prompt_id": [f"prompt-{i // 4}" for i in ids],
         "sample_index": ids % 4,
         "prompt_tokens": [random.integers(0, 50, 3).tolist() for _ in ids],
@@ -64,6 +66,18 @@ def trajectories(first_row_id: int = 0, rows: int = 4) -> pa.Table:
         **{name: [[] for _ in ids] for name in _EMPTY},
     }
     return _table(values, TRAJECTORY)
+
+
+def trajectories_of(sources: Sequence[str], responses: Sequence[Sequence[int]], answer: str) -> pa.Table:
+    """Trajectories from these sources, with the tokens of their responses and the answer to their prompts."""
+    meta = json.dumps({"prompt": "?", "answer": answer, "source": "test"})
+    rows = trajectories(rows=len(sources)).to_pylist()
+    for row, source, tokens in zip(rows, sources, responses, strict=True):
+        row |= {"source": source, "prompt_tokens": [1], "response_tokens": tokens, "finish_reason": "length"}
+        row |= {"loss_mask": [1] * len(tokens), "rollout_logprobs": [-0.5] * len(tokens), "meta": meta}
+        version = row["max_policy_version"]
+        row |= {"span_versions": [version], "span_starts": [0], "min_policy_version": version}
+    return pa.Table.from_pylist(rows, schema=TRAJECTORY)
 
 
 def scores(first_row_id: int = 0, rows: int = 4) -> pa.Table:

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from configs.stored import DEFAULT_SOURCE
 from millrace.rollouts.consumed import ConsumedWriter
 from millrace.rollouts.scored_group import ScoredGroup
 from storage.stores.base import Store
@@ -18,17 +19,19 @@ def scored_group(
     *,
     truncated: Collection[int] = (),
     max_new_tokens: int = 16,
-    source: str = "test",
+    source: str = DEFAULT_SOURCE,
+    task: str = "test",
 ) -> ScoredGroup:
     """Group `number`, of generator number mod 2, its first row ten times that.
 
     `versions` are those that sampled each token of each member; `loss_masks` has 1 for each token of the policy, by
-    default all; `truncated` are the members that were cut off.
+    default all; `truncated` are the members that were cut off; `task` is the source that the prompt names.
     """
     starts = [[t for t, version in enumerate(member) if t == 0 or version != member[t - 1]] for member in versions]
     spans = [[member[start] for start in starts_of] for member, starts_of in zip(versions, starts, strict=True)]
     return ScoredGroup(
         group_id=number,
+        source=source,
         generator=number % 2,
         first_row_id=10 * number,
         prompt_tokens=[np.array([1], dtype=np.int32) for _ in versions],
@@ -43,10 +46,12 @@ def scored_group(
         masked_tokens=[0] * len(versions),
         truncated=[i in truncated for i in range(len(versions))],
         max_new_tokens=max_new_tokens,
-        meta=json.dumps({"source": source}),
+        meta=json.dumps({"source": task}),
         temperature=1.0,
         rewards=list(rewards),
         components=["{}" if reward is None else json.dumps({"exact_match": reward}) for reward in rewards],
+        response_seconds=np.ones(len(versions)),
+        score_seconds=np.ones(len(versions), dtype=np.float32),
         min_policy_versions=np.array([min(member) for member in versions], dtype=np.int64),
         max_policy_versions=np.array([max(member) for member in versions], dtype=np.int64),
         part_max_policy_version=max(max(member) for member in versions),
@@ -68,9 +73,16 @@ def consume(
 ) -> None:
     """The step that made `version`: it trained some groups and dropped others for `reason`, by their numbers."""
     writer = ConsumedWriter(store, incarnation)
-    for number, rewards in (dropped or {}).items():
+    write_step(writer, version, trained, dropped or {}, reason)
+    writer.close()
+
+
+def write_step(
+    writer: ConsumedWriter, version: int, trained: Rewards, dropped: Rewards, reason: str = "zero_advantage"
+) -> None:
+    """Adds a step as `consume` does."""
+    for number, rewards in dropped.items():
         writer.drop(scored_group(number, [[0]] * len(rewards), rewards), reason, version - 1)
     groups = [scored_group(number, [[0]] * len(rewards), rewards) for number, rewards in trained.items()]
     known = sum(len(group.trained) for group in groups)
     writer.step(version, groups, [0.0] * known, [np.zeros(1, dtype=np.float32)] * known)
-    writer.close()

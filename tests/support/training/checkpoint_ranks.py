@@ -59,7 +59,7 @@ def make_model(seed: int) -> PreTrainedModel:
 
 def make_trainer(ranks: Ranks, seed: int) -> Trainer:
     training = TrainingConfig(max_steps=9, learning_rate=1e-2, weight_decay=0.01, max_tokens_per_microbatch=40)
-    return Trainer(make_model(seed), training, max_new_tokens=16, ranks=ranks)
+    return Trainer(make_model(seed), training, ranks=ranks)
 
 
 def samples(seed: int) -> list[Sample]:

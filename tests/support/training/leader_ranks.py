@@ -30,7 +30,7 @@ TOKENS = (1, 5, 9)
 
 def make_trainer(kind: type[Trainer], ranks: Ranks) -> Trainer:
     training = TrainingConfig(max_steps=9, learning_rate=1e-3, weight_decay=0.01, max_tokens_per_microbatch=40)
-    return kind(make_model(1), training, max_new_tokens=16, ranks=ranks)
+    return kind(make_model(1), training, ranks=ranks)
 
 
 def main(url: str, report: Path) -> None:

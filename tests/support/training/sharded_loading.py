@@ -118,7 +118,6 @@ def compare(case: Case, folder: Path, ranks: Ranks) -> dict[str, Any]:
     whole = Trainer(
         load_model(folder, case.dtype),
         training,
-        max_new_tokens=16,
         seed=SEED,
         reference=load_model(folder, case.dtype) if training.kl.coefficient else None,
         ranks=ranks,
@@ -131,7 +130,6 @@ def compare(case: Case, folder: Path, ranks: Ranks) -> dict[str, Any]:
         training,
         dtype=case.dtype,
         generation_dtype="float32",
-        max_new_tokens=16,
         seed=SEED,
         ranks=ranks,
     )
@@ -166,7 +164,6 @@ def refused(folder: Path, ranks: Ranks) -> list[str]:
             TrainingConfig.model_validate(_TRAINING),
             dtype="float32",
             generation_dtype="float32",
-            max_new_tokens=16,
             seed=SEED,
             ranks=ranks,
         )
@@ -223,7 +220,6 @@ def measure(folder: Path, ranks: Ranks) -> dict[str, int]:
         training,
         dtype="float32",
         generation_dtype="float32",
-        max_new_tokens=16,
         seed=SEED,
         ranks=ranks,
     )

@@ -197,7 +197,6 @@ def make_trainer(case: Case, ranks: Ranks, compute_dtype: Literal["float32", "bf
     return Trainer(
         model,
         case.training.model_copy(update={"compute_dtype": compute_dtype}),
-        max_new_tokens=16,
         reference=case.model().to(case.dtype) if case.training.kl.coefficient else None,
         ranks=ranks,
     )

@@ -27,7 +27,7 @@ def make_trainer(
 ) -> Trainer:
     """`parameters` are of the section `training`."""
     training = TrainingConfig.model_validate(_DEFAULTS | parameters)
-    return Trainer(model, training, max_new_tokens=8, seed=seed, reference=reference)
+    return Trainer(model, training, seed=seed, reference=reference)
 
 
 def batch_of_groups(num_groups: int = 4, group_size: int = 2, *, seed: int = 0) -> list[Sample]:

@@ -59,7 +59,7 @@ _FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", 
 
 
 class VllmEngine(Engine):
-    """The model in `folder`, whose responses end after one of the tokens `stop_token_ids` or one of the texts `stop`.
+    """The model in `folder`. Responses end after one of the tokens `stop_token_ids` unless their sampling names others.
 
     The other arguments are those of `vllm_arguments`. The start takes some 20 seconds. If vLLM's processes die, waiting
     and later calls raise vLLM's EngineDeadError.
@@ -72,7 +72,7 @@ class VllmEngine(Engine):
         dtype: str,
         stop_token_ids: Sequence[int],
         engine_args: Mapping[str, Any],
-        stop: Sequence[str] = (),
+        reads_text: bool = False,
         sleeps: bool = False,
         truncates: bool = False,
         keep_cache: bool = True,
@@ -83,13 +83,12 @@ class VllmEngine(Engine):
         self.keep_cache = keep_cache
         self.vocab_size: int = model.config.vocab_size
         self._ends = list(stop_token_ids)
-        self._stop = list(stop)
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         arguments = vllm_arguments(
             folder,
             dtype=dtype,
             engine_args=engine_args,
-            reads_text=bool(stop),
+            reads_text=reads_text,
             sleeps=sleeps,
             truncates=truncates,
             adapters=adapters,
@@ -337,10 +336,10 @@ class VllmEngine(Engine):
             seed=seed,
             logprobs=logprobs,
             flat_logprobs=True,
-            stop_token_ids=self._ends,
+            stop_token_ids=list(sampling.stop_token_ids) or self._ends,
             # vLLM looks for stop texts in the decoded text, so special tokens must be in it.
-            stop=self._stop,
-            detokenize=bool(self._stop),
+            stop=list(sampling.stop),
+            detokenize=bool(sampling.stop),
             skip_special_tokens=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )

@@ -38,8 +38,8 @@ def vllm_arguments(
     """Arguments of vLLM's `AsyncEngineArgs` for the model in `folder`.
 
     `engine_args` are the user's; a config refuses those that are set here (`configs.generation.RESERVED`).
-    `reads_text`: whether responses end at stop texts, too; `sleeps`: whether it gives its device back at times;
-    `truncates`: whether tokens are drawn from a part of the vocabulary (top-p, top-k), which vLLM then has to name;
+    `reads_text`: whether some responses end at texts, too; `sleeps`: whether it gives its device back at times;
+    `truncates`: whether some tokens are drawn from a part of the vocabulary (top-p, top-k), which vLLM must then name;
     `adapters`: arguments for versions that are LoRA adapters (`configs.generation.adapter_arguments`).
     """
     # Without masks, what vLLM kept is read from the log-probabilities of the whole vocabulary.

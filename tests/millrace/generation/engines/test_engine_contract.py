@@ -72,6 +72,7 @@ def as_sample(prompt: Sequence[int], response: Response, temperature: float) -> 
         temperature=temperature,
         advantage=1.0,
         staleness=0,
+        max_new_tokens=len(response.tokens),
         kept_tokens=np.array(response.kept_tokens, np.int32),
         kept_counts=np.array(response.kept_counts, np.int32),
     )

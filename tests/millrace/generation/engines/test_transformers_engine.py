@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -31,13 +32,13 @@ def make_policy(make_model: Callable[..., LlamaForCausalLM]) -> MakeModel:
 
 @pytest.fixture
 def make_engine(make_policy: MakeModel, tokenizer: PreTrainedTokenizerFast) -> MakeEngine:
-    """`make(stop=…, endless=False)`: an engine at version 0. An endless one never samples an end token."""
+    """`make(endless=False)`: an engine at version 0. An endless one never samples an end token."""
 
-    def make(stop: Sequence[str] = (), endless: bool = False) -> TransformersEngine:
+    def make(endless: bool = False) -> TransformersEngine:
         model = make_policy(0)
         if endless:
             forbid(model, tokenizer.eos_token_id)
-        return TransformersEngine(model, tokenizer, stop=stop)
+        return TransformersEngine(model, tokenizer)
 
     return make
 
@@ -189,16 +190,33 @@ def test_a_response_does_not_depend_on_its_neighbours(make_engine: MakeEngine) -
     assert tokens_of(done + all_of(late)) == expected
 
 
-def test_requests_in_flight_may_differ_in_their_limits_only(make_engine: MakeEngine) -> None:
-    engine = make_engine(endless=True)
-    for i in range(6):
-        engine.submit(requests(1, first=i), replace(SAMPLING, max_new_tokens=1 + i))
-    with pytest.raises(ValueError):
-        engine.submit(requests(1, first=6), replace(SAMPLING, temperature=0.5))
-    lengths = {done.request.group_id: len(done.response.tokens) for done in all_of(engine)}
-    assert lengths == {i: 1 + i for i in range(6)}
-    engine.submit(requests(1, first=6), replace(SAMPLING, temperature=0.5))
-    assert len(all_of(engine)) == 1
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_new_tokens": 3},
+        {"temperature": 0.5},
+        {"temperature": 0.0},
+        {"top_p": 0.5},
+        {"top_k": 2},
+        {"stop": ("1", "2", "3")},
+        {"stop_token_ids": (5, 6, 7)},
+    ],
+)
+def test_requests_in_flight_may_differ_in_their_sampling(make_engine: MakeEngine, changes: dict[str, Any]) -> None:
+    together, alone = make_engine(), make_engine()
+    expected = {}
+    for i in range(8):
+        sampling = replace(SAMPLING, **changes) if i % 2 else SAMPLING
+        together.submit(requests(1, first=i), sampling)
+        alone.submit(requests(1, first=i), sampling)
+        expected[i] = all_of(alone)[0].response
+    plain = make_engine()
+    plain.submit(requests(8), SAMPLING)
+    without = {done.request.group_id: done.response.tokens for done in all_of(plain)}
+    responses = {done.request.group_id: done.response for done in all_of(together)}
+    for i, response in responses.items():
+        assert (response.tokens, response.kept_tokens) == (expected[i].tokens, expected[i].kept_tokens)
+    assert {i % 2 for i, response in responses.items() if response.tokens != without[i]} == {1}
 
 
 def until(stop: str, tokens: Sequence[int], tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
@@ -218,8 +236,9 @@ def test_a_stop_text_ends_its_own_row_only_and_must_be_in_the_new_tokens(
     # Two digits that follow each other in the middle of the first response.
     at = next(r for r in range(5, LIMIT - 2) if min(longer[0][r : r + 2]) > tokenizer.eos_token_id)
     stop = tokenizer.decode(list(longer[0][at : at + 2]), clean_up_tokenization_spaces=False)
-    engine = make_engine(stop=(stop,), endless=True)
-    engine.submit(requests(12), SAMPLING)
+    engine = make_engine(endless=True)
+    stopping = replace(SAMPLING, stop=(stop,))
+    engine.submit(requests(12), stopping)
     done = all_of(engine)
     expected = {group: until(stop, tokens, tokenizer) for group, tokens in longer.items()}
     assert tokens_of(done) == expected
@@ -230,7 +249,7 @@ def test_a_stop_text_ends_its_own_row_only_and_must_be_in_the_new_tokens(
 
     # Its first half was given. The second half alone is no stop text.
     (request,) = requests(1)
-    engine.submit([replace(request, response_tokens=longer[0][: at + 1])], SAMPLING)
+    engine.submit([replace(request, response_tokens=longer[0][: at + 1])], stopping)
     (continued,) = all_of(engine)
     assert continued.response.tokens == until(stop, longer[0][at + 1 :], tokenizer)
     assert len(continued.response.tokens) > 1

@@ -1,6 +1,7 @@
 """How vLLM is started and asked, and how it says which tokens it could draw from: as masks, or as log-probabilities."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -78,7 +79,7 @@ class Idle:
         from millrace.generation.engines.vllm.engine import VllmEngine
 
         engine = VllmEngine.__new__(VllmEngine)
-        engine._returns_masks, engine.vocab_size, engine._ends, engine._stop = returns_masks, 40, [2], []
+        engine._returns_masks, engine.vocab_size, engine._ends = returns_masks, 40, [2]
         return engine
 
 
@@ -122,6 +123,15 @@ def test_what_is_asked_of_vllm_keeps_the_distribution(
     assert (result.temperature, result.top_p, result.top_k, result.logprobs) == expected
     assert result.repetition_penalty == 1.0
     assert (result.min_p, result.presence_penalty, result.frequency_penalty) == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.vllm
+def test_every_request_ends_where_its_sampling_says() -> None:
+    plain = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=4)
+    own = replace(plain, stop=("=", "12"), stop_token_ids=(7, 8))
+    results = [Idle(returns_masks=False)._parameters(sampling, seed=0, logprobs=0) for sampling in (plain, own)]
+    assert [result.stop_token_ids for result in results] == [[2], [7, 8]]
+    assert [(result.stop, result.detokenize) for result in results] == [([], False), (["=", "12"], True)]
 
 
 @pytest.mark.vllm

@@ -13,11 +13,13 @@ from support.engines.scripted_engine import LOGPROB, Counting, ScriptedEngine
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from configs.prompts import PromptsConfig
+from configs.stored import DEFAULT_SOURCE
+from configs.task import PromptsConfig
 from millrace.chat.encoder import PromptEncoder
+from millrace.generation.engines.base import unstarted
 from millrace.generation.environments.base import Environment, Observation
 from millrace.generation.environments.calculator import Calculator
-from millrace.generation.environments.episodes import Episodes
+from millrace.generation.environments.episodes import EpisodeRules, Episodes
 from millrace.rollouts.groups_in_flight import derived_seed
 from millrace.types import Prompt, Request, Response, Sampling, Trajectory
 from millrace.weights.base import Manifest, Weights, WeightsId
@@ -72,15 +74,17 @@ def by_turn(*turns: str) -> Callable[[Request], str]:
 
 
 def episodes_of(
-    engine: ScriptedEngine, environment: Callable[[], Environment] = Calculator, max_turns: int = 9, **options: Any
+    engine: ScriptedEngine, environment: type[Environment] = Calculator, max_turns: int = 9, **options: Any
 ) -> Episodes:
+    """One source in the environment, another, `plain`, without."""
     encoder = PromptEncoder(engine.tokenizer, PromptsConfig())
-    return Episodes(engine, environment, encoder, max_turns=max_turns, **options)
+    rules = EpisodeRules(encoder=encoder, environment=environment, max_turns=max_turns)
+    return Episodes(engine, {DEFAULT_SOURCE: rules, "plain": EpisodeRules(encoder=encoder)}, **options)
 
 
 def played(
     tokenizer: PreTrainedTokenizerFast,
-    environment: Callable[[], Environment],
+    environment: type[Environment],
     *turns: str,
     sampling: Sampling = ROOMY,
     max_turns: int = 9,
@@ -194,12 +198,13 @@ def test_an_environment_gets_prompt_seed_and_turns_without_end_tokens(
 ) -> None:
     made: list[Counting] = []
 
-    def make() -> Counting:
-        made.append(Counting())
-        return made[-1]
+    class Made(Counting):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
 
     engine = ScriptedEngine(calculating, by_turn("1=", "2$", "3="))
-    episodes = episodes_of(engine, make, max_turns=3)
+    episodes = episodes_of(engine, Made, max_turns=3)
     episodes.submit([request(0, 0), request(4, 1)], ROOMY)
     first, second = all_of(episodes)
     assert [environment.told for environment in made] == [
@@ -225,7 +230,7 @@ def test_an_environment_gets_prompt_seed_and_turns_without_end_tokens(
 )
 def test_an_episode_ends_with_its_environment_or_its_last_turn(
     calculating: PreTrainedTokenizerFast,
-    environment: Callable[[], Environment],
+    environment: type[Environment],
     turns: Sequence[str],
     expected: str,
     finish_reason: str,
@@ -272,8 +277,11 @@ class WithoutStart(Told):
         raise OSError(f"no {prompt.prompt_id}")
 
 
-def unmade() -> Environment:
-    raise ImportError("a tool is missing")
+class Unmade(Told):
+    """Can't be made."""
+
+    def __init__(self) -> None:
+        raise ImportError("a tool is missing")
 
 
 @pytest.mark.parametrize(
@@ -284,12 +292,12 @@ def unmade() -> Environment:
         (answering(Observation(text=b"1|")), "", "<1>"),
         (answering(Observation(text="\ud800")), "", "<1>"),
         (WithoutStart, "OSError: no p", "<1>"),
-        (unmade, "ImportError: a tool is missing", "<1>"),
+        (Unmade, "ImportError: a tool is missing", "<1>"),
         (answering(ValueError("x" * 5000)), "ValueError: xxx", "<1>"),
     ],
 )
 def test_an_environment_that_raises_ends_the_trajectory_and_says_why(
-    calculating: PreTrainedTokenizerFast, environment: Callable[[], Environment], said: str, expected: str
+    calculating: PreTrainedTokenizerFast, environment: type[Environment], said: str, expected: str
 ) -> None:
     response = played(calculating, environment, "<1>", "<2>", "<3>")
     assert response.environment_error is not None
@@ -323,6 +331,55 @@ def test_an_aborted_request_never_returns_and_can_be_submitted_again(calculating
     episodes.submit([request()], ROOMY)
     (done,) = all_of(episodes)
     assert written(calculating, done.response) == "<1>[1|]1<eos>"
+
+
+def test_sources_are_played_side_by_side_each_by_its_own_rules(calculating: PreTrainedTokenizerFast) -> None:
+    engine = ScriptedEngine(calculating, by_turn("<1>", "1$"))
+    encoder = PromptEncoder(calculating, PromptsConfig(), stop_token_ids=[2, 5])
+    rules = {
+        "tool": EpisodeRules(encoder=encoder, environment=Calculator, max_turns=2),
+        "once": EpisodeRules(encoder=encoder, environment=Calculator, max_turns=1),
+        "plain": EpisodeRules(encoder=PromptEncoder(calculating, PromptsConfig())),
+    }
+    samplings: list[tuple[str, Sampling]] = []
+
+    class Recorded(ScriptedEngine):
+        def submit(self, requests: Sequence[Request], sampling: Sampling) -> None:
+            samplings.extend((request.source, sampling) for request in requests)
+            super().submit(requests, sampling)
+
+    engine = Recorded(calculating, by_turn("<1>", "1$"))
+    episodes = Episodes(engine, rules)
+    of_sources = [replace(request(i), source=source) for i, source in enumerate(rules)]
+    without_prompt = replace(of_sources[2], prompt=None)
+    episodes.submit([*of_sources[:2], without_prompt], ROOMY)
+    done = {each.request.source: each.response for each in all_of(episodes)}
+    assert {source: written(calculating, response) for source, response in done.items()} == {
+        "tool": "<1>[1|]1<eos>",
+        "once": "<1>",
+        "plain": "<1>",
+    }
+    assert {source: response.finish_reason for source, response in done.items()} == {
+        "tool": "stop",
+        "once": "length",
+        "plain": "stop",
+    }
+    in_tool = replace(ROOMY, stop=Calculator.stop, stop_token_ids=(2, 5))
+    plain = replace(ROOMY, stop_token_ids=(calculating.eos_token_id,))
+    assert samplings == [("tool", in_tool), ("once", in_tool), ("plain", plain), ("tool", in_tool)]
+
+
+def test_an_interrupted_response_without_environment_keeps_its_tokens(calculating: PreTrainedTokenizerFast) -> None:
+    class Interrupted(ScriptedEngine):
+        def interrupt(self) -> list[Trajectory]:
+            return self.collect(0.0)
+
+    episodes = episodes_of(Interrupted(calculating, by_turn("<1>")))
+    episodes.submit([request(0), replace(request(1), source="plain")], ROOMY)
+    unfinished = {each.request.source: each for each in episodes.interrupt()}
+    assert unfinished[DEFAULT_SOURCE] == unstarted(request(0)), "the calculator's state is lost"
+    assert written(calculating, unfinished["plain"].response) == "<1>"
+    assert episodes.in_flight == 0
 
 
 def test_it_starts_with_its_first_turn_and_ends_with_its_last(

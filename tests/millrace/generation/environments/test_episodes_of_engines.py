@@ -1,6 +1,7 @@
 """Real policies in an environment, by every engine: what they were told to have sampled is what a trainer finds."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,12 @@ from support.engines.scripted_engine import Counting
 from support.engines.vllm_processes import HIDDEN_SIZE, running_vllm
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from configs.prompts import PromptsConfig
+from configs.stored import DEFAULT_SOURCE
+from configs.task import PromptsConfig
 from millrace.chat.encoder import PromptEncoder
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.transformers import TransformersEngine
-from millrace.generation.environments.episodes import Episodes
+from millrace.generation.environments.episodes import EpisodeRules, Episodes
 from millrace.types import Prompt, Request, Response, Sampling, Trajectory
 from millrace.weights.base import Weights
 from millrace.weights.probe import tolerance_between
@@ -50,14 +52,14 @@ def started(
     tokenizer: PreTrainedTokenizerFast,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Engine]:
-    """One that stops at the environment's texts, and recomputes caches after an update."""
+    """One that recomputes caches after an update."""
     model = make_model(0, hidden_size=HIDDEN_SIZE)
     if request.param == "transformers":
-        yield TransformersEngine(model, tokenizer, stop=Counting.stop, keep_cache=False)
+        yield TransformersEngine(model, tokenizer, keep_cache=False)
         return
     folder: Path = tmp_path_factory.mktemp("policy")
     tokenizer.save_pretrained(folder)
-    with running_vllm(model, folder, stop=Counting.stop) as engine:
+    with running_vllm(model, folder, reads_text=True) as engine:
         engine.keep_cache = False
         yield engine
 
@@ -72,7 +74,9 @@ def engine(started: Engine, offer: Offer) -> Engine:
 
 @pytest.fixture
 def episodes(engine: Engine, tokenizer: PreTrainedTokenizerFast) -> Episodes:
-    return Episodes(engine, Counting, PromptEncoder(tokenizer, PromptsConfig()), max_turns=MAX_TURNS)
+    encoder = PromptEncoder(tokenizer, PromptsConfig())
+    rules = EpisodeRules(encoder=encoder, environment=Counting, max_turns=MAX_TURNS)
+    return Episodes(engine, {DEFAULT_SOURCE: rules})
 
 
 def prompts() -> list[Prompt]:
@@ -101,7 +105,7 @@ def ends_of_turns(text: str) -> list[int]:
 def test_a_response_ends_behind_the_first_stop_text_that_it_writes_itself(
     engine: Engine, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    responses = engine.generate(PROMPTS, SAMPLING, seed=3)
+    responses = engine.generate(PROMPTS, replace(SAMPLING, stop=Counting.stop), seed=3)
     ended = set()
     for response in responses:
         text = tokenizer.decode([token for token in response.tokens if token > 2])

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 from support.rewards.hostile import ORDERS, RESPONSES, orders, responses
+from support.rewards.one_source import score_pairs, scorer_of
 
-from configs.scoring import ScoringConfig
+from configs.task import ScoringConfig
 from millrace.rewards.base import Reward, Score
 from millrace.rewards.factory import make_reward
 from millrace.rewards.isolation.sandbox import Limits
-from millrace.rewards.scorer import Scorer
 from millrace.types import Prompt
 
 LIMITS = Limits(workers=2, timeout_seconds=1.0, memory_mb=256)
@@ -39,8 +39,8 @@ def test_no_response_is_executed_or_accepted(reward: Reward, answer: str, tmp_pa
     witness = tmp_path / "witness"
     hostile = responses(witness)
     good = [(prompt(str(number)), str(number)) for number in range(3)]
-    with Scorer(reward, LIMITS) as scorer:
-        scores = scorer.score_many([*[(prompt(answer), text) for text in hostile.values()], *good])
+    with scorer_of(reward, LIMITS) as scorer:
+        scores = score_pairs(scorer, [*[(prompt(answer), text) for text in hostile.values()], *good])
     assert {name: score for name, score in zip(hostile, scores, strict=False) if score.reward} == {}
     assert max(score.seconds for score in scores) < GENEROUS
     assert {score.status for score in scores[len(RESPONSES) :]} == {"ok"}
@@ -53,8 +53,8 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Score]:
     witness = tmp_path_factory.mktemp("executed") / "witness"
     texts = orders(witness)
     config = ScoringConfig(reward="tests.support.rewards.own_rewards:execute")
-    with Scorer(make_reward(config), LIMITS) as scorer:
-        scores = scorer.score_many([(prompt("42"), text) for text in texts.values()])
+    with scorer_of(make_reward(config), LIMITS) as scorer:
+        scores = score_pairs(scorer, [(prompt("42"), text) for text in texts.values()])
     assert not witness.exists()
     return dict(zip(texts, scores, strict=True))
 

@@ -7,7 +7,7 @@ import sys
 import psutil
 import pytest
 
-from configs.scoring import ScoringConfig
+from configs.task import ScoringConfig
 from millrace.forking.client import ForkServerLost
 from millrace.rewards.base import Reward, Score
 from millrace.rewards.factory import make_reward
@@ -23,16 +23,14 @@ def python_reward(function: str) -> Reward:
     return make_reward(ScoringConfig(reward=f"tests.support.rewards.{function}"))
 
 
-def python_tasks(function: str, *responses: str) -> list[Task]:
-    return [
-        Task(reward=f"tests.support.rewards.{function}", prompt=PROMPT, response=response) for response in responses
-    ]
+def tasks_of(*responses: str) -> list[Task]:
+    return [Task(reward=0, prompt=PROMPT, response=response) for response in responses]
 
 
 def score(function: str, *responses: str, limits: Limits | None = None) -> list[Score]:
     """Score responses with a function of `own_rewards`, in their order."""
     with Pool([python_reward(f"own_rewards:{function}")], limits or Limits()) as pool:
-        scores = dict(pool.score(python_tasks(f"own_rewards:{function}", *responses)))
+        scores = dict(pool.score(tasks_of(*responses)))
     return [scores[number] for number in range(len(responses))]
 
 
@@ -43,7 +41,7 @@ def rewards(scores: list[Score]) -> list[float | None]:
 def test_several_workers_return_the_scores_of_their_tasks() -> None:
     reward = make_reward(ScoringConfig(reward="exact_match", answer_pattern=r"(\d+)$"))
     prompts = [Prompt(prompt_id="p", text="?", answer=str(n), source="") for n in range(3000)]
-    tasks = [Task(reward="exact_match", prompt=prompt, response=f"{n // 2}") for n, prompt in enumerate(prompts)]
+    tasks = [Task(reward=0, prompt=prompt, response=f"{n // 2}") for n, prompt in enumerate(prompts)]
     with Pool([reward], Limits(workers=3)) as pool:
         scores = dict(pool.score(tasks))
     assert [scores[n].reward for n in range(3000)] == [float(n == n // 2) for n in range(3000)]
@@ -69,10 +67,10 @@ def test_each_score_gets_its_time_up_to_the_deadline() -> None:
 
 def test_leaving_early_ends_the_workers_that_are_scoring() -> None:
     with Pool([python_reward("own_rewards:sleep")], Limits(workers=2)) as pool:
-        scores = pool.score(python_tasks("own_rewards:sleep", "0.01", "99"))
+        scores = pool.score(tasks_of("0.01", "99"))
         next(scores)
         scores.close()
-        assert dict(pool.score(python_tasks("own_rewards:sleep", "0.02")))[0].reward == 0.02
+        assert dict(pool.score(tasks_of("0.02")))[0].reward == 0.02
 
 
 @pytest.mark.slow
@@ -94,7 +92,7 @@ def test_a_response_that_is_too_long_is_an_error_at_once() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("text", ["\ud800", "\udc00\ud800 é 🎲", "\x00\n\r\u2028", '"}\\'])
 def test_any_text_arrives_unchanged(text: str) -> None:
-    task = Task(reward="r", prompt=Prompt(prompt_id=text, text=text, answer=text, source=text), response=text)
+    task = Task(reward=0, prompt=Prompt(prompt_id=text, text=text, answer=text, source=text), response=text)
     line = task_line(task)
     assert line.count(b"\n") == 1
     assert read_task(line) == task
@@ -127,7 +125,7 @@ def test_a_line_that_is_not_a_score_is_an_error(line: bytes) -> None:
 
 SCORER = """
 import sys
-from configs.scoring import ScoringConfig
+from configs.task import ScoringConfig
 from millrace.rewards.factory import make_reward
 from millrace.rewards.isolation.pool import Pool
 from millrace.rewards.isolation.sandbox import Limits
@@ -137,7 +135,7 @@ from millrace.types import Prompt
 prompt = Prompt(prompt_id="p", text="?", answer="42", source="test")
 reward = make_reward(ScoringConfig(reward="tests.support.rewards.own_rewards:sleep"))
 with Pool([reward], Limits(workers=2)) as pool:
-    tasks = [Task(reward=reward.name, prompt=prompt, response=text) for text in ("0.01", "99", "99")]
+    tasks = [Task(reward=0, prompt=prompt, response=text) for text in ("0.01", "99", "99")]
     scores = pool.score(tasks)
     next(scores)
     print("scoring", flush=True)
@@ -163,7 +161,7 @@ def test_no_process_outlives_the_scorer(is_killed: bool) -> None:
 
 def test_the_loss_of_the_fork_server_is_a_fault_and_not_a_score() -> None:
     others = set(psutil.Process().children())
-    tasks = [Task(reward="exact_match", prompt=PROMPT, response="42")]
+    tasks = [Task(reward=0, prompt=PROMPT, response="42")]
     with Pool([make_reward(ScoringConfig(reward="exact_match", answer_pattern=r"(\d+)"))], Limits()) as pool:
         assert dict(pool.score(tasks))[0].reward == 1.0
         [server] = set(psutil.Process().children()) - others
@@ -176,6 +174,6 @@ def test_the_loss_of_the_fork_server_is_a_fault_and_not_a_score() -> None:
 
 def test_a_reward_whose_import_starts_threads_is_loaded_after_the_fork() -> None:
     with Pool([python_reward("module_that_starts_a_thread:lives")], Limits(workers=2)) as pool:
-        assert pool.versions["tests.support.rewards.module_that_starts_a_thread:lives"]
-        scores = dict(pool.score(python_tasks("module_that_starts_a_thread:lives", *"1111")))
+        assert pool.versions
+        scores = dict(pool.score(tasks_of(*"1111")))
     assert [score.reward for score in scores.values()] == [1.0] * 4

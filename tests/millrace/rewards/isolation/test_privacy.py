@@ -14,15 +14,15 @@ assert ctypes.CDLL(None).capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_
 """
 
 SCORER = """
-from configs.scoring import ScoringConfig
+from configs.task import ScoringConfig
 from millrace.rewards.factory import make_reward
 from millrace.rewards.scorer import Scorer
 from millrace.types import Prompt
 
 prompt = Prompt(prompt_id="p", text="?", answer="", source="test")
 reward = make_reward(ScoringConfig(reward="tests.support.rewards.own_rewards:looks_into"))
-with Scorer(reward) as scorer:
-    for score in scorer.score_many([(prompt, name) for name in ("stat", "environ", "maps", "mem")]):
+with Scorer({"default": reward}) as scorer:
+    for score in scorer.score_many([("default", prompt, name) for name in ("stat", "environ", "maps", "mem")]):
         print(score.reward, score.error)
 """
 

@@ -178,7 +178,7 @@ def test_a_replay_applies_its_selection_and_refuses_an_empty_batch(
     arguments = StageArguments(run_url=store.url, attempt=0, replica=0, handover=Path("/nowhere"))
     config = bench.config.model_copy(update={"training": training})
     stage = HurriedStage(name="train", arguments=arguments, config=config, store=store)
-    trainer = Trainer(make_model(), training, max_new_tokens=16)
+    trainer = Trainer(make_model(), training)
     with open_train_state(stage, trainer) as state, pytest.raises(ReplayError) as refused:
         ReplayLoop(state, ReplayRequest(sources=[bench.store.url], run_id="replay")).run()
     assert "2 zero_advantage" in refused.value.read
@@ -229,11 +229,11 @@ def test_every_trajectory_is_counted_once_with_any_selection(
         assert not (equal and row["outcome"] == "trained")
 
 
+@pytest.mark.parametrize("decides", [{"prompts": {"curriculum_window": 2}}, {"sources": {"default": {}}}])
 def test_in_sync_mode_outcomes_are_stored_before_the_next_step(
-    memory_store: MemoryStore, make_model: Callable[..., LlamaForCausalLM]
+    memory_store: MemoryStore, make_model: Callable[..., LlamaForCausalLM], decides: dict[str, dict[str, object]]
 ) -> None:
-    config = {"pipeline": {"mode": "sync"}, "prompts": {"curriculum_window": 2}}
-    bench = TrainerBench(memory_store, make_model, **config)
+    bench = TrainerBench(memory_store, make_model, pipeline={"mode": "sync"}, **decides)
     bench.commit(0, [[0], [0]])
     bench.commit(1, [[0], [0]])
     outcomes: list[dict[int, list[str]]] = []

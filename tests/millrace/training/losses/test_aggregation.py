@@ -4,9 +4,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.training.samples import make_sample
 
+from configs.training import TrainingConfig
 from millrace.errors import InputError
-from millrace.training.objective import token_scale
+from millrace.training.objective import Objectives, token_scale
 
 LONGEST = 16
 AGGREGATIONS = ("token_mean", "sequence_mean", "prompt_mean", "constant")
@@ -16,8 +18,8 @@ lengths = st.lists(st.integers(0, LONGEST), min_size=1, max_size=12).filter(any)
 def scales(aggregation: str, lengths: list[int], groups: list[int] | None = None) -> torch.Tensor:
     """Per response; without `groups`, two neighbours are a group."""
     groups = [number // 2 for number in range(len(lengths))] if groups is None else groups
-    lengths_Q, groups_Q = torch.tensor(lengths, dtype=torch.int64), torch.tensor(groups, dtype=torch.int64)
-    return token_scale(aggregation, lengths_Q, LONGEST, groups_Q)
+    lengths_Q = torch.tensor(lengths)
+    return token_scale(aggregation, lengths_Q, torch.full_like(lengths_Q, LONGEST), torch.tensor(groups))
 
 
 def batch_loss(aggregation: str, losses: list[list[float]], groups: list[int] | None = None) -> float:
@@ -67,4 +69,67 @@ def test_with_responses_of_one_length_the_means_are_one(lengths: list[int]) -> N
 @pytest.mark.parametrize("lengths", [[], [0, 0]])
 def test_a_batch_without_a_token_that_carries_loss_is_refused(aggregation: str, lengths: list[int]) -> None:
     with pytest.raises(InputError):
-        scales(aggregation, lengths)
+        scales_of_batch(aggregation, [("default", [length]) for length in lengths])
+
+
+Groups = list[tuple[str, list[int]]]
+"""The source of each group, and the number of trainable tokens of each of its members."""
+group_lengths = st.lists(st.integers(0, LONGEST), min_size=1, max_size=4)
+batches = st.lists(st.tuples(st.sampled_from("abc"), group_lengths), min_size=1, max_size=8).filter(
+    lambda groups: any(sum(of_group) for _, of_group in groups)
+)
+
+
+def scales_of_batch(aggregation: str, groups: Groups, longest: dict[str, int] | None = None) -> torch.Tensor:
+    """Per response of all groups."""
+    training = TrainingConfig.model_validate({"max_steps": 1, "aggregation": aggregation})
+    samples = [
+        make_sample(
+            [1],
+            [2] * max(1, length),
+            loss_mask=int(length > 0),
+            source=source,
+            group=number,
+            max_new_tokens=(longest or {}).get(source, LONGEST),
+        )
+        for number, (source, of_group) in enumerate(groups)
+        for length in of_group
+    ]
+    return Objectives(training, {}).scale(samples, range(len(samples)))
+
+
+def loss_of(source: str, groups: Groups, scale_Q: torch.Tensor) -> float:
+    """The source's part of the batch's loss, if that of every token is 1."""
+    responses = [(of, length) for of, of_group in groups for length in of_group]
+    return sum(length * scale for (of, length), scale in zip(responses, scale_Q.tolist(), strict=True) if of == source)
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "prompt_mean"])
+@given(groups=batches)
+def test_a_source_counts_by_its_groups_and_not_by_their_lengths_or_sizes(aggregation: str, groups: Groups) -> None:
+    scale_Q = scales_of_batch(aggregation, groups)
+    trainable = [source for source, of_group in groups if any(of_group)]
+    for source in "abc":
+        expected = trainable.count(source) / len(trainable)
+        assert loss_of(source, groups, scale_Q) == pytest.approx(expected)
+
+
+def test_responses_of_a_source_are_divided_by_the_longest_that_it_allows() -> None:
+    groups: Groups = [("short", [4, 2]), ("long", [40, 20])]
+    scale_Q = scales_of_batch("constant", groups, {"short": 8, "long": 80})
+    assert loss_of("short", groups, scale_Q) == pytest.approx(loss_of("long", groups, scale_Q))
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@given(groups=batches)
+def test_one_source_has_the_scales_of_its_aggregation_bit_for_bit(aggregation: str, groups: Groups) -> None:
+    alone = [("default", of_group) for _, of_group in groups]
+    lengths = [length for _, of_group in groups for length in of_group]
+    numbers = [number for number, (_, of_group) in enumerate(groups) for _ in of_group]
+    assert scales_of_batch(aggregation, alone).tolist() == scales(aggregation, lengths, numbers).tolist()
+
+
+@given(groups=batches)
+def test_the_mean_over_prompts_does_not_depend_on_their_sources(groups: Groups) -> None:
+    alone = [("default", of_group) for _, of_group in groups]
+    torch.testing.assert_close(scales_of_batch("prompt_mean", groups), scales_of_batch("prompt_mean", alone))

@@ -26,6 +26,8 @@ def samples(draw: st.DrawFn) -> Sample:
         temperature=draw(FLOATS),
         advantage=draw(FLOATS),
         staleness=draw(st.integers(0, 2**40)),
+        max_new_tokens=draw(st.integers(1, 2**40)),
+        source=draw(st.text()),
         kept_tokens=draw(arrays(np.int32, st.integers(0, 5))),
         kept_counts=draw(arrays(np.int32, st.sampled_from([0, response]))),
     )
@@ -58,6 +60,7 @@ def test_samples_that_arrived_are_writeable() -> None:
         temperature=1.0,
         advantage=0.5,
         staleness=0,
+        max_new_tokens=1,
     )
     (arrived,) = unpack(pack([sent]))
     assert arrived.response_tokens.flags.writeable

@@ -1,13 +1,13 @@
-"""Prompts for training and evaluation, and the environment that answers between turns."""
+"""The task of a source: its prompts, the environment that answers between turns, the reward, and the evaluation."""
 
 import re
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from configs.section import Count, Parameters, Section, Text
+from configs.section import Count, Parameters, Positive, Replicas, Section, Text
 
-_HELD_OUT = "held_out"
+HELD_OUT = "held_out"
 """The name of the held-out prompts among the results of an evaluation."""
 _SET_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 
@@ -79,6 +79,56 @@ class PromptsConfig(Section):
         return template
 
 
+class RewardConfig(Section):
+    """How responses are rewarded; a source may have its own."""
+
+    reward: Text = "exact_match"
+    """Reward: `exact_match`, `math`, `reasoning_gym`, `reward_model`, `verifiers` or `weighted_sum`; or your own, as
+    `package.module:function`, called with prompt, response, answer and a dict of other fields."""
+    answer_pattern: str | None = None
+    """Regular expression: the first group of its last match is the answer; null: all that follows `</think>` is."""
+    model: Text | None = None
+    """For the reward `reward_model`: folder of a Hugging Face sequence-classification model with one label, or its
+    ORG/NAME on a hub."""
+    weights: dict[str, float] = Field(default_factory=dict)
+    """For the reward `weighted_sum`: weights by reward name, no unit."""
+    timeout_seconds: Positive = 10.0
+    """Maximum wall time to score a response, seconds; after that its status is `timeout` and it has no reward."""
+    memory_mb: Count = 1024
+    """Maximum memory of a process that scores a response, beyond what loading the reward takes, MiB."""
+
+    @property
+    def uses_reward_model(self) -> bool:
+        """Whether `reward_model` is the reward, or a part of it."""
+        return "reward_model" in (self.reward, *self.weights)
+
+    @field_validator("answer_pattern")
+    @classmethod
+    def _has_a_group(cls, pattern: str | None) -> str | None:
+        if pattern is None:
+            return None
+        try:
+            num_groups = re.compile(pattern).groups
+        except re.error as error:
+            raise ValueError(f"a regular expression, but this one does not compile ({error})") from error
+        if num_groups == 0:
+            raise ValueError("a regular expression with a group (...) around the answer")
+        return pattern
+
+
+class ScoringConfig(RewardConfig):
+    """How responses are rewarded."""
+
+    replicas: Replicas = 1
+    """Number of scorer processes."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Device of `reward_model`."""
+    threads: Count = 1
+    """CPU threads per scorer."""
+    workers: Count = 1
+    """Responses that a scorer scores in parallel, each in a process that can be killed."""
+
+
 class EvaluationSetConfig(Section):
     """One further set of evaluation prompts. They are read with the fields and the template of `prompts`."""
 
@@ -90,15 +140,9 @@ class EvaluationSetConfig(Section):
     """Responses per prompt, as in `evaluation.samples`."""
 
 
-class EvaluationConfig(Section):
-    """How progress is measured on held-out prompts."""
+class EvaluationSetsConfig(Section):
+    """What progress is measured on; a source may have its own."""
 
-    every: Count | None = 20
-    """Policy versions between two evaluations during training. The trainer checkpoints each of these versions.
-    null: only at the start and at the end of an attempt."""
-    stop_after: Count | None = None
-    """Training ends, as at `training.max_steps`, after this many evaluations in a row without a better accuracy on the
-    held-out prompts; null: never."""
     samples: Count = 1
     """Responses per prompt: 1: greedy decoding only; more: as many are also sampled at `generation.temperature`, for
     pass@k and a majority vote."""
@@ -109,12 +153,26 @@ class EvaluationConfig(Section):
     @field_validator("sets")
     @classmethod
     def _have_plain_names(cls, sets: dict[str, EvaluationSetConfig]) -> dict[str, EvaluationSetConfig]:
-        if wrong := [name for name in sets if not _SET_NAME.fullmatch(name) or name == _HELD_OUT]:
+        if wrong := [name for name in sets if not _SET_NAME.fullmatch(name) or name == HELD_OUT]:
             raise ValueError(
-                f"names of 1 to 32 letters, digits, '_' and '-', the first a letter, other than {_HELD_OUT}; "
+                f"names of 1 to 32 letters, digits, '_' and '-', the first a letter, other than {HELD_OUT}; "
                 f"found {wrong[0]!r}"
             )
         return sets
+
+
+class EvaluationConfig(EvaluationSetsConfig):
+    """How progress is measured on held-out prompts."""
+
+    every: Count | None = 20
+    """Policy versions between two evaluations during training. The trainer checkpoints each of these versions.
+    null: only at the start and at the end of an attempt."""
+    stop_after: Count | None = None
+    """Training ends, as at `training.max_steps`, after this many evaluations in a row without a better accuracy on the
+    held-out prompts; null: never."""
+    weights: dict[str, Positive] = Field(default_factory=dict)
+    """Weights of the sources in the run's accuracy, which decides the best version, early stop and promotion: the mean
+    over their held-out prompts. Sources left out do not count. {}: their weights in the mixture."""
 
 
 class EnvironmentConfig(Section):
