@@ -30,7 +30,8 @@ class ScorerPools:
     def of(cls, config: Mapping[str, Any]) -> Self:
         """The pools of a run with this config. Raises KeyError, TypeError or AttributeError if that is damaged."""
         shared: str = config["scoring"]["reward"]
-        replicas = {name: source.get("scoring", {}).get("replicas") for name, source in config["sources"].items()}
+        sources = config.get("sources", {})
+        replicas = {name: source.get("scoring", {}).get("replicas") for name, source in sources.items()}
         own = {name: f"{shared}@{name}" for name, count in replicas.items() if count is not None}
         return cls({shared: config["scoring"]["replicas"], **{own[name]: replicas[name] for name in own}}, own)
 

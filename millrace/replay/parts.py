@@ -83,7 +83,9 @@ class ScoredParts:
         scores = {pool: part for pool, part in by_pool.items() if part is not None}
         if len(scores) < len(by_pool):
             return None
-        trajectories = self.trajectories(generator, ordinal, ["source"])
+        trajectories = Part(record=self.records[generator][ordinal], table=pa.table({}))
+        if len(scores) > 1:
+            trajectories = self.trajectories(generator, ordinal, ["source"])
         return merge_scores(trajectories, scores, self._scores.scorers, generator)
 
     def _scores_by(self, pool: str, generator: int, ordinal: int, columns: Sequence[str] | None) -> Part | None:

@@ -46,11 +46,15 @@ def main(stage: Stage) -> None:
     with ExitStack() as stack:
         with stage.loading():
             decode = load_decoder(start_folder(stage.store, stage.config.model.path, stage.arguments.handover))
-            sources, scorers = stage.config.by_source(), stage.config.scorers
-            pool, _ = scorers.scorer(stage.replica)
-            served = {name: config for name, config in sources.items() if scorers.of_source(name) == pool}
-            scorer = stack.enter_context(make_scorer(served))
+            scorer = stack.enter_context(_make_scorer(stage))
         _score_all(stage, scorer, decode)
+
+
+def _make_scorer(stage: Stage) -> Scorer:
+    """The scorer of the sources that this replica's pool scores."""
+    sources, scorers = stage.config.by_source(), stage.config.scorers
+    pool, _ = scorers.scorer(stage.replica)
+    return make_scorer({name: config for name, config in sources.items() if scorers.of_source(name) == pool})
 
 
 def _score_all(stage: Stage, scorer: Scorer, decode: Decoder) -> None:
@@ -129,7 +133,8 @@ def _score(stage: Stage, stream: _UnscoredStream, scorer: Scorer, decode: Decode
     failpoint("score.before_commit")
     _commit(stage, stream, table, stream.part.record)
     stream.part = None
-    failing.check(zip(trajectories["source"].to_pylist(), table["error"].to_pylist(), strict=True))
+    rows = zip(trajectories["source"].to_pylist(), table["status"].to_pylist(), table["error"].to_pylist(), strict=True)
+    failing.check((source, error) for source, status, error in rows if status != _ELSEWHERE["status"])
 
 
 def _write_off(stage: Stage, stream: _UnscoredStream, verifier_version: str) -> None:
