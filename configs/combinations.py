@@ -75,7 +75,7 @@ def _penalties_without_reference(config: "RunConfig") -> Iterator[UserError]:
     """Yield a mistake for each source with a KL penalty in a run that loads no reference policy."""
     for name, source in config.by_source().items():
         if source.training.kl.coefficient and not config.training.kl.coefficient:
-            expected = "0, or a training.kl.coefficient above 0, because the run loads the reference policy"
+            expected = "0, or a training.kl.coefficient above 0: without it the run loads no reference policy"
             key = f"sources.{name}.training.kl.coefficient"
             yield UserError(key=key, read=str(source.training.kl.coefficient), expected=expected)
 
@@ -86,7 +86,7 @@ def _wrong_names(config: "RunConfig") -> Iterator[UserError]:
     for name in config.evaluation.weights:
         if name not in names:
             expected = f"sources of the run: {', '.join(names)}"
-            yield UserError(key="evaluation.weights", read=f"set for {name}, which is no source", expected=expected)
+            yield UserError(key="evaluation.weights", read=f"set for {name}, which is not a source", expected=expected)
     if config.sources and len(config.scorers.own) == len(config.sources):
         expected = "null for one source at least, because the run's own scorers need work"
         name, source = next(iter(config.sources.items()))

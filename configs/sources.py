@@ -41,8 +41,7 @@ _SettingsT = TypeVar("_SettingsT", bound=Section)
 
 
 def overlaid(settings: _SettingsT, own: Section) -> _SettingsT:
-    """`settings` with the values that are set in `own`, section by section. Parameters are of one choice: another
-    loss has its own."""
+    """`settings` with the values that are set in `own`, section by section; another loss replaces the run's whole."""
     changes = {}
     for name in own.model_fields_set:
         value, below = getattr(own, name), getattr(settings, name)

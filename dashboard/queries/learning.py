@@ -30,9 +30,9 @@ def trained_shares(run: RunData) -> dict[str, float]:
 
 
 def source_weight(run: RunData) -> float:
-    """Returns the weight of a source in the newest block of groups, as one that gave way has it; NaN without any.
+    """Returns the weight in the newest block of groups, reduced if the source is solved; NaN before the first block.
 
-    `run` is that source's.
+    `run` holds the metrics of the source alone, as in `RunData.by_source`.
     """
     weights = metric(run, "generate-0", "source_weight")["value"]
     return float(weights[-1]) if len(weights) else np.nan

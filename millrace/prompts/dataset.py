@@ -100,7 +100,7 @@ def load_prompts(config: PromptsConfig) -> PromptSet:
 def load_source(source: str, config: PromptsConfig, key: str = "prompts.source") -> list[Prompt]:
     """All prompts of one source, in its order, read as `config` says. Raises as `load_prompts` does.
 
-    `key` is the one that names the source, for errors.
+    `key` is the key of the config that holds `source`; errors name it.
     """
     try:
         return _load(source, config)

@@ -1,4 +1,4 @@
-"""Campaigns with several sources: killed, resumed with other weights and sources, and the one of a single source."""
+"""Campaigns of mixtures: with kills, with changes on resume, and with a single source."""
 
 import itertools
 import os
@@ -56,8 +56,8 @@ KILLS = (
 
 
 def blocks(store: Store) -> list[PromptBlock]:
-    stored = (read_block(store, number) for number in itertools.count())
-    return list(itertools.takewhile(lambda block: block is not None, stored))  # type: ignore[arg-type]
+    numbers = itertools.count()
+    return list(iter(lambda: read_block(store, next(numbers)), None))
 
 
 def sources_by_group(store: Store) -> list[str]:

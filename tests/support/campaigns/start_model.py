@@ -28,7 +28,7 @@ def make_start_model(folder: Path, sets: list[str], **changes: Any) -> None:
     try:
         bootstrap({DEFAULT_SOURCE: lesson}, recipe, folder, seed=config.seed, report=lambda step, line: None)
     finally:
-        # Later tests of this process train and replay with its own number.
+        # A run that a later test trains and replays in this process needs the same number for both.
         torch.set_num_threads(threads)
 
 

@@ -41,6 +41,7 @@ def test_each_source_has_measures_of_its_own(make_bench: MakeBench) -> None:
         "staleness_mean": (0.0, 0.0),
         "truncated_share": (0.5, 0.0),
         "response_seconds_mean": (1.0, 1.0),
+        "score_seconds_mean": (0.25, 0.25),
         "zero_advantage_share": (0.0, 0.5),
         "length_ratio": (1.0, 1.0),
     }

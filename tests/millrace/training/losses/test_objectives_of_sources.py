@@ -1,4 +1,4 @@
-"""A batch of sources with different objectives: each token has the loss of its source's."""
+"""A batch whose sources have different objectives: each token has the loss of its source."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -67,7 +67,7 @@ def test_sources_with_the_runs_objective_change_nothing(make_model: MakeModel) -
     assert all(torch.equal(listed[key], value) for key, value in alone.items())
 
 
-def test_a_source_without_penalty_needs_no_finite_estimate(make_model: MakeModel) -> None:
+def test_a_source_without_penalty_has_no_distance_to_the_reference(make_model: MakeModel) -> None:
     free = training(kl={"coefficient": 0.0})
     of = trainer(make_model, training(), sums=free)
     report = of.step([sample for sample in mixed() if sample.source == "sums"])
