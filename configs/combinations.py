@@ -87,6 +87,10 @@ def _wrong_names(config: "RunConfig") -> Iterator[UserError]:
         if name not in names:
             expected = f"sources of the run: {', '.join(names)}"
             yield UserError(key="evaluation.weights", read=f"set for {name}, which is not a source", expected=expected)
+    if config.sources and len(config.scorers.own) == len(config.sources):
+        expected = "null for one source at least, because the run's own scorers need work"
+        name, source = next(iter(config.sources.items()))
+        yield UserError(key=f"sources.{name}.scoring.replicas", read=str(source.scoring.replicas), expected=expected)
     if HELD_OUT in config.sources:
         expected = "another name, because results of evaluations name the accuracy over all sources so"
         yield UserError(key=f"sources.{HELD_OUT}", read="a source", expected=expected)

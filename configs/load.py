@@ -127,6 +127,11 @@ def changed_immutably(old: RunConfig, new: RunConfig) -> list[str]:
             continue
         of_source = _differences(source, new_sources[name], IMMUTABLE_ON_RESUME)
         differences |= {key_in(name, key): pair for key, pair in of_source.items()}
+    for name, added in new.sources.items():
+        # Scores of a pool begin with the run.
+        had = old.sources[name].scoring.replicas if name in old.sources else None
+        if added.scoring.replicas != had:
+            differences[f"sources.{name}.scoring.replicas"] = [had, added.scoring.replicas]
     if old.compute_dtype == new.compute_dtype:
         # null, and the format that it stands for.
         differences.pop("training.compute_dtype", None)

@@ -28,7 +28,7 @@ from configs.operation import (
 )
 from configs.section import Section, Text, choices, is_section
 from configs.sources import SECTIONS, SourceConfig, overlaid
-from configs.stored import DEFAULT_SOURCE, staleness_bound
+from configs.stored import DEFAULT_SOURCE, ScorerPools, staleness_bound
 from configs.task import EnvironmentConfig, EvaluationConfig, PromptsConfig, ScoringConfig
 from configs.training import TrainingConfig
 
@@ -108,6 +108,11 @@ class RunConfig(Section):
     def trainings(self) -> dict[str, TrainingConfig]:
         """How the policy is trained on the groups of each source."""
         return {name: config.effective_training for name, config in self.by_source().items()}
+
+    @property
+    def scorers(self) -> ScorerPools:
+        """Which scorers score which sources."""
+        return ScorerPools.of(self.model_dump(mode="json", include={"scoring", "sources"}))
 
     @property
     def uses_reward_model(self) -> bool:

@@ -6,11 +6,51 @@ No pydantic here: readers of stored runs need no schema.
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 DEFAULT_SOURCE = "default"
 """The name of the only source of a run that names none."""
 _UNSET = object()
+
+
+@dataclass(frozen=True)
+class ScorerPools:
+    """Which scorers score which sources: those that sources share, and those of a source that has its own.
+
+    The name of a pool is that of its streams: the run's `scoring.reward`, or `<reward>@<source>`.
+    """
+
+    replicas: Mapping[str, int]
+    """Pool → number of its scorers; the shared pool is the first."""
+    own: Mapping[str, str] = field(default_factory=dict)
+    """Source → its pool, if it has one of its own."""
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Self:
+        """The pools of a run with this config. Raises KeyError, TypeError or AttributeError if that is damaged."""
+        shared: str = config["scoring"]["reward"]
+        sources = config.get("sources", {})
+        replicas = {name: source.get("scoring", {}).get("replicas") for name, source in sources.items()}
+        own = {name: f"{shared}@{name}" for name, count in replicas.items() if count is not None}
+        return cls({shared: config["scoring"]["replicas"], **{own[name]: replicas[name] for name in own}}, own)
+
+    @property
+    def total(self) -> int:
+        """Number of scorers of all pools."""
+        return sum(self.replicas.values())
+
+    def of_source(self, source: str) -> str:
+        """The pool that scores this source."""
+        return self.own.get(source, next(iter(self.replicas)))
+
+    def scorer(self, replica: int) -> tuple[str, int]:
+        """The pool of a replica of the stage, and its number in that; the shared pool has the first replicas."""
+        for pool, count in self.replicas.items():
+            if replica < count:
+                return pool, replica
+            replica -= count
+        raise ValueError(f"there are only {self.total} scorers")
 
 
 def changed_keys(old_config: Mapping[str, Any], new_config: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -96,6 +96,9 @@ class RewardConfig(Section):
     """Maximum wall time to score a response, seconds; after that its status is `timeout` and it has no reward."""
     memory_mb: Count = 1024
     """Maximum memory of a process that scores a response, beyond what loading the reward takes, MiB."""
+    replicas: Replicas | None = None
+    """Number of scorer processes of the source alone, so that no other scorer loads its reward; null: the run's
+    scorers score it. At least one source must leave it null."""
 
     @property
     def uses_reward_model(self) -> bool:
@@ -120,7 +123,7 @@ class ScoringConfig(RewardConfig):
     """How responses are rewarded."""
 
     replicas: Replicas = 1
-    """Number of scorer processes."""
+    """Number of scorer processes that all sources without their own share."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device of `reward_model`."""
     threads: Count = 1

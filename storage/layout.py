@@ -91,13 +91,18 @@ def unfinished(generator: int) -> str:
     return f"streams/unfinished/{generator}"
 
 
-def scores(reward: str, generator: int, scorer: int, num_scorers: int) -> str:
-    """The stream in which scorer `scorer` of `num_scorers` scores its share of one generator's trajectories.
+def scores(pool: str, generator: int, scorer: int, num_scorers: int) -> str:
+    """The stream in which scorer `scorer` of a pool of `num_scorers` scores its share of a generator's trajectories.
 
-    `reward` names the scores of all sources: the run's own `scoring.reward`, whatever rewards its sources have. So a
-    run keeps its scores when sources are added.
+    The pool of most sources has the name of the run's own `scoring.reward`, whatever rewards they have. So a run keeps
+    its scores when sources are added.
     """
-    return f"streams/scores/{reward}/{generator}/{scorer}-of-{num_scorers}"
+    return f"streams/scores/{pool}/{generator}/{scorer}-of-{num_scorers}"
+
+
+def scores_of_part(pool: str, generator: int, part: int, num_scorers: int) -> str:
+    """The stream with a pool's scores of a trajectory part."""
+    return scores(pool, generator, scorer_of_part(part, num_scorers), num_scorers)
 
 
 def scorer_of_part(part: int, num_scorers: int) -> int:

@@ -90,7 +90,7 @@ SCORE: pa.Schema = pa.schema(
         column("row_id", pa.int64(), "row_id of the scored trajectory in its stream"),
         column("reward", pa.float32(), "reward of the whole response, dimensionless; null unless ok", nullable=True),
         column("components", pa.string(), "JSON object: the components of the reward by name"),
-        column("status", pa.string(), "outcome of the verification: ok, timeout or error"),
+        column("status", pa.string(), "outcome of the verification: ok, timeout or error; elsewhere: by other scorers"),
         column("error", pa.string(), "one sentence on what failed; null if ok", nullable=True),
         column("verifier_version", pa.string(), "version of the code that scored the row"),
         column("seconds", pa.float32(), "duration of the verification, seconds"),

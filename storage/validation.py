@@ -12,7 +12,7 @@ from storage.schema import check_columns
 
 _PER_TOKEN = ("response_tokens", "rollout_logprobs", "loss_mask")
 _FINISH_REASONS = ("stop", "length")
-_STATUSES = ("ok", "timeout", "error")
+_STATUSES = ("ok", "timeout", "error", "elsewhere")
 
 
 def validate(table: pa.Table, schema: pa.Schema, *, vocab_size: int = 0, group_size: int = 0) -> pa.Table:

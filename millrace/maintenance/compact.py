@@ -10,13 +10,15 @@ The files are a copy, written anew each time. Unreadable parts are reported and 
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from millrace.maintenance.contents import Contents, StoredStream, run_scoring
+from configs.stored import ScorerPools
+from millrace.maintenance.contents import Contents, StoredStream, run_scorers
+from millrace.rollouts.scored_group import merge_scores
 from storage import layout
 from storage.errors import PartCorrupt, StreamCorrupt
 from storage.schema import CONSUMED, METRIC, SCORE, TRAJECTORY
@@ -103,25 +105,49 @@ def _batches(tables: Iterable[pa.Table], file_bytes: int) -> Iterator[pa.Table]:
 def _scored_tables(contents: Contents, done: Compacted) -> Iterator[pa.Table]:
     """The readable trajectories of each generator, part by part, with their scores."""
     store = contents.store
-    reward, num_scorers = run_scoring(store)
+    scorers = run_scorers(store)
     for stream in contents.of_kind("trajectories"):
-        paths = [layout.scores(reward, stream.generator, scorer, num_scorers) for scorer in range(num_scorers)]
-        scores = [_parts(store, path, SCORE, done) for path in paths]
+        parts = {
+            pool: [_parts(store, layout.scores(pool, stream.generator, s, count), SCORE, done) for s in range(count)]
+            for pool, count in scorers.replicas.items()
+        }
         for record, table in _parts(store, stream.path, TRAJECTORY, done):
-            _, score = next(scores[layout.scorer_of_part(record.part, num_scorers)], (None, None))
+            scores = {
+                pool: next(of_pool[layout.scorer_of_part(record.part, len(of_pool))], (None, None))
+                for pool, of_pool in parts.items()
+            }
             if table is None:
                 done.missing_rows += record.rows
                 continue
-            if score is not None and not score["row_id"].equals(table["row_id"]):
-                done.problems.append(
-                    f"{stream.name}: the scores of part {record.part} belong to other rows and were left out"
-                )
-                score = None
+            score = _merged(Part(record=record, table=table), scores, scorers, stream, done)
             done.rows += table.num_rows
             for column in _SCORES:
                 values = pa.nulls(table.num_rows, column.type) if score is None else score[column.name]
                 table = table.append_column(column, values)
             yield table
+
+
+def _merged(
+    trajectories: Part,
+    scores: Mapping[str, tuple[Record | None, pa.Table | None]],
+    scorers: ScorerPools,
+    stream: StoredStream,
+    done: Compacted,
+) -> pa.Table | None:
+    """The scores of a part; None if those of a pool are missing, damaged, or of other rows."""
+    parts = {
+        pool: Part(record=record, table=table)
+        for pool, (record, table) in scores.items()
+        if record is not None and table is not None
+    }
+    if len(parts) < len(scores):
+        return None
+    try:
+        return merge_scores(trajectories, parts, scorers, stream.generator)
+    except StreamCorrupt:
+        part = trajectories.record.part
+        done.problems.append(f"{stream.name}: the scores of part {part} belong to other rows and were left out")
+        return None
 
 
 def _with_stage(table: pa.Table, stream: StoredStream) -> pa.Table:

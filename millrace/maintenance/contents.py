@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from configs.stored import ScorerPools
 from millrace.errors import RunMissing
 from millrace.evaluation.results import Result, ResultsReader, best_result
 from millrace.runs.record import latest_attempt
@@ -28,7 +29,7 @@ from storage.streams.record import Record
 
 Kind = Literal["consumed", "metrics", "scores", "trainer_logprobs", "trajectories", "unfinished"]
 """The kinds in the order in which their logs are read: no stream refers to rows of an earlier kind."""
-_SCORES = r"streams/scores/(?P<reward>[^/]+)/(?P<generator>\d+)/(?P<scorer>\d+)-of-(?P<num_scorers>\d+)"
+_SCORES = r"streams/scores/(?P<pool>[^/]+)/(?P<generator>\d+)/(?P<scorer>\d+)-of-(?P<num_scorers>\d+)"
 _KINDS: dict[Kind, tuple[str, pa.Schema]] = {
     "consumed": (layout.CONSUMED, CONSUMED),
     "metrics": (r"streams/metrics/[^/]+-\d+", METRIC),
@@ -49,8 +50,8 @@ class StoredStream:
     kind: Kind
     generator: int = 0
     """trajectories, scores, unfinished: the generator of the trajectories."""
-    reward: str = ""
-    """scores: the reward's name."""
+    pool: str = ""
+    """scores: the name of the scorers' pool, as in `ScorerPools`."""
     scorer: int = 0
     num_scorers: int = 1
     """scores: the stream has the scores of the trajectory parts k with k mod num_scorers = scorer."""
@@ -162,12 +163,12 @@ def best_stored(store: Store, checkpoints: Iterable[Checkpoint]) -> Result | Non
     return best_result(results)
 
 
-def run_scoring(store: Store) -> tuple[str, int]:
-    """The reward's name and the number of scorers, from the config of the latest attempt. Raises StreamCorrupt."""
+def run_scorers(store: Store) -> ScorerPools:
+    """The scorers by the config of the latest attempt. Raises StreamCorrupt."""
     attempt = latest_attempt(store)
     try:
-        return attempt.config["scoring"]["reward"], attempt.config["scoring"]["replicas"]
-    except (KeyError, TypeError) as error:
+        return ScorerPools.of(attempt.config)
+    except (KeyError, TypeError, AttributeError) as error:
         raise StreamCorrupt(attempt.path, f"its config does not name reward and scorers: {error!r}") from error
 
 
@@ -175,7 +176,7 @@ def _parse_stream(path: str) -> StoredStream | None:
     for kind, (pattern, _) in _KINDS.items():
         if match := re.fullmatch(pattern, path):
             fields: dict[str, Any] = match.groupdict()
-            fields |= {name: int(value) for name, value in fields.items() if name != "reward"}
+            fields |= {name: int(value) for name, value in fields.items() if name != "pool"}
             stream = StoredStream(path=path, kind=kind, **fields)
             return stream if stream.scorer < stream.num_scorers else None
     return None

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.errors import LedgerMismatch
-from millrace.maintenance.contents import Contents, StoredStream, run_scoring
+from millrace.maintenance.contents import Contents, StoredStream, run_scorers
 from millrace.rollouts.consumed import TRAINED, read_consumed
-from millrace.rollouts.ledger import Account, Amount
+from millrace.rollouts.ledger import Account, Amount, amount_scored
 from millrace.rollouts.loader import consumed_by
 from storage import layout
 from storage.checkpoints import Checkpoint
@@ -66,33 +66,43 @@ def check_ledger(contents: Contents, checkpoint: Checkpoint) -> None:
     checkpoint can't be read.
     """
     logs = {path: log for path, log in contents.logs.items() if log.damage is None}
-    cursors = _cursors(checkpoint, run_scoring(contents.store)[0])
+    scorers = run_scorers(contents.store)
+    cursors = _cursors(checkpoint)
     if not cursors.keys() <= logs.keys():
         return
-    amounts = {"trajectories": Amount(), "scores": Amount()}
     for path, cursor in cursors.items():
         log = logs[path]
         true = log.cursors[cursor.seq] if cursor.seq < len(log.cursors) else LogCursor()
         if cursor != true:
             raise LedgerMismatch(f"its cursor of {path} is {cursor}, but the stream's records give {true}")
-        amounts[path.split("/")[1]] += Amount(rollouts=log.head.rows, tokens=log.head.tokens)
+
+    def committed(path: str) -> Amount:
+        return Amount(rollouts=logs[path].head.rows, tokens=logs[path].head.tokens)
+
+    generated, scored = Amount(), Amount()
+    for generator in range(len(checkpoint.state["intake"])):
+        generated += committed(layout.trajectories(generator))
+        scored += amount_scored(
+            sum((committed(layout.scores(pool, generator, s, count)) for s in range(count)), Amount())
+            for pool, count in scorers.replicas.items()
+        )
     account = Account.from_json(checkpoint.state["account"])
     consumed = consumed_by(checkpoint.state["intake"])
-    account.balance(generated=amounts["trajectories"], scored=amounts["scores"], consumed=consumed)
+    account.balance(generated=generated, scored=scored, consumed=consumed)
     if layout.CONSUMED in logs:
         # Damage to the rows is reported with their files.
         with suppress(StreamCorrupt, PartRemoved):
             _check_consumed(read_consumed(contents.store), checkpoint.step, account)
 
 
-def _cursors(checkpoint: Checkpoint, reward: str) -> dict[str, LogCursor]:
+def _cursors(checkpoint: Checkpoint) -> dict[str, LogCursor]:
     """Stream → the checkpoint's cursor in it."""
     cursors = {}
     for generator, stream in enumerate(checkpoint.state["intake"]):
         cursors[layout.trajectories(generator)] = LogCursor.from_json(stream["trajectories"])
-        for scorer, cursor in enumerate(stream["scores"]):
-            path = layout.scores(reward, generator, scorer, len(stream["scores"]))
-            cursors[path] = LogCursor.from_json(cursor)
+        for pool, of_pool in stream["scores"].items():
+            for scorer, cursor in enumerate(of_pool):
+                cursors[layout.scores(pool, generator, scorer, len(of_pool))] = LogCursor.from_json(cursor)
     return cursors
 
 

@@ -221,9 +221,9 @@ def _prunable_streams(contents: Contents, kept: list[Checkpoint]) -> list[_Pruna
             continue
         needed = [len(parts), *(_first_read(checkpoint.state, stream.generator) for checkpoint in kept)]
         scores = [scores for scores in contents.of_kind("scores") if scores.generator == stream.generator]
-        for reward, num_scorers in {(scores.reward, scores.num_scorers) for scores in scores}:
+        for pool, num_scorers in {(scores.pool, scores.num_scorers) for scores in scores}:
             for scorer in range(num_scorers):
-                path = layout.scores(reward, stream.generator, scorer, num_scorers)
+                path = layout.scores(pool, stream.generator, scorer, num_scorers)
                 scored = contents.read_sound_log(path).parts
                 needed.append(layout.scored_part(scorer, len(scored), num_scorers))
                 pruned.scores.append((path, scorer, num_scorers))
@@ -238,8 +238,11 @@ def _first_read(state: dict[str, Any], generator: int) -> int:
     if generator >= len(state["intake"]):
         return 0
     cursors = state["intake"][generator]
-    scores = [LogCursor.from_json(cursor).part for cursor in cursors["scores"]]
-    scored = [layout.scored_part(scorer, part, len(scores)) for scorer, part in enumerate(scores)]
+    scored = [
+        layout.scored_part(scorer, LogCursor.from_json(cursor).part, len(of_pool))
+        for of_pool in cursors["scores"].values()
+        for scorer, cursor in enumerate(of_pool)
+    ]
     return min(LogCursor.from_json(cursors["trajectories"]).part, *scored)
 
 

@@ -80,7 +80,7 @@ class Campaign:
             group_size=max_group_size(config),
         )
         self._generators = [SimulatedGenerator(number, self, slots) for number in range(generation.replicas)]
-        self._replicas = {"generate": generation.replicas, "score": config.scoring.replicas, "train": 1}
+        self._replicas = {"generate": generation.replicas, "score": config.scorers.total, "train": 1}
         scoring, training = config.scoring, config.training
         self._threads = {"generate": generation.threads, "score": scoring.threads, "train": training.threads}
         # A heap of (time, order, action, arguments).
@@ -172,7 +172,7 @@ class Campaign:
         self._score()
 
     def _score(self) -> None:
-        while self._finished and self._num_scoring < self.config.scoring.replicas:
+        while self._finished and self._num_scoring < self._replicas["score"]:
             self._num_scoring += 1
             group = self._finished.popleft()
             self.schedule(self.now + self.costs.score * len(group.lengths), self._scored, group)

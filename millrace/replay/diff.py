@@ -127,7 +127,7 @@ def _verifier_versions(run: SourceRun) -> dict[str, str]:
     if scores is None:
         return {}
     sources = run.parts.trajectories(0, last, ["source"]).table["source"]
-    return dict(zip(sources.to_pylist(), scores.table["verifier_version"].to_pylist(), strict=True))
+    return dict(zip(sources.to_pylist(), scores["verifier_version"].to_pylist(), strict=True))
 
 
 _Value = tuple[str, str, Any]

@@ -1,7 +1,7 @@
 """Groups of a stored run with their scores, by the id of their first row: in any order, each verified when read.
 
 (generator, row) ─► which part? by the commit records ─┬─► ║ trajectories/<g> ║ part k ───────────────┐
-                                                       └─► ║ scores/<reward>/<g>/<k mod S>-of-S ║ ───┴─► zip
+                                                       └─► ║ scores/<pool>/<g>/<k mod S>-of-S ║ ─────┴─► zip
                          cache: the parts used last ◄──────────────────────────────────────────────────┘
 """
 
@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from configs.stored import ScorerPools
 from millrace.errors import ReplayError
-from millrace.rollouts.scored_group import ScoredGroup, zip_groups
+from millrace.rollouts.scored_group import ScoredGroup, merge_scores, zip_groups
 from storage import layout
 from storage.errors import StreamCorrupt
 from storage.schema import SCORE, TRAJECTORY
@@ -31,13 +32,7 @@ class Scores:
     """The place of the scores of a run's trajectories: in the run itself, or in a replay that scored them anew."""
 
     store: Store
-    reward: str
-    num_scorers: int = 1
-
-    def path(self, generator: int, part: int) -> str:
-        """The stream that holds the scores of that part of a generator's trajectories."""
-        scorer = layout.scorer_of_part(part, self.num_scorers)
-        return layout.scores(self.reward, generator, scorer, self.num_scorers)
+    scorers: ScorerPools
 
 
 class ScoredParts:
@@ -77,14 +72,25 @@ class ScoredParts:
         """[rows] reward of each row of a generator's stream, NaN where it is not scored or the verifier failed."""
         rewards = [np.zeros(0, dtype=np.float32)]
         for ordinal, record in enumerate(self.records[generator]):
-            scores = self.scores(generator, ordinal, ["row_id", "reward"])
+            scores = self.scores(generator, ordinal, ["reward"])
             unscored = np.full(record.rows, np.nan, dtype=np.float32)
-            rewards.append(unscored if scores is None else scores.table["reward"].to_numpy())
+            rewards.append(unscored if scores is None else scores["reward"].to_numpy())
         return np.concatenate(rewards)
 
-    def scores(self, generator: int, ordinal: int, columns: Sequence[str] | None = None) -> Part | None:
-        """The scores of a part; None if there are none. Raises PartCorrupt or PartRemoved."""
-        path, num_scorers = self._scores.path(generator, ordinal), self._scores.num_scorers
+    def scores(self, generator: int, ordinal: int, columns: Sequence[str] | None = None) -> pa.Table | None:
+        """The scores of a part's rows; None if a pool has not scored it. Raises PartCorrupt or PartRemoved."""
+        by_pool = {pool: self._scores_by(pool, generator, ordinal, columns) for pool in self._scores.scorers.replicas}
+        scores = {pool: part for pool, part in by_pool.items() if part is not None}
+        if len(scores) < len(by_pool):
+            return None
+        trajectories = Part(record=self.records[generator][ordinal], table=pa.table({}))
+        if len(scores) > 1:
+            trajectories = self.trajectories(generator, ordinal, ["source"])
+        return merge_scores(trajectories, scores, self._scores.scorers, generator)
+
+    def _scores_by(self, pool: str, generator: int, ordinal: int, columns: Sequence[str] | None) -> Part | None:
+        num_scorers = self._scores.scorers.replicas[pool]
+        path = layout.scores_of_part(pool, generator, ordinal, num_scorers)
         if path not in self._score_records:
             self._score_records[path] = data_records(self._scores.store, path, SCORE)
         number = layout.num_scored_parts(layout.scorer_of_part(ordinal, num_scorers), ordinal, num_scorers)
@@ -111,12 +117,12 @@ class ScoredParts:
         scores = self.scores(generator, ordinal)
         if scores is None:
             raise ReplayError(
-                f"part {ordinal} of {layout.trajectories(generator)} has no scores by {self._scores.reward!r}",
+                f"part {ordinal} of {layout.trajectories(generator)} has no scores by "
+                f"{' and '.join(map(repr, self._scores.scorers.replicas))}",
                 file=self._scores.store.url,
                 expected="every part to be scored",
             )
-        trajectories, scores_path = self.trajectories(generator, ordinal), self._scores.path(generator, ordinal)
-        groups = zip_groups(trajectories, scores, generator, scores_path)
+        groups = zip_groups(self.trajectories(generator, ordinal), scores, generator)
         return {group.first_row_id: group for group in groups}
 
 

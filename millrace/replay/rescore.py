@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from configs.stored import ScorerPools
 from millrace.replay.parts import ScoredParts, Scores
 from millrace.replay.source_run import SourceRun
 from millrace.runs.record import Attempt, latest_attempt
@@ -44,9 +45,7 @@ def compare_scores(run: SourceRun, store: Store) -> tuple[dict[str, Any], pa.Tab
     """
     num_generators = run.config["generation"]["replicas"]
     replay = latest_attempt(store)
-    scoring = replay.config["scoring"]
-    scores = Scores(store=store, reward=scoring["reward"], num_scorers=scoring["replicas"])
-    rescored = ScoredParts(run.store, num_generators, scores)
+    rescored = ScoredParts(run.store, num_generators, Scores(store=store, scorers=ScorerPools.of(replay.config)))
     columns = ["row_id", "group_id", "prompt_id", "source", "meta"]
     unread: list[str] = []
     tables = [CHANGED.empty_table()]
@@ -54,7 +53,7 @@ def compare_scores(run: SourceRun, store: Store) -> tuple[dict[str, Any], pa.Tab
         for part in range(len(records)):
             try:
                 trajectories = run.parts.trajectories(generator, part, columns)
-                old, new = (parts.scores(generator, part, ["row_id", "reward"]) for parts in (run.parts, rescored))
+                old, new = (parts.scores(generator, part, ["reward"]) for parts in (run.parts, rescored))
             except (PartCorrupt, PartRemoved) as error:
                 unread.append(str(error))
                 continue
@@ -67,8 +66,8 @@ def compare_scores(run: SourceRun, store: Store) -> tuple[dict[str, Any], pa.Tab
                     "prompt_id": rows["prompt_id"],
                     "source": rows["source"],
                     "prompt_source": [str(json.loads(meta).get("source")) for meta in rows["meta"].to_pylist()],
-                    "old_reward": old.table["reward"],
-                    "new_reward": new.table["reward"],
+                    "old_reward": old["reward"],
+                    "new_reward": new["reward"],
                 }
                 tables.append(pa.table(values).cast(CHANGED))
     compared = pa.concat_tables(tables)

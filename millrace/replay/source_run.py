@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from configs.stored import ScorerPools
 from millrace.errors import ReplayError
 from millrace.replay.parts import ScoredParts, Scores, data_records
 from millrace.replay.results import read_spec
@@ -68,8 +69,7 @@ class SourceRun:
         self.attempt = latest_attempt(store)
         self.config = self.attempt.config
         """As JSON."""
-        scoring = self.config["scoring"]
-        self._scores = scores or Scores(store=store, reward=scoring["reward"], num_scorers=scoring["replicas"])
+        self._scores = scores or Scores(store=store, scorers=ScorerPools.of(self.config))
         self._rows = read_consumed(store)
         if self._rows.num_rows == 0:
             raise ReplayError(f"{layout.CONSUMED} has no rows", file=self.url, expected="a run that finished a step")

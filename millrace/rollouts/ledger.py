@@ -13,10 +13,11 @@ every restart. Otherwise the run stops and names the rows that they disagree abo
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from configs.stored import ScorerPools
 from millrace.errors import LedgerMismatch
 from storage import layout
 from storage.errors import StreamCorrupt
@@ -166,21 +167,22 @@ def _check_generator(generator: int, passed: Amount, counted: Amount, since: Amo
 class CommittedAmounts:
     """How much all generators and scorers of a run have committed. Each look reads only the new commit records.
 
-    Making one raises StreamCorrupt for a damaged record, or one that is missing.
+    `trajectories` are the readers of the generators' logs. Making one raises StreamCorrupt for a damaged record, or one
+    that is missing.
     """
 
-    def __init__(self, store: Store, *, reward: str, num_generators: int, num_scorers: int) -> None:
-        self._generated = [log_at_head(store, layout.trajectories(g)) for g in range(num_generators)]
+    def __init__(self, store: Store, *, scorers: ScorerPools, num_generators: int) -> None:
+        self.trajectories = [log_at_head(store, layout.trajectories(g)) for g in range(num_generators)]
         self._scored = [
-            log_at_head(store, layout.scores(reward, g, s, num_scorers))
+            [[log_at_head(store, layout.scores(pool, g, s, count)) for s in range(count)]
+             for pool, count in scorers.replicas.items()]
             for g in range(num_generators)
-            for s in range(num_scorers)
-        ]
+        ]  # fmt: skip
 
     def look(self) -> tuple[Amount, Amount]:
         """(generated, scored) so far. Scored is read first, so it never exceeds generated. Raises StreamCorrupt."""
-        scored = amount_committed(self._scored)
-        generated = amount_committed(self._generated)
+        scored = sum((amount_scored(map(amount_committed, pools)) for pools in self._scored), Amount())
+        generated = amount_committed(self.trajectories)
         check_scored(generated, scored)
         return generated, scored
 
@@ -203,6 +205,11 @@ def check_scored(generated: Amount, scored: Amount) -> None:
             f"its records hold {generated.rollouts} trajectories, but {scored.rollouts} are scored: its newest records "
             "are gone; restore them from a copy of the run",
         )
+
+
+def amount_scored(by_pool: Iterable[Amount]) -> Amount:
+    """How much of a generator's trajectories all pools of scorers have passed, from what each has."""
+    return min(by_pool, key=lambda amount: amount.rollouts)
 
 
 def amount_committed(readers: Sequence[LogReader]) -> Amount:

@@ -1,8 +1,10 @@
 """Trajectories joined with their scores, handed to the trainer group by group, each exactly once.
 
-    ║ trajectories/<g> ║ part k ─────────────────┐
-                                                 ├─► zip by row ─► groups of all parts ─► take: oldest weights first
-    ║ scores/<reward>/<g>/<k mod S>-of-S ║ part ─┘
+    ║ trajectories/<g> ║ part k ───────────────┐
+                                               ├─► zip by row ─► groups of all parts ─► take: oldest weights first
+    ║ scores/<pool>/<g>/<k mod S>-of-S ║ part ─┘
+
+A part is zipped once every pool of scorers has scored it; each row has the score of its source's pool.
 
 `take` returns the scored group with the oldest weights that has not been taken. A group that took long to generate
 comes late in its stream, and is taken before newer groups, because it would soon be too old. `state` is the position
@@ -16,14 +18,15 @@ is lost, and later parts are not delayed.
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from configs.stored import ScorerPools
 from millrace.rollouts.group_sequence import committed_groups, pass_part
 from millrace.rollouts.ledger import Amount
 from millrace.rollouts.lineage import Lineage
-from millrace.rollouts.scored_group import LostPart, ScoredGroup, zip_groups
+from millrace.rollouts.scored_group import LostPart, ScoredGroup, merge_scores, zip_groups
 from millrace.rollouts.staleness import consumption_order
 from storage import layout
 from storage.errors import PartCorrupt, StreamCorrupt
@@ -54,8 +57,8 @@ class _OpenPart:
 
     number: int
     trajectories_before: LogCursor
-    scores_before: LogCursor
-    scorer: int
+    scores_before: dict[str, LogCursor]
+    """By pool: the position in the stream of the scorer whose part it is."""
     taken: _Taken
     waiting: int
     """Groups left to take."""
@@ -67,27 +70,32 @@ class _GeneratorStream:
     def __init__(
         self,
         store: Store,
-        reward: str,
+        scorers: ScorerPools,
         generator: int,
         num_generators: int,
-        num_scorers: int,
         vocab_size: int,
         lineage: Lineage,
         state: dict[str, Any] | None,
     ) -> None:
         self.generator = generator
         self._store = store
+        self._scorers = scorers
         self._vocab_size = vocab_size
         self._lineage = lineage
         start = LogCursor().to_json()
-        state = state or {"trajectories": start, "scores": [start] * num_scorers, "taken_of_parts": []}
+        scores = {pool: [start] * count for pool, count in scorers.replicas.items()}
+        state = state or {"trajectories": start, "scores": scores, "taken_of_parts": []}
         self._path = layout.trajectories(generator)
         self._trajectories = StreamReader(store, self._path, TRAJECTORY, LogCursor.from_json(state["trajectories"]))
-        self._score_paths = [layout.scores(reward, generator, s, num_scorers) for s in range(num_scorers)]
-        self._scores = [
-            StreamReader(store, path, SCORE, LogCursor.from_json(cursor))
-            for path, cursor in zip(self._score_paths, state["scores"], strict=True)
-        ]
+        self._scores = {
+            pool: [
+                StreamReader(store, layout.scores(pool, generator, s, count), SCORE, LogCursor.from_json(cursor))
+                for s, cursor in zip(range(count), state["scores"][pool], strict=True)
+            ]
+            for pool, count in scorers.replicas.items()
+        }
+        # Of the next part: the position before its scores, and these, or why they can't be read; by pool.
+        self._arrived: dict[str, tuple[LogCursor, Part | PartCorrupt]] = {}
         self._groups = committed_groups(store, generator, num_generators, lineage, self._trajectories.cursor)
         # Parts that may have groups left, in the order of the stream.
         self._parts: deque[_OpenPart] = deque()
@@ -111,20 +119,20 @@ class _GeneratorStream:
     def _next(self) -> tuple[_OpenPart, Sequence[ScoredGroup | LostPart]] | None:
         """The next part with its scores, and its groups that were not taken."""
         number = self._trajectories.cursor.part
-        scorer = layout.scorer_of_part(number, len(self._scores))
-        cursors = {"trajectories_before": self._trajectories.cursor, "scores_before": self._scores[scorer].cursor}
+        for pool, readers in self._scores.items():
+            reader = readers[layout.scorer_of_part(number, len(readers))]
+            if pool not in self._arrived and not self._arrive(pool, reader):
+                return None
+        arrived, self._arrived = self._arrived, {}
+        trajectories_before = self._trajectories.cursor
         groups: Sequence[ScoredGroup | LostPart]
         group_ids: list[int] | None
         try:
-            if (scores := self._scores[scorer].next()) is None:
-                return None
-            whole, record = self._zip(self._trajectories.next(), scores, scorer)
+            whole, record = self._zip({pool: _readable(scores) for pool, (_, scores) in arrived.items()})
             taken = self._taken_earlier.pop(number, _Taken())
             groups = [group for group in whole if group.first_row_id not in taken.rows]
             group_ids = [group.group_id for group in whole]
         except PartCorrupt as error:
-            if self._scores[scorer].cursor.part == cursors["scores_before"].part:
-                self._scores[scorer].next_record()
             if (damaged := self._trajectories.next_record()) is None:
                 raise self._missing(number) from error
             record = damaged
@@ -140,11 +148,32 @@ class _GeneratorStream:
             groups, group_ids = [lost] if left.rollouts else [], None
         if self._lineage.holds(record.incarnation, record.max_policy_version):
             pass_part(self._groups, self._path, record, group_ids)
-        return _OpenPart(number=number, **cursors, scorer=scorer, taken=taken, waiting=len(groups)), groups
+        part = _OpenPart(
+            number=number,
+            trajectories_before=trajectories_before,
+            scores_before={pool: before for pool, (before, _) in arrived.items()},
+            taken=taken,
+            waiting=len(groups),
+        )
+        return part, groups
 
-    def _zip(self, trajectories: Part | None, scores: Part, scorer: int) -> tuple[list[ScoredGroup], Record]:
+    def _arrive(self, pool: str, reader: StreamReader) -> bool:
+        """Whether the pool has scored the next part; then its scores are in `_arrived`."""
+        before = reader.cursor
+        scores: Part | PartCorrupt | None
+        try:
+            scores = reader.next()
+        except PartCorrupt as error:
+            reader.next_record()
+            scores = error
+        if scores is not None:
+            self._arrived[pool] = before, scores
+        return scores is not None
+
+    def _zip(self, scores: Mapping[str, Part]) -> tuple[list[ScoredGroup], Record]:
+        trajectories = self._trajectories.next()
         if trajectories is None:
-            raise self._missing(scores.record.part)
+            raise self._missing(self._trajectories.cursor.part)
         record = trajectories.record
         if record.vocab_size not in (0, self._vocab_size):
             raise StreamCorrupt(
@@ -152,7 +181,8 @@ class _GeneratorStream:
                 f"its tokens are of a vocabulary of {record.vocab_size}, but the policy's has {self._vocab_size}",
                 record.seq,
             )
-        return zip_groups(trajectories, scores, self.generator, self._score_paths[scorer]), record
+        scored = merge_scores(trajectories, scores, self._scorers, self.generator)
+        return zip_groups(trajectories, scored, self.generator), record
 
     def _missing(self, part: int) -> StreamCorrupt:
         return StreamCorrupt(self._path, f"part {part} is missing, but it was scored")
@@ -181,15 +211,18 @@ class _GeneratorStream:
             self._parts.popleft()
 
     def state(self) -> dict[str, Any]:
-        scores = [reader.cursor for reader in self._scores]
-        for part in reversed(self._parts):
-            scores[part.scorer] = part.scores_before
+        scores = {pool: [reader.cursor for reader in readers] for pool, readers in self._scores.items()}
+        befores = [(part.number, part.scores_before) for part in self._parts]
+        befores.append((self._trajectories.cursor.part, {pool: before for pool, (before, _) in self._arrived.items()}))
+        for number, by_pool in reversed(befores):
+            for pool, before in by_pool.items():
+                scores[pool][layout.scorer_of_part(number, len(scores[pool]))] = before
         # The position before the first part with groups left, and the groups taken after it.
         front = self._parts[0].trajectories_before if self._parts else self._trajectories.cursor
         taken_after = [(part.number, part.taken) for part in self._parts] + list(self._taken_earlier.items())
         return {
             "trajectories": front.to_json(),
-            "scores": [cursor.to_json() for cursor in scores],
+            "scores": {pool: [cursor.to_json() for cursor in cursors] for pool, cursors in scores.items()},
             "taken": sum((taken.amount for _, taken in taken_after), Amount()).to_json(),
             "taken_of_parts": [
                 {"part": number, "rows": [*taken.rows], **taken.amount.to_json()}
@@ -197,6 +230,12 @@ class _GeneratorStream:
                 if taken.amount.rollouts
             ],
         }
+
+
+def _readable(scores: Part | PartCorrupt) -> Part:
+    if isinstance(scores, PartCorrupt):
+        raise scores
+    return scores
 
 
 def consumed_by(state: Sequence[dict[str, Any]]) -> list[Amount]:
@@ -218,9 +257,8 @@ class RolloutLoader:
         self,
         store: Store,
         *,
-        reward: str,
+        scorers: ScorerPools,
         num_generators: int,
-        num_scorers: int,
         vocab_size: int,
         lineage: Lineage,
         state: list[dict[str, Any]] | None,
@@ -228,7 +266,7 @@ class RolloutLoader:
         states: Sequence[dict[str, Any] | None] = [None] * num_generators if state is None else state
         self._lineage = lineage
         self._streams = [
-            _GeneratorStream(store, reward, g, num_generators, num_scorers, vocab_size, lineage, states[g])
+            _GeneratorStream(store, scorers, g, num_generators, vocab_size, lineage, states[g])
             for g in range(num_generators)
         ]
         # (age, tie-breaker, its stream, its part, group): a heap.

@@ -1,15 +1,19 @@
 """Groups of trajectories with their scores, joined row by row from one part of each."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.compute as pc
 
+from configs.stored import ScorerPools
 from millrace.rollouts.arrow import RESPONSE_LISTS, list_slices
 from millrace.rollouts.ledger import Amount
 from millrace.rollouts.staleness import staleness
+from storage import layout
 from storage.errors import StreamCorrupt
 from storage.streams.record import Record
 from storage.streams.stream import Part
@@ -171,20 +175,34 @@ class LostPart:
         return self.left
 
 
-def zip_groups(trajectories: Part, scores: Part, generator: int, scores_path: str) -> list[ScoredGroup]:
-    """The groups of a part of trajectories with their scores, which come from the stream `scores_path`.
+def merge_scores(trajectories: Part, scores: Mapping[str, Part], scorers: ScorerPools, generator: int) -> pa.Table:
+    """The scores of a part of trajectories, each row from the pool of its source; `scores` are by pool.
 
     Raises StreamCorrupt where the rows do not correspond.
     """
-    table, scored = trajectories.table, scores.table
-    if not np.array_equal(table["row_id"].to_numpy(), scored["row_id"].to_numpy()):
-        record, expected = scores.record, trajectories.record
-        raise StreamCorrupt(
-            f"{scores_path}/{record.file}",
-            f"holds the scores of {record.rows} rows from {record.first_row_id} on, "
-            f"expected {expected.rows} from {expected.first_row_id} on",
-            record.seq,
-        )
+    expected = trajectories.record
+    for pool, part in scores.items():
+        record = part.record
+        if (record.first_row_id, record.rows) != (expected.first_row_id, expected.rows):
+            path = layout.scores_of_part(pool, generator, expected.part, scorers.replicas[pool])
+            raise StreamCorrupt(
+                f"{path}/{record.file}",
+                f"holds the scores of {record.rows} rows from {record.first_row_id} on, "
+                f"expected {expected.rows} from {expected.first_row_id} on",
+                record.seq,
+            )
+    tables = [part.table for part in scores.values()]
+    if len(tables) == 1:
+        return tables[0]
+    begins = {pool: number * expected.rows for number, pool in enumerate(scores)}
+    sources = trajectories.table["source"].to_pylist()
+    rows = [begins[scorers.of_source(source)] + row for row, source in enumerate(sources)]
+    return pa.concat_tables(tables).take(pa.array(rows))
+
+
+def zip_groups(trajectories: Part, scored: pa.Table, generator: int) -> list[ScoredGroup]:
+    """The groups of a part of trajectories with their scores, row by row."""
+    table = trajectories.table
     group_ids = table["group_id"].to_numpy()
     starts = np.flatnonzero(np.diff(group_ids, prepend=group_ids[0] - 1))
     ends = [*starts[1:].tolist(), len(group_ids)]

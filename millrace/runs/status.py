@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from configs.stored import ScorerPools
 from millrace.evaluation.results import Result, ResultsReader, best_result, measures_by_set
 from millrace.evaluation.schedule import read_early_stop
-from millrace.rollouts.ledger import Account, Amount, amount_committed, check_scored, log_at_head
+from millrace.rollouts.ledger import Account, Amount, CommittedAmounts
 from millrace.rollouts.loader import consumed_by
 from millrace.runs.decisions import parse_decision, summarize_decisions
 from millrace.runs.incidents import Incident, summarize_incidents
@@ -44,13 +45,12 @@ class StatusReader:
         self._store = store
         self._run_id: str = read_run(store)["run_id"]
         self._attempt = latest_attempt(store)
-        generators, scorers, reward = _layout_of(self._attempt)
+        num_generators, scorers = _layout_of(self._attempt)
         # A replay scores and trains another run's trajectories, which are not in its ledger.
         self._is_replay = store.exists(layout.REPLAY)
-        counted_generators = range(0 if self._is_replay else generators)
-        scores = [layout.scores(reward, g, s, scorers) for g in counted_generators for s in range(scorers)]
-        self._scores = [log_at_head(store, path) for path in scores]
-        self._trajectories = [log_at_head(store, layout.trajectories(g)) for g in counted_generators]
+        self._committed = CommittedAmounts(
+            store, scorers=scorers, num_generators=0 if self._is_replay else num_generators
+        )
         self._results = ResultsReader(store)
         self._incidents = FolderReader(store, layout.INCIDENTS, partial(parse_as, Incident))
         self._decisions = FolderReader(store, layout.DECISIONS, parse_decision)
@@ -132,16 +132,13 @@ class StatusReader:
         """The account in the trainer's record, balanced with everything committed now, which is at least as new."""
         account = Account.from_json(trainer["account"])
         consumed = [Amount.from_json(amount) for amount in trainer["consumed"]]
-        # Scores first, because their trajectories are already committed.
-        scored = amount_committed(self._scores)
-        generated = amount_committed(self._trajectories)
-        check_scored(generated, scored)
+        generated, scored = self._committed.look()
         account.balance(generated=generated, scored=scored, consumed=consumed)
         return account
 
     def _num_versions_used(self) -> int:
         """Number of policy versions from the oldest to the newest that sampled a trajectory."""
-        heads = [reader.cursor for reader in self._trajectories if reader.cursor.part > 0]
+        heads = [reader.cursor for reader in self._committed.trajectories if reader.cursor.part > 0]
         oldest = min((head.min_policy_version for head in heads), default=0)
         return max((head.max_policy_version for head in heads), default=-1) - oldest + 1
 
@@ -169,17 +166,18 @@ class StatusReader:
         }
 
 
-def _layout_of(attempt: Attempt) -> tuple[int, int, str]:
-    """Numbers of generators and scorers, and the reward. Raises StreamCorrupt unless all settings needed are valid."""
+def _layout_of(attempt: Attempt) -> tuple[int, ScorerPools]:
+    """Number of generators, and the scorers. Raises StreamCorrupt unless all settings needed are valid."""
     config = attempt.config
     try:
-        figures = config["generation"]["replicas"], config["scoring"]["replicas"], config["scoring"]["reward"]
-        needed = (attempt.stop_at_step, attempt.max_staleness, config["weights"]["transport"])
-    except (KeyError, TypeError, ValueError) as error:
+        scorers, num_generators = ScorerPools.of(config), config["generation"]["replicas"]
+        needed = (num_generators, attempt.stop_at_step, attempt.max_staleness, config["weights"]["transport"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StreamCorrupt(attempt.path, f"its config is incomplete: {error!r}; {RESTORE}") from error
-    if [type(value) for value in (*figures, *needed)] != [int, int, str, int, int, str]:
+    kinds = [type(value) for value in (*needed, *scorers.replicas, *scorers.replicas.values())]
+    if kinds != [int, int, int, str, *[str] * len(scorers.replicas), *[int] * len(scorers.replicas)]:
         raise StreamCorrupt(attempt.path, f"its config has values of other types than a run's; {RESTORE}")
-    return figures
+    return num_generators, scorers
 
 
 def _seconds_left(attempt: Attempt, step: int, step_seconds: float | None, wall_seconds: float) -> float | None:

@@ -1,15 +1,15 @@
 """The score stage: trajectories in, one score per trajectory out, in streams that match row by row.
 
-    ║ trajectories/0 ║ ─► part k ─┐                                  ┌─► ║ scores/<reward>/0/s-of-S ║ part k div S
-    ║ trajectories/1 ║ ─► part k ─┴─► k mod S = s? ─► score rows ────┴─► ║ scores/<reward>/1/s-of-S ║ part k div S
+    ║ trajectories/0 ║ ─► part k ─┐                                  ┌─► ║ scores/<pool>/0/s-of-S ║ part k div S
+    ║ trajectories/1 ║ ─► part k ─┴─► k mod S = s? ─► score rows ────┴─► ║ scores/<pool>/1/s-of-S ║ part k div S
 
-Scorer s of S reads every generator's trajectories, waits for the next part of its share, and writes one part of scores
-per part of trajectories. With j parts in its own stream, trajectory part j·S + s is next. Each row of a part that can't
-be read gets an error as its score, so that the streams stay aligned. In a replay the trajectories are the stored run's,
-and the stage ends after the last part.
+Scorer s of a pool of S reads every generator's trajectories, waits for the next part of its share, and writes one part
+of scores per part of trajectories. With j parts in its own stream, trajectory part j·S + s is next. Each row of a part
+that can't be read gets an error as its score, so that the streams stay aligned. In a replay the trajectories are the
+stored run's, and the stage ends after the last part.
 
-Each row is scored by the reward of its source. A source whose reward fails for a whole step's worth of groups ends the
-run.
+Each row is scored by the reward of its source, which a scorer of another pool may have: then it is `elsewhere` in this
+stream. A source whose reward fails for a whole step's worth of groups ends the run.
 """
 
 import json
@@ -36,21 +36,32 @@ from storage.stores.factory import open_store
 from storage.streams.record import Record
 from storage.streams.stream import Part, StreamReader, StreamWriter
 
+_ELSEWHERE = {
+    "reward": None, "components": "{}", "status": "elsewhere", "error": None, "verifier_version": "", "seconds": 0.0,
+}  # fmt: skip
+
 
 def main(stage: Stage) -> None:
     """Scores until asked to drain; in a replay, until the end of the stored run."""
     with ExitStack() as stack:
         with stage.loading():
             decode = load_decoder(start_folder(stage.store, stage.config.model.path, stage.arguments.handover))
-            scorer = stack.enter_context(make_scorer(stage.config.by_source()))
+            scorer = stack.enter_context(_make_scorer(stage))
         _score_all(stage, scorer, decode)
+
+
+def _make_scorer(stage: Stage) -> Scorer:
+    """The scorer of the sources that this replica's pool scores."""
+    sources, scorers = stage.config.by_source(), stage.config.scorers
+    pool, _ = scorers.scorer(stage.replica)
+    return make_scorer({name: config for name, config in sources.items() if scorers.of_source(name) == pool})
 
 
 def _score_all(stage: Stage, scorer: Scorer, decode: Decoder) -> None:
     spec = read_spec(stage.store)
     source = stage.store if spec is None else open_store(spec.sources[0])
     streams = [_UnscoredStream(stage, generator, source) for generator in range(stage.config.generation.replicas)]
-    sources = stage.config.by_source()
+    sources = {name: config for name, config in stage.config.by_source().items() if name in scorer.versions}
     rewards = {name: config.scoring.reward for name, config in sources.items()}
     groups = stage.config.training.groups_per_step
     failing = FailingReward(rewards, {name: groups * config.generation.group_size for name, config in sources.items()})
@@ -83,9 +94,11 @@ class _UnscoredStream:
     """One generator's trajectories and this scorer's stream of their scores."""
 
     def __init__(self, stage: Stage, generator: int, source: Store) -> None:
-        self.scorer, self.num_scorers = stage.replica, stage.config.scoring.replicas
-        path = layout.scores(stage.config.scoring.reward, generator, self.scorer, self.num_scorers)
-        self.scores = StreamWriter(stage.store, path, SCORE, writer=f"score-{self.scorer}")
+        scorers = stage.config.scorers
+        pool, self.scorer = scorers.scorer(stage.replica)
+        self.num_scorers = scorers.replicas[pool]
+        path = layout.scores(pool, generator, self.scorer, self.num_scorers)
+        self.scores = StreamWriter(stage.store, path, SCORE, writer=f"score-{stage.replica}")
         self.trajectories = StreamReader(source, layout.trajectories(generator), TRAJECTORY)
         self.part: Part | None = None
         self.lost: tuple[Record, PartCorrupt] | None = None
@@ -120,7 +133,8 @@ def _score(stage: Stage, stream: _UnscoredStream, scorer: Scorer, decode: Decode
     failpoint("score.before_commit")
     _commit(stage, stream, table, stream.part.record)
     stream.part = None
-    failing.check(zip(trajectories["source"].to_pylist(), table["error"].to_pylist(), strict=True))
+    rows = zip(trajectories["source"].to_pylist(), table["status"].to_pylist(), table["error"].to_pylist(), strict=True)
+    failing.check((source, error) for source, status, error in rows if status != _ELSEWHERE["status"])
 
 
 def _write_off(stage: Stage, stream: _UnscoredStream, verifier_version: str) -> None:
@@ -141,7 +155,7 @@ def _commit(stage: Stage, stream: _UnscoredStream, table: pa.Table, record: Reco
         )
     stage.update_status(
         rollouts=stage.value("rollouts") + table.num_rows,
-        errors=stage.value("errors") + table["reward"].null_count,
+        errors=stage.value("errors") + sum(status in ("timeout", "error") for status in table["status"].to_pylist()),
         tokens=stage.value("tokens") + record.tokens,
     )
 
@@ -154,9 +168,15 @@ def score_table(
 ) -> pa.Table:
     """Rows of `SCORE`, one per row of `TRAJECTORY` and in its order. A failed reward is an error, not a reward of 0.
 
+    A row of a source that this scorer has no reward for is `elsewhere`.
     The policy's final answer is scored: the text after the last token written by an environment. A trajectory that its
     environment ended with an error gets an error. `each` is called regularly, because scoring may take long.
     """
+    sources, row_ids = trajectories["source"].to_pylist(), trajectories["row_id"].to_pylist()
+    served = [row for row, source in enumerate(sources) if source in scorer.versions]
+    rows = [{"row_id": row_id, **_ELSEWHERE} for row_id in row_ids]
+    if len(served) < len(rows):
+        trajectories = trajectories.take(pa.array(served, pa.int64()))
     metas = trajectories["meta"].to_pylist()
     errors = {row: error for row, meta in enumerate(metas) if (error := environment_error_of(meta)) is not None}
     prompts = [
@@ -167,13 +187,12 @@ def score_table(
         [tokens.tolist() for tokens in answers(trajectories)],
         [reason == "stop" for reason in trajectories["finish_reason"].to_pylist()],
     )
-    sources = trajectories["source"].to_pylist()
     whole = [row for row in range(len(metas)) if row not in errors]
-    items = [(sources[row], prompts[row], responses[row]) for row in whole]
+    items = [(sources[served[row]], prompts[row], responses[row]) for row in whole]
     scores = dict(zip(whole, scorer.score_many(items, each), strict=True))
     scores |= {row: failed(f"environment: {error}") for row, error in errors.items()}
-    row_ids = trajectories["row_id"].to_pylist()
-    rows = [_score_row(row_id, scorer.versions[sources[row]], scores[row]) for row, row_id in enumerate(row_ids)]
+    for row, place in enumerate(served):
+        rows[place] = _score_row(row_ids[place], scorer.versions[sources[place]], scores[row])
     return pa.Table.from_pylist(rows, schema=SCORE)
 
 

@@ -74,6 +74,32 @@ def test_a_penalty_of_a_source_needs_the_runs_reference_policy() -> None:
     assert (mistake.key, mistake.read) == ("sources.chat.training.kl.coefficient", "0.1")
 
 
+def test_a_source_may_have_scorers_of_its_own() -> None:
+    config = mixture({"sums": {}, "chat": {"scoring": {"replicas": 2}}}, scoring={"replicas": 3})
+    assert config.scorers.replicas == {"exact_match": 3, "exact_match@chat": 2}
+    assert [config.scorers.scorer(replica) for replica in (0, 2, 3, 4)] == [
+        ("exact_match", 0),
+        ("exact_match", 2),
+        ("exact_match@chat", 0),
+        ("exact_match@chat", 1),
+    ]
+    assert [config.scorers.of_source(source) for source in config.sources] == ["exact_match", "exact_match@chat"]
+
+
+def test_the_runs_own_scorers_score_one_source_at_least() -> None:
+    (mistake,) = mistakes({"chat": {"scoring": {"replicas": 2}}})
+    assert mistake.key == "sources.chat.scoring.replicas"
+
+
+OWN_SCORERS = {"scoring": {"replicas": 1}}
+
+
+@pytest.mark.parametrize("sources", [{"sums": {}, "chat": OWN_SCORERS}, {"sums": OWN_SCORERS, "chat": {}}])
+def test_a_resumed_run_keeps_the_scorers_of_its_sources(sources: dict[str, Any]) -> None:
+    (sentence,) = changed_immutably(mixture({"sums": {}}), mixture(sources))
+    assert ".scoring.replicas" in sentence
+
+
 def test_set_changes_a_key_of_one_source() -> None:
     values: dict[str, Any] = {"sources": {"math": {"weight": 2.0}, "sums": {}}, "training": {"max_steps": 3}}
     settings = ["sources.math.weight=0.3", "sources.sums.prompts.digits=3", "sources.words={weight: 4}"]

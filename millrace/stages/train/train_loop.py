@@ -60,9 +60,8 @@ class TrainLoop:
         # Position of the cursors when the ledger last balanced.
         self.balanced: list[Amount] = []
         streams: dict[str, Any] = {
-            "reward": self.config.scoring.reward,
+            "scorers": self.config.scorers,
             "num_generators": self.config.generation.replicas,
-            "num_scorers": self.config.scoring.replicas,
         }
         vocab_size, position = self.trainer.vocab_size, stored.get("intake")
         self.loader = RolloutLoader(

@@ -43,11 +43,13 @@ CALCULATOR: dict[str, Any] = {
     "environment": {"name": "calculator", "max_turns": 2},
     "generation": {"max_new_tokens": 12},
 }
-MIXTURE = {"sums": SUMS, "digits": DIGITS, "calculator": CALCULATOR}
+MIXTURE = {"sums": SUMS, "digits": {**DIGITS, "scoring": {"replicas": 1}}, "calculator": CALCULATOR}
+"""Replica 1 of the score stage scores the digits alone."""
 KILLS = (
     "generate-0 generate.before_commit 3 kill",
     "generate-0 put.after:streams/trajectories/0/log/* 3 kill",
     "score-0 score.before_commit 2 kill",
+    "score-1 score.before_commit 2 kill",
     "score-0 put.mid:streams/scores/*/seg/* 3 kill",
     "train-0 train.mid_step 4 kill",
 )

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from configs.operation import PromotionConfig
 from configs.schema import ModelConfig, RunConfig
+from configs.stored import ScorerPools
 from configs.training import TrainingConfig
 from millrace.errors import InputError
 from millrace.evaluation.promotion import (
@@ -207,9 +208,8 @@ class Run:
         self.trainer.policy_version = version
         intake = RolloutLoader(
             self.store,
-            reward="exact_match",
+            scorers=ScorerPools({"exact_match": 1}),
             num_generators=1,
-            num_scorers=1,
             vocab_size=self.trainer.vocab_size,
             lineage=Lineage.after(None, 0),
             state=None,

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from support.stores.dict_store import DictStore
 
-from configs.stored import DEFAULT_SOURCE
+from configs.stored import DEFAULT_SOURCE, ScorerPools
 from millrace.rollouts.arrow import trajectory_table
 from millrace.rollouts.consumed import ConsumedWriter
 from millrace.rollouts.ledger import Account
@@ -59,9 +59,8 @@ class SmallRun:
     def open_loader(self, state: list[dict[str, Any]] | None) -> RolloutLoader:
         return RolloutLoader(
             self.store,
-            reward=REWARD,
+            scorers=ScorerPools({REWARD: SCORERS}),
             num_generators=GENERATORS,
-            num_scorers=SCORERS,
             vocab_size=VOCAB_SIZE,
             lineage=Lineage.after(None, 0),
             state=state,

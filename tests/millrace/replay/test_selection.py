@@ -8,6 +8,7 @@ from support.replay.mixed_run import as_mixture
 from support.replay.trained_run import GENERATORS, GROUPS_PER_STEP, LAST_STEP, TrainedRun, score_rows
 
 from configs.requests import ReplayRequest, Selection
+from configs.stored import ScorerPools
 from millrace.errors import ReplayError
 from millrace.replay.parts import Scores
 from millrace.replay.selection import plan, select
@@ -80,7 +81,7 @@ def rescored(run: TrainedRun, store: MemoryStore, rewards: Callable[[int], list[
         writer = StreamWriter(store, layout.scores("other", generator, 0, 1), SCORE, "score-0")
         for record in parts.records[generator]:
             writer.write(score_rows(record.first_row_id, rewards(record.rows)), tokens=record.tokens)
-    return SourceRun(run.store, scores=Scores(store=store, reward="other"))
+    return SourceRun(run.store, scores=Scores(store=store, scorers=ScorerPools({"other": 1})))
 
 
 def test_a_group_whose_new_scores_failed_is_left_out(

@@ -21,6 +21,7 @@ from support.replay.trained_run import (
     with_value,
 )
 
+from configs.stored import ScorerPools
 from millrace.errors import ReplayError
 from millrace.replay.parts import Scores
 from millrace.replay.source_run import SourceRun
@@ -151,7 +152,7 @@ def test_other_scores_replace_those_of_the_run(unchanged: TrainedRun, memory_sto
         for record in original.parts.records[generator]:
             rewards = [None if row % 3 == 0 else row / 4 for row in range(record.rows)]
             writer.write(score_rows(record.first_row_id, rewards), tokens=record.tokens)
-    run = SourceRun(unchanged.store, scores=Scores(store=memory_store, reward="other"))
+    run = SourceRun(unchanged.store, scores=Scores(store=memory_store, scorers=ScorerPools({"other": 1})))
     rows = rows_of(run, [5, 12])
     for row, group, scored in zip(run.groups.take(rows).to_pylist(), run.read(rows), original.read(rows), strict=True):
         rewards = [reward for reward in group.rewards if reward is not None]
@@ -159,7 +160,7 @@ def test_other_scores_replace_those_of_the_run(unchanged: TrainedRun, memory_sto
         assert contents(replace(group, rewards=scored.rewards)) == contents(scored)
         assert (row["verified"], row["reward_max"]) == (len(rewards), max(rewards))
     assert run.rewards(rows[0]) == original.rewards(rows[0]), "the trainer's rewards stay"
-    unscored = SourceRun(unchanged.store, scores=Scores(store=unchanged.store, reward="other"))
+    unscored = SourceRun(unchanged.store, scores=Scores(store=unchanged.store, scorers=ScorerPools({"other": 1})))
     with pytest.raises(ReplayError):
         next(unscored.read(rows))
 

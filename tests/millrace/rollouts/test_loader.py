@@ -3,6 +3,7 @@
 import json
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from support.replay.trained_run import score_rows
 from support.stores.memory import unused_name
 
-from configs.stored import DEFAULT_SOURCE
+from configs.stored import DEFAULT_SOURCE, ScorerPools
 from millrace.errors import LedgerMismatch
 from millrace.rollouts.arrow import trajectory_table
 from millrace.rollouts.ledger import Amount, CommittedAmounts
@@ -30,13 +31,19 @@ MakeTrajectories = Callable[..., list[Trajectory]]
 
 GENERATORS, SCORERS, GROUP_SIZE, VOCAB_SIZE = 2, 2, 2, 15
 LINEAGE = Lineage(1, {})
-SHAPE: dict[str, Any] = {"reward": "r", "num_generators": GENERATORS, "num_scorers": SCORERS}
+ONE_POOL = ScorerPools({"r": SCORERS})
+TWO_POOLS = ScorerPools({"r": SCORERS, "r@words": 3}, {"words": "r@words"})
+"""Of every four groups two are words. A pool writes wrong scores for the groups of the other."""
+SHAPE: dict[str, Any] = {"scorers": ONE_POOL, "num_generators": GENERATORS}
 
 
 class StoredRun:
     """The streams of a run in memory, and the groups that a loader should return."""
 
-    def __init__(self, make_trajectories: MakeTrajectories, vocab_size: int = VOCAB_SIZE) -> None:
+    def __init__(
+        self, make_trajectories: MakeTrajectories, vocab_size: int = VOCAB_SIZE, scorers: ScorerPools = ONE_POOL
+    ) -> None:
+        self.scorers = scorers
         self.store = MemoryStore(unused_name())
         self.make_trajectories = make_trajectories
         self.trajectories = [
@@ -45,10 +52,14 @@ class StoredRun:
             )
             for g in range(GENERATORS)
         ]
-        self.scores = [
-            [StreamWriter(self.store, layout.scores("r", g, s, SCORERS), SCORE, f"score-{s}") for s in range(SCORERS)]
-            for g in range(GENERATORS)
-        ]
+        self.scores_of_pools = {
+            pool: [
+                [StreamWriter(self.store, layout.scores(pool, g, s, count), SCORE, f"score-{s}") for s in range(count)]
+                for g in range(GENERATORS)
+            ]
+            for pool, count in scorers.replicas.items()
+        }
+        self.scores = self.scores_of_pools["r"]
         self.parts: list[list[list[Trajectory]]] = [[] for _ in range(GENERATORS)]
         self.num_passed = [0] * GENERATORS
         self.waiting: list[deque[int]] = [deque() for _ in range(GENERATORS)]
@@ -58,11 +69,14 @@ class StoredRun:
         """Commits one part of whole groups."""
         made = sum(len(part) for part in self.parts[generator]) // GROUP_SIZE
         group_ids = [generator + GENERATORS * (made + i) for i in range(num_groups)]
-        trajectories = self.make_trajectories(group_ids, GROUP_SIZE, policy_version)
+        trajectories = [
+            replace(each, request=replace(each.request, source="words" if each.request.group_id % 4 > 1 else "default"))
+            for each in self.make_trajectories(group_ids, GROUP_SIZE, policy_version)
+        ]
         table = trajectory_table(
             trajectories,
             first_row_id=self.trajectories[generator].rows,
-            sampling={DEFAULT_SOURCE: Sampling(temperature=0.5, top_p=1.0, max_new_tokens=4)},
+            sampling=dict.fromkeys((DEFAULT_SOURCE, "words"), Sampling(temperature=0.5, top_p=1.0, max_new_tokens=4)),
             incarnation=1,
             generator=generator,
             epoch=0,
@@ -79,15 +93,18 @@ class StoredRun:
         self.parts[generator].append(trajectories)
         self.versions.update(dict.fromkeys(group_ids, policy_version))
 
-    def score(self, generator: int, scorer: int) -> None:
+    def score(self, generator: int, scorer: int, pool: str = "r") -> None:
         """Scores the scorer's next part of that generator, if there is one."""
-        writer = self.scores[generator][scorer]
-        number = writer.parts * SCORERS + scorer
+        writer = self.scores_of_pools[pool][generator][scorer]
+        number = writer.parts * self.scorers.replicas[pool] + scorer
         if number >= len(self.parts[generator]):
             return
         trajectories = self.parts[generator][number]
         first_row_id = sum(len(part) for part in self.parts[generator][:number])
-        rewards = [reward_of(trajectory) for trajectory in trajectories]
+        rewards = [
+            reward_of(trajectory) if self.scorers.of_source(trajectory.request.source) == pool else -1.0
+            for trajectory in trajectories
+        ]
         writer.write(score_rows(first_row_id, rewards), tokens=tokens_of(trajectories))
         while self.num_passed[generator] < len(self.parts[generator]) and self._is_scored(generator):
             part = self.parts[generator][self.num_passed[generator]]
@@ -95,8 +112,11 @@ class StoredRun:
             self.num_passed[generator] += 1
 
     def _is_scored(self, generator: int) -> bool:
-        round_, scorer = divmod(self.num_passed[generator], SCORERS)
-        return self.scores[generator][scorer].parts > round_
+        return all(self._has_scored(pool, generator, self.num_passed[generator]) for pool in self.scorers.replicas)
+
+    def _has_scored(self, pool: str, generator: int, part: int) -> bool:
+        round_, scorer = divmod(part, self.scorers.replicas[pool])
+        return self.scores_of_pools[pool][generator][scorer].parts > round_
 
     def generate_and_score(self, generator: int, *policy_versions: int) -> None:
         """Commits and scores a part of two groups for each version."""
@@ -119,20 +139,21 @@ class StoredRun:
         return group
 
     def amounts(self) -> tuple[Amount, Amount]:
-        """(generated, scored)."""
-        writers = [writer for scores in self.scores for writer in scores]
-        scored = [
-            part
-            for generator, parts in enumerate(self.parts)
-            for number, part in enumerate(parts)
-            if self.scores[generator][number % SCORERS].parts > number // SCORERS
-        ]
-        assert sum(len(part) for part in scored) == sum(writer.rows for writer in writers)
+        """(generated, scored by the pool that has scored least)."""
+        scored = Amount()
+        for generator, parts in enumerate(self.parts):
+            by_pool = [
+                [part for number, part in enumerate(parts) if self._has_scored(pool, generator, number)]
+                for pool in self.scorers.replicas
+            ]
+            least = min(by_pool, key=lambda passed: sum(map(len, passed)))
+            scored += amount_of([trajectory for part in least for trajectory in part])
         generated = [trajectory for parts in self.parts for part in parts for trajectory in part]
-        return amount_of(generated), amount_of([trajectory for part in scored for trajectory in part])
+        return amount_of(generated), scored
 
     def loader(self, state: list[dict[str, Any]] | None = None) -> RolloutLoader:
-        return RolloutLoader(self.store, **SHAPE, vocab_size=VOCAB_SIZE, lineage=LINEAGE, state=state)
+        shape = {**SHAPE, "scorers": self.scorers}
+        return RolloutLoader(self.store, **shape, vocab_size=VOCAB_SIZE, lineage=LINEAGE, state=state)
 
 
 def reward_of(trajectory: Trajectory) -> float | None:
@@ -236,34 +257,38 @@ def test_consumed_amounts_are_the_sum_of_the_taken_groups(run: StoredRun) -> Non
 
 actions = st.one_of(
     st.tuples(st.just("generate"), st.integers(0, 1), st.integers(1, 3)),
-    st.tuples(st.just("score"), st.integers(0, 1), st.integers(0, 1)),
+    st.tuples(st.just("score"), st.integers(0, 1), st.integers(0, 5)),
     st.tuples(st.just("take"), st.just(0), st.integers(1, 3)),
     st.tuples(st.just("resume"), st.just(0), st.just(0)),
 )
 
 
+@pytest.mark.parametrize("scorers", [ONE_POOL, TWO_POOLS], ids=["one pool", "two pools"])
 @settings(deadline=None, max_examples=80)
 @given(data=st.lists(actions, max_size=40))
 def test_each_group_is_taken_once_in_any_order_of_events(
-    data: list[tuple[str, int, int]], make_trajectories: MakeTrajectories
+    data: list[tuple[str, int, int]], make_trajectories: MakeTrajectories, scorers: ScorerPools
 ) -> None:
-    run = StoredRun(make_trajectories)
-    loader, look, taken = run.loader(), CommittedAmounts(run.store, **SHAPE), Amount()
+    run = StoredRun(make_trajectories, scorers=scorers)
+    amounts = CommittedAmounts(run.store, scorers=scorers, num_generators=GENERATORS)
+    loader, taken = run.loader(), Amount()
     for time, (action, first, second) in enumerate(data):
         if action == "generate":
             # A part may be of older weights than the one before it.
             run.generate(first, second, policy_version=(7 * time) % 5 + time // 8)
         elif action == "score":
-            run.score(first, second)
+            pool = list(scorers.replicas)[time % len(scorers.replicas)]
+            run.score(first, second % scorers.replicas[pool], pool)
         elif action == "resume":
             loader = run.loader(through_json(loader.state()))
         else:
             for _ in range(second):
                 group, expected = loader.take(), run.next_group()
                 assert (group.group_id if isinstance(group, ScoredGroup) else group) == expected
+                assert not isinstance(group, ScoredGroup) or -1.0 not in group.rewards
                 taken += group.amount() if group else Amount()
         assert sum(loader.consumed(), Amount()) == taken
-        assert look.look() == run.amounts()
+        assert amounts.look() == run.amounts()
 
 
 def test_a_run_that_has_not_begun_has_no_groups(make_trajectories: MakeTrajectories) -> None:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from configs.schema import RunConfig
-from configs.stored import DEFAULT_SOURCE
+from configs.stored import DEFAULT_SOURCE, ScorerPools
 from millrace.models.loading import load_model
 from millrace.models.start_folder import store_start_model
 from millrace.rollouts.arrow import trajectory_table
@@ -137,9 +137,8 @@ class _Maker:
         self.consumed = ConsumedWriter(self.store, self.incarnation)
         self.intake = RolloutLoader(
             self.store,
-            reward="exact_match",
+            scorers=ScorerPools({"exact_match": SCORERS}),
             num_generators=GENERATORS,
-            num_scorers=SCORERS,
             vocab_size=self.vocab_size,
             lineage=self.lineage,
             state=None if latest is None else latest.state["intake"],

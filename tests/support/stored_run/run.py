@@ -113,7 +113,7 @@ class StoredRun:
             "intake": [
                 {
                     "trajectories": reader.cursor.to_json(),
-                    "scores": [scores.cursor.to_json() for scores in self._scores_taken[g]],
+                    "scores": {"exact_match": [scores.cursor.to_json() for scores in self._scores_taken[g]]},
                     "taken": Amount().to_json(),
                 }
                 for g, reader in enumerate(self._taken)
