@@ -52,7 +52,7 @@ class Check:
     minutes: float = 10.0
     """Time limit."""
     passed_before: str = ""
-    """GPU and date of the last report in which it passed; '' if there is no such report."""
+    """GPU, torch and date of the last report in which it passed; '' if there is no such report."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +95,8 @@ _VLLM_ON_CUDA = (
     "model.dtype=bfloat16",
 )
 
+_H100 = "H100, torch 2.11, 2026-11-26"
+
 PARTS: Sequence[Check] = (
     Check(
         name="trainer on a GPU",
@@ -105,21 +107,25 @@ PARTS: Sequence[Check] = (
         name="weights from a GPU",
         shows="A version leaves a GPU through shared memory and reaches another process's GPU bit for bit.",
         command=_tests("tests/gpu/test_weights_cuda.py"),
+        passed_before=_H100,
     ),
     Check(
         name="shards from a GPU",
         shows="Ranks on a GPU offer their shards by direct, and buckets on the GPU are those of a CPU.",
         command=_tests("tests/gpu/test_shards_cuda.py"),
+        passed_before=_H100,
     ),
     Check(
         name="CUDA IPC",
         shows="Two processes share a tensor on a GPU by its memory handle.",
         command=_tests("tests/gpu/test_ipc_cuda.py"),
+        passed_before=_H100,
     ),
     Check(
         name="campaign that trains on a GPU",
         shows="A whole campaign runs with its trainer on a GPU.",
         command=_campaign("tiny-cpu", "trains-on-a-gpu"),
+        passed_before=_H100,
     ),
     Check(
         name="benchmark of the trainer",

@@ -21,16 +21,20 @@ GPU = torch.device("cuda")
 
 @pytest.mark.parametrize("name", ["llama aipo", "qwen3 gspo", "qwen3 lora"])
 def test_a_gpu_takes_the_steps_that_a_cpu_takes(name: str) -> None:
-    # In double precision the order of sums makes no visible difference.
+    # transformers computes norms and rotary embeddings in float32, whatever the model's dtype.
     case = replace(CASES[name], dtype=torch.float64)
     on_cpu, on_gpu = make_trainer(case, ALONE, None), make_trainer(case, Ranks.alone(GPU), None)
+    start = {key: weight.clone() for key, weight in on_cpu.weights().items()}
     for number in range(3):
         batch = samples(5, seed=number)
         expected, result = on_cpu.step(batch), on_gpu.step(batch)
-        assert result.measured() == pytest.approx(expected.measured(), rel=1e-6, abs=1e-9)
-    for weight, other in zip(on_gpu.weights().values(), on_cpu.weights().values(), strict=True):
-        assert weight.is_cuda
-        torch.testing.assert_close(weight.cpu(), other, rtol=1e-6, atol=1e-9)
+        assert result.measured() == pytest.approx(expected.measured(), rel=1e-5, abs=1e-7)
+    weights = on_gpu.weights()
+    for key, expected_weight in on_cpu.weights().items():
+        assert weights[key].is_cuda
+        # AdamW magnifies the rounding of gradients that are almost 0.
+        error = (weights[key].cpu() - expected_weight).norm()
+        assert error <= 1e-4 * (expected_weight - start[key]).norm(), key
 
 
 @pytest.mark.parametrize("window", [None, 5])
