@@ -1,4 +1,4 @@
-"""The answers of services that a stored run's scores came from: scoring it anew asks for none of them again."""
+"""The scores of a run whose trajectories are scored anew: which parts have any, and what services answered for them."""
 
 import json
 from collections.abc import Mapping
@@ -12,13 +12,17 @@ from storage.errors import PartCorrupt, PartRemoved
 from storage.stores.base import Store
 
 
-class RecordedAnswers:
-    """Those of the run in `store`."""
+class RecordedScores:
+    """The scores of the run in `store`."""
 
     def __init__(self, store: Store) -> None:
         config = latest_attempt(store).config
         scores = Scores(store=store, scorers=ScorerPools.of(config))
         self._parts = ScoredParts(store, config["generation"]["replicas"], scores)
+
+    def has(self, generator: int, ordinal: int) -> bool:
+        """Whether the run scored a part of trajectories; the last ones of a run may have no scores."""
+        return self._parts.is_scored(generator, ordinal)
 
     def of_part(self, generator: int, ordinal: int) -> Mapping[str, Mapping[str, Any]]:
         """The answers for a part of trajectories, by `digest` of the request; none if its scores can't be read."""

@@ -6,7 +6,7 @@
 Scorer s of a pool of S reads every generator's trajectories, waits for the next part of its share, and writes one part
 of scores per part of trajectories. With j parts in its own stream, trajectory part j·S + s is next. Each row of a part
 that can't be read gets an error as its score, so that the streams stay aligned. In a replay the trajectories are the
-stored run's, and the stage ends after the last part.
+stored run's, and the stage ends after the last part that the run scored.
 
 Each row is scored by the reward of its source, which a scorer of another pool may have: then it is `elsewhere` in this
 stream. A source whose reward fails for a whole step's worth of groups ends the run.
@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from millrace.models.decoder import Decoder, load_decoder
 from millrace.models.start_folder import start_folder
-from millrace.replay.recorded import RecordedAnswers
+from millrace.replay.recorded import RecordedScores
 from millrace.replay.results import read_spec
 from millrace.rewards.remote import RemoteReward
 from millrace.rewards.rows import ELSEWHERE, UnscoredRows, unread_scores
@@ -71,7 +71,7 @@ def _score_all(stage: Stage, scorer: Scorer, decode: Decoder) -> None:
     failing = FailingReward(rewards, {name: groups * config.generation.group_size for name, config in sources.items()})
     scorer.on_first_failure = lambda sentence: _report_failure(stage, sentence)
     usage = ServiceUsage(stage, scorer)
-    recorded = None if spec is None or not scorer.remote else RecordedAnswers(source)
+    recorded = None if spec is None else RecordedScores(source)
     loaded = _joined(f"{rewards[name]} {version}" for name, version in scorer.versions.items())
     stage.mark_ready(f"scorer {stage.replica} ready with reward {loaded}")
 
@@ -88,8 +88,11 @@ def _score_all(stage: Stage, scorer: Scorer, decode: Decoder) -> None:
         with stage.busy("score"):
             return UnscoredRows.submit(part.table, scorer, decode)
 
+    def wanted(generator: int, ordinal: int) -> bool:
+        return recorded is None or recorded.has(generator, ordinal)
+
     def look() -> bool:
-        found = [stream.read_ahead(submit, _AHEAD if scorer.remote else 1) for stream in streams]
+        found = [stream.read_ahead(submit, wanted, _AHEAD if scorer.remote else 1) for stream in streams]
         return any(found) or any(stream.is_answered for stream in streams)
 
     def more() -> bool:
@@ -154,10 +157,17 @@ class _UnscoredStream:
                 for remote, requests in part.rows.submitted.asked.items():
                     yield from [remote for request in requests if not request.answer.done()]
 
-    def read_ahead(self, submit: Callable[[int, Part], UnscoredRows], limit: int) -> bool:
-        """Submits this scorer's parts that were committed, up to `limit` unscored ones; whether there was one."""
+    def read_ahead(
+        self, submit: Callable[[int, Part], UnscoredRows], wanted: Callable[[int, int], bool], limit: int
+    ) -> bool:
+        """Submits this scorer's next parts, up to `limit` unscored ones; whether there was one.
+
+        The first part that is not committed, or not `wanted`, is the end.
+        """
         found = False
         while len(self.unscored) < limit and self._skip_others():
+            if not wanted(self.generator, self.trajectories.cursor.part):
+                break
             try:
                 part = self.trajectories.next()
             except PartCorrupt as error:
