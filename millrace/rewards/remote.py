@@ -146,7 +146,8 @@ class Judge(RemoteReward):
             raise InputError("null", key="scoring.judge.model", expected="the name of a model at scoring.endpoint.url")
         prices = Prices(input=self._config.input_price, output=self._config.output_price)
         super().__init__(endpoint, timeout_seconds, prices)
-        self.version = f"1 {self._config.model} {digest({**judge, 'url': self.endpoint.url})[:12]}"
+        asked = self._config.model_dump(exclude={"input_price", "output_price"})
+        self.version = f"1 {self._config.model} {digest({**asked, 'url': self.endpoint.url})[:12]}"
 
     def requests(self, pairs: Sequence[Pair]) -> Iterator[tuple[dict[str, Any], int]]:
         """A pair in each; if grades are relative, the neighbours with the same prompt, which are a group."""
