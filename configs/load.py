@@ -43,13 +43,15 @@ _NESTED = _MAPPINGS | {
 # number of ranks and the size of microbatches change only the last bits of a gradient; its number format changes more.
 # Each step stores which tokens were too old, and which groups had no spread.
 _FREE_KEYS = {
-    "scoring.workers", "staleness.too_old", "training.max_steps", "training.checkpoint_every",
+    "scoring.workers", "scoring.judge.input_price", "scoring.judge.output_price",
+    "staleness.too_old", "training.max_steps", "training.checkpoint_every",
     "training.checkpoint_keep", "training.device", "training.activation_checkpointing", "training.compile",
     "training.optimizer_offload",
     "training.max_tokens_per_microbatch", "training.selection.drop_zero_advantage", "training.on_collapse",
 }  # fmt: skip
 _FREE_SECTIONS = (
-    "training.parallel.", "weights.", "storage.", "evaluation.", "promotion.", "budget.", "supervision.", "placement.",
+    "scoring.endpoint.", "training.parallel.", "weights.", "storage.", "evaluation.", "promotion.", "budget.",
+    "supervision.", "placement.",
 )  # fmt: skip
 _FREE_ON_RESUME = frozenset(
     key for key in _LEAVES if key in _FREE_KEYS or key.endswith(".threads") or key.startswith(_FREE_SECTIONS)

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from configs.section import Count, Parameters, Positive, Replicas, Section, Text
+from configs.section import Count, NonNegative, Parameters, Positive, Replicas, Section, Text
 
 HELD_OUT = "held_out"
 """The name of the held-out prompts among the results of an evaluation."""
@@ -79,12 +79,54 @@ class PromptsConfig(Section):
         return template
 
 
+class EndpointConfig(Section):
+    """The service that the rewards `http` and `judge` ask."""
+
+    url: Text | None = None
+    """`http`: where rows are posted; `judge`: the base of an OpenAI-compatible API, such as http://127.0.0.1:8000/v1."""
+    api_key: Text | None = None
+    """Name of the environment variable with the key that is sent as a bearer token; null: none is sent."""
+    in_flight: Count = 64
+    """Maximum number of requests that a scorer waits for at once."""
+    attempts: Count = 5
+    """Maximum number of attempts per request. Statuses 408, 429 and 5xx and lost connections are tried again, after
+    what `Retry-After` says, or a random pause that grows."""
+    requests_per_minute: Count | None = None
+    """Maximum number of attempts that a scorer starts per minute, evenly spaced; null: no limit."""
+    rows: Count = 1
+    """`http`: maximum number of responses per request."""
+    max_requests: Count | None = None
+    """The run ends before it makes more attempts, kills and resumes included; its scorers get equal shares. null: no
+    limit. To go on, resume with a higher limit."""
+    max_cost: Positive | None = None
+    """The same limit for the cost at `scoring.judge.input_price` and `output_price`, in their currency; null: none."""
+
+
+class JudgeConfig(Section):
+    """How the reward `judge` asks a language model."""
+
+    model: Text | None = None
+    """Name of the model at the endpoint."""
+    rubric: Text = "Grade whether the response solves the task correctly and completely."
+    """What the judge is told to grade."""
+    highest: Positive = 10.0
+    """The highest grade; the reward is the grade divided by it, 0 to 1."""
+    relative: bool = False
+    """Whether the judge reads all responses of a group together and grades each relative to the others."""
+    max_tokens: Count = 1024
+    """Maximum length of the judge's answer, reasoning included."""
+    input_price: NonNegative = 0.0
+    """Price of a million tokens that the judge reads."""
+    output_price: NonNegative = 0.0
+    """Price of a million tokens that the judge writes."""
+
+
 class RewardConfig(Section):
     """How responses are rewarded; a source may have its own."""
 
     reward: Text = "exact_match"
-    """Reward: `exact_match`, `math`, `reasoning_gym`, `reward_model`, `verifiers` or `weighted_sum`; or your own, as
-    `package.module:function`, called with prompt, response, answer and a dict of other fields."""
+    """Reward: `exact_match`, `http`, `judge`, `math`, `reasoning_gym`, `reward_model`, `verifiers` or `weighted_sum`;
+    or your own, as `package.module:function`, called with prompt, response, answer and a dict of other fields."""
     answer_pattern: str | None = None
     """Regular expression: the first group of its last match is the answer; null: all that follows `</think>` is."""
     model: Text | None = None
@@ -92,8 +134,11 @@ class RewardConfig(Section):
     ORG/NAME on a hub."""
     weights: dict[str, float] = Field(default_factory=dict)
     """For the reward `weighted_sum`: weights by reward name, no unit."""
+    endpoint: EndpointConfig = Field(default_factory=EndpointConfig)
+    judge: JudgeConfig = Field(default_factory=JudgeConfig)
     timeout_seconds: Positive = 10.0
-    """Maximum wall time to score a response, seconds; after that its status is `timeout` and it has no reward."""
+    """Maximum wall time to score a response, all attempts at an endpoint included, seconds; after that its status is
+    `timeout` and it has no reward."""
     memory_mb: Count = 1024
     """Maximum memory of a process that scores a response, beyond what loading the reward takes, MiB."""
     replicas: Replicas | None = None

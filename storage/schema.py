@@ -94,6 +94,12 @@ SCORE: pa.Schema = pa.schema(
         column("error", pa.string(), "one sentence on what failed; null if ok", nullable=True),
         column("verifier_version", pa.string(), "version of the code that scored the row"),
         column("seconds", pa.float32(), "duration of the verification, seconds"),
+        column(
+            "exchange",
+            pa.string(),
+            "JSON object: what endpoints were asked and answered, by reward; null if none was asked for this row",
+            nullable=True,
+        ),
     ]
 )
 

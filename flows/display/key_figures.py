@@ -204,6 +204,9 @@ def _exceptional(status: dict[str, Any]) -> list[Figure]:
     rows = []
     if scores["errors"]:
         rows.append(("errors", f"{scores['errors']:,} of {scores['rollouts']:,} responses got no score"))
+    if services := status["services"]:
+        tokens = f"{services['input_tokens']:,} tokens read, {services['output_tokens']:,} written"
+        rows.append(("services", f"{services['requests']:,} requests, {tokens}, cost {services['cost']:.4g}"))
     if repeated := status["ledger"]["generated_twice"]["tokens"]:
         rows.append(("repeated", f"{repeated:,} tokens were generated twice"))
     if masked["tokens"]:

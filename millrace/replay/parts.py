@@ -88,16 +88,25 @@ class ScoredParts:
             trajectories = self.trajectories(generator, ordinal, ["source"])
         return merge_scores(trajectories, scores, self._scores.scorers, generator)
 
+    def is_scored(self, generator: int, ordinal: int) -> bool:
+        """Whether all pools have scored a part."""
+        return all(self._score_record(pool, generator, ordinal)[1] for pool in self._scores.scorers.replicas)
+
     def _scores_by(self, pool: str, generator: int, ordinal: int, columns: Sequence[str] | None) -> Part | None:
+        path, record = self._score_record(pool, generator, ordinal)
+        if record is None:
+            return None
+        return Part(record=record, table=read_part(self._scores.store, path, SCORE, record, columns))
+
+    def _score_record(self, pool: str, generator: int, ordinal: int) -> tuple[str, Record | None]:
+        """The stream of a pool's scores of a part, and their commit record."""
         num_scorers = self._scores.scorers.replicas[pool]
         path = layout.scores_of_part(pool, generator, ordinal, num_scorers)
         if path not in self._score_records:
             self._score_records[path] = data_records(self._scores.store, path, SCORE)
+        records = self._score_records[path]
         number = layout.num_scored_parts(layout.scorer_of_part(ordinal, num_scorers), ordinal, num_scorers)
-        if number >= len(self._score_records[path]):
-            return None
-        record = self._score_records[path][number]
-        return Part(record=record, table=read_part(self._scores.store, path, SCORE, record, columns))
+        return path, records[number] if number < len(records) else None
 
     def trajectories(self, generator: int, ordinal: int, columns: Sequence[str] | None = None) -> Part:
         """The trajectories of a part. Raises PartCorrupt or PartRemoved."""

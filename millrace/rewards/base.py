@@ -39,6 +39,8 @@ class Score:
     """The reason for any other status than `ok`, in one line."""
     seconds: float = field(default=0.0, compare=False)
     """Wall time of the verifier, without waiting in a queue; set by its caller."""
+    exchange: Mapping[str, Any] = field(default_factory=dict)
+    """What an endpoint was asked and what it answered, plain JSON, by the name of the reward."""
 
     def __post_init__(self) -> None:
         is_ok = self.status == "ok"

@@ -10,6 +10,7 @@ from millrace.rewards.exact_match import ExactMatch
 from millrace.rewards.function import PythonReward
 from millrace.rewards.math import MathReward
 from millrace.rewards.packages import ReasoningGym, Verifiers
+from millrace.rewards.remote import HttpReward, Judge
 from millrace.rewards.reward_model import RewardModel
 from millrace.types import Prompt
 
@@ -58,6 +59,8 @@ class WeightedSum(Reward):
 
 _PARTS: Mapping[str, tuple[Callable[..., Reward], Sequence[str]]] = {
     ExactMatch.name: (ExactMatch, ["answer_pattern"]),
+    HttpReward.name: (HttpReward, ["endpoint", "timeout_seconds"]),
+    Judge.name: (Judge, ["endpoint", "judge", "timeout_seconds"]),
     MathReward.name: (MathReward, []),
     ReasoningGym.name: (ReasoningGym, ["answer_pattern", "sources"]),
     RewardModel.name: (RewardModel, ["model", "device"]),

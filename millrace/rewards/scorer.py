@@ -1,14 +1,15 @@
 """Scores lists of responses, each by the reward of its source, and each reward in its proper place.
 
-                          ┌─ isolated: exact_match with a pattern, math, … ─► pools of processes ─┬─► weighted sum
-source, prompt, response ─┴─ the others: exact_match, reward_model         ─► this process       ─┘   ─► Score
+                          ┌─ remote: http, judge, asked for as soon as submitted ─► a service     ─┐
+source, prompt, response ─┼─ isolated: exact_match with a pattern, math, …    ─► pools of processes ─┼─► weighted sum
+                          └─ the others: exact_match, reward_model            ─► this process       ─┘   ─► Score
 """
 
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType, TracebackType
 from typing import Protocol, Self
 
@@ -22,6 +23,7 @@ from millrace.rewards.factory import WeightedSum, make_reward
 from millrace.rewards.isolation.pool import Pool
 from millrace.rewards.isolation.sandbox import Limits
 from millrace.rewards.isolation.worker import Task
+from millrace.rewards.remote import Asked, RemoteReward
 from millrace.types import Prompt
 
 Item = tuple[str, Prompt, str]
@@ -58,6 +60,21 @@ def _package_sources(config: ScoredSource) -> list[str]:
     return [package.text for source in named if source is not None for package in prompt_sources(source, prompts)]
 
 
+@dataclass(frozen=True)
+class Submitted:
+    """Items on their way to scores."""
+
+    items: Sequence[Item]
+    rows_of: Mapping[Reward, Sequence[int]]
+    """The rows of each reward."""
+    asked: Mapping[RemoteReward, Sequence[Asked]]
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether all answers of services are there."""
+        return all(request.answer.done() for requests in self.asked.values() for request in requests)
+
+
 class Scorer:
     """The rewards of all sources, ready to score within a `with` block; their processes end with the block.
 
@@ -84,7 +101,10 @@ class Scorer:
                     part.source = source
                     by_pool.setdefault(pool, []).append(part)
                 self._parts[source].append(loaded[key])
-        self._local = by_pool.pop(None, [])
+        own = by_pool.pop(None, [])
+        self.remote = [part for part in own if isinstance(part, RemoteReward)]
+        """The rewards that services compute."""
+        self._local = [part for part in own if not isinstance(part, RemoteReward)]
         self._pools = [(Pool(parts, pool[0]), parts) for pool, parts in by_pool.items() if pool is not None]
         self.versions: dict[str, str] = {}
         """`Reward.version` of each source's reward, stored with each score."""
@@ -98,7 +118,8 @@ class Scorer:
         Returns the versions of the rewards that are known so far, by name; if rewards of one name have different
         versions, the further ones by name and source. Raises InputError as entering does.
         """
-        versions = {part: part.version for part in self._local if hasattr(part, "version")}
+        here = (*self._local, *self.remote)
+        versions = {part: part.version for part in here if hasattr(part, "version")}
         for pool, parts in self._pools:
             with pool:
                 versions |= zip(parts, pool.versions, strict=True)
@@ -120,10 +141,13 @@ class Scorer:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            for part in self._local:
+            here = (*self._local, *self.remote)
+            for part in here:
                 with naming_source(part.source):
                     part.load()
-            versions = {part: part.version for part in self._local}
+            for remote in self.remote:
+                stack.callback(remote.endpoint.close)
+            versions = {part: part.version for part in here}
             for pool, parts in self._pools:
                 versions |= zip(parts, stack.enter_context(pool).versions, strict=True)
             self._processes = stack.pop_all()
@@ -142,12 +166,24 @@ class Scorer:
     def score_many(self, items: Sequence[Item], each: Callable[[], None] = lambda: None) -> list[Score]:
         """Return one score per item, in order. `each` is called repeatedly meanwhile.
 
-        Raises only for faults that no response caused, such as the loss of the fork server.
+        Raises only for faults that no response caused, such as the loss of the fork server, and LimitReached.
         """
+        return self.collect(self.submit(items), each)
+
+    def submit(self, items: Sequence[Item]) -> "Submitted":
+        """Ask services for the scores of `items`; other rewards begin with `collect`."""
         rows_of: dict[Reward, list[int]] = {}
         for row, (source, _, _) in enumerate(items):
             for part in self._parts[source]:
                 rows_of.setdefault(part, []).append(row)
+        asked = {
+            part: part.submit([items[row][1:] for row in rows_of[part]]) for part in self.remote if part in rows_of
+        }
+        return Submitted(items, rows_of, asked)
+
+    def collect(self, submitted: "Submitted", each: Callable[[], None] = lambda: None) -> list[Score]:
+        """Return one score per submitted item, in order, as `score_many` does."""
+        items, rows_of = submitted.items, submitted.rows_of
         scores: list[dict[Reward, Score]] = [{} for _ in items]
         for part in self._local:
             rows = rows_of.get(part, [])
@@ -160,13 +196,19 @@ class Scorer:
                 number, row = places[task]
                 scores[row][parts[number]] = score
                 self._report_failure(parts[number], items[row], score)
+        for remote, asked in submitted.asked.items():
+            for row, score in zip(rows_of[remote], remote.collect(asked, each), strict=True):
+                scores[row][remote] = score
+                self._report_failure(remote, items[row], score)
         return [self._total(source, scores[row]) for row, (source, _, _) in enumerate(items)]
 
     def _total(self, source: str, scores: Mapping[Reward, Score]) -> Score:
         reward, by_name = self._rewards[source], {part.name: scores[part] for part in self._parts[source]}
         if not isinstance(reward, WeightedSum):
             return by_name[reward.name]
-        return replace(reward.combine(by_name), seconds=sum(score.seconds for score in by_name.values()))
+        exchange = {name: part for score in by_name.values() for name, part in score.exchange.items()}
+        seconds = sum(score.seconds for score in by_name.values())
+        return replace(reward.combine(by_name), seconds=seconds, exchange=exchange)
 
     def _score_here(self, part: Reward, items: Sequence[Item], each: Callable[[], None]) -> list[Score]:
         scores: list[Score] = []

@@ -5,7 +5,7 @@ commit logs, status records, metrics of sync_weights, evaluations, incidents, de
 """
 
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -112,6 +112,7 @@ class StatusReader:
             "ledger": {**account.ledger(), "generated_twice": _generated_twice(account, records)},
             "seconds": _seconds(records),
             "scores": {name: _total(records, "score", name) for name in ("rollouts", "errors")},
+            "services": _services(records),
             "tokens": self._tokens(account, records),
             "weight_sync": self._weight_sync(),
         }
@@ -212,6 +213,14 @@ def _stage(name: str) -> str:
 def _total(records: Records, stage: str, name: str) -> int:
     """The sum of a count in the status records of a stage's replicas."""
     return sum(record.get(name, 0) for replica, record in records.items() if _stage(replica) == stage)
+
+
+def _services(records: Records) -> dict[str, float]:
+    """What services were asked for scores, and what that cost; empty if none was."""
+    totals: Counter[str] = Counter()
+    for record in records.values():
+        totals.update({name.rpartition("/")[2]: value for name, value in record.items() if name.startswith("service/")})
+    return dict(totals)
 
 
 def _seconds(records: Records) -> dict[str, float]:

@@ -38,6 +38,7 @@ from millrace.rewards.scorer import make_scorer
 from millrace.runs.record import read_attempt
 from millrace.runtime.arguments import EVALUATE_AT_END
 from millrace.runtime.stage import Stage, run_stage
+from millrace.stages.service_usage import ServiceUsage
 from millrace.training.checkpoints.names import weights_checksum
 from millrace.training.checkpoints.policy_state import load_weights
 from millrace.weights.base import Manifest, Weights, WeightsId
@@ -230,17 +231,20 @@ class EvaluatedPolicy:
         config = self._config
         with make_scorer(config.by_source()) as scorer:
             scorer.on_first_failure = self._stage.log
-            examiner = Examiner(self._engine, scorer, self._rules, self._continues)
+            usage = ServiceUsage(self._stage, scorer)
+
+            def continues() -> bool:
+                self._stage.update_status(**usage.values())
+                return not self._stage.draining
+
+            examiner = Examiner(self._engine, scorer, self._rules, continues)
             measured = {
                 source: {name: examiner.measure(source, prompt_set) for name, prompt_set in sets.items()}
                 for source, sets in self._sets.items()
             }
+            self._stage.update_status(**usage.values())
         weights = config.evaluation.weights or {name: source.weight for name, source in config.sources.items()}
         return as_result(measured, weights)
-
-    def _continues(self) -> bool:
-        self._stage.beat()
-        return not self._stage.draining
 
     def _load(self, checkpoint: Checkpoint) -> None:
         """Replaces the engine's weights. Raises StreamCorrupt."""

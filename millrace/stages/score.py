@@ -6,27 +6,32 @@
 Scorer s of a pool of S reads every generator's trajectories, waits for the next part of its share, and writes one part
 of scores per part of trajectories. With j parts in its own stream, trajectory part j·S + s is next. Each row of a part
 that can't be read gets an error as its score, so that the streams stay aligned. In a replay the trajectories are the
-stored run's, and the stage ends after the last part.
+stored run's, and the stage ends after the last part that the run scored.
 
 Each row is scored by the reward of its source, which a scorer of another pool may have: then it is `elsewhere` in this
 stream. A source whose reward fails for a whole step's worth of groups ends the run.
+
+Services are asked for several parts at once; parts are committed in their order. When a scorer is asked to drain, it
+waits for the answers that it asked for.
 """
 
-import json
 import sys
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from typing import Any
+from dataclasses import dataclass
 
 import pyarrow as pa
 
-from millrace.models.decoder import CONTEXT_TOKENS, Decoder, load_decoder
+from millrace.models.decoder import Decoder, load_decoder
 from millrace.models.start_folder import start_folder
+from millrace.replay.recorded import RecordedScores
 from millrace.replay.results import read_spec
-from millrace.rewards.base import Score, failed
+from millrace.rewards.remote import RemoteReward
+from millrace.rewards.rows import ELSEWHERE, UnscoredRows, unread_scores
 from millrace.rewards.scorer import FailingReward, Scorer, make_scorer
-from millrace.rollouts.arrow import answers, before_answers, environment_error_of, prompt_of
 from millrace.runtime.stage import Stage, run_stage
+from millrace.stages.service_usage import ServiceUsage
 from storage import layout
 from storage.errors import PartCorrupt
 from storage.failpoints import failpoint
@@ -36,9 +41,8 @@ from storage.stores.factory import open_store
 from storage.streams.record import Record
 from storage.streams.stream import Part, StreamReader, StreamWriter
 
-_ELSEWHERE = {
-    "reward": None, "components": "{}", "status": "elsewhere", "error": None, "verifier_version": "", "seconds": 0.0,
-}  # fmt: skip
+_AHEAD = 4
+"""Parts of a generator that wait for services at once: a late answer must not hold up those of the next parts."""
 
 
 def main(stage: Stage) -> None:
@@ -66,28 +70,62 @@ def _score_all(stage: Stage, scorer: Scorer, decode: Decoder) -> None:
     groups = stage.config.training.groups_per_step
     failing = FailingReward(rewards, {name: groups * config.generation.group_size for name, config in sources.items()})
     scorer.on_first_failure = lambda sentence: _report_failure(stage, sentence)
+    usage = ServiceUsage(stage, scorer)
+    recorded = None if spec is None else RecordedScores(source)
     loaded = _joined(f"{rewards[name]} {version}" for name, version in scorer.versions.items())
     stage.mark_ready(f"scorer {stage.replica} ready with reward {loaded}")
 
-    def next_part() -> bool:
-        return any(stream.look() for stream in streams)
+    def store_usage(more: int = 0) -> None:
+        if scorer.remote:
+            in_flight = Counter(remote for stream in streams for remote in stream.open_requests())
+            in_flight.update(dict.fromkeys(scorer.remote, more))
+            stage.update_status(now=True, **usage.values(in_flight))
+
+    def submit(generator: int, part: Part) -> UnscoredRows:
+        for remote in scorer.remote:
+            remote.recorded = {} if recorded is None else recorded.of_part(generator, part.record.part)
+        store_usage(part.table.num_rows)
+        with stage.busy("score"):
+            return UnscoredRows.submit(part.table, scorer, decode)
+
+    def wanted(generator: int, ordinal: int) -> bool:
+        return recorded is None or recorded.has(generator, ordinal)
+
+    def look() -> bool:
+        found = [stream.read_ahead(submit, wanted, _AHEAD if scorer.remote else 1) for stream in streams]
+        return any(found) or any(stream.is_answered for stream in streams)
 
     def more() -> bool:
-        if spec is None:
-            return stage.wait(next_part, why="waiting for trajectories")
-        return not stage.draining and next_part()
+        if spec is not None and not look() and not any(stream.unscored for stream in streams):
+            return False
+        return stage.wait(look, why="waiting for trajectories")
 
     while more():
         for stream in streams:
-            if stream.lost is not None:
-                _write_off(stage, stream, _joined(scorer.versions.values()))
-            elif stream.part is not None:
-                _score(stage, stream, scorer, decode, failing)
+            while stream.is_answered:
+                _score(stage, stream, scorer, failing)
+                store_usage()
+    for stream in streams:
+        # Their answers are paid for.
+        while stream.unscored:
+            _score(stage, stream, scorer, failing)
+    store_usage()
     stage.log(f"scorer {stage.replica} drained after {sum(stream.scores.rows for stream in streams)} scores")
 
 
 def _joined(texts: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(texts))
+
+
+@dataclass(kw_only=True)
+class _Unscored:
+    """A part of trajectories before its scores are committed."""
+
+    record: Record
+    rows: UnscoredRows | None
+    """None if it can't be read."""
+    error: str = ""
+    """Then this is why."""
 
 
 class _UnscoredStream:
@@ -100,23 +138,56 @@ class _UnscoredStream:
         path = layout.scores(pool, generator, self.scorer, self.num_scorers)
         self.scores = StreamWriter(stage.store, path, SCORE, writer=f"score-{stage.replica}")
         self.trajectories = StreamReader(source, layout.trajectories(generator), TRAJECTORY)
-        self.part: Part | None = None
-        self.lost: tuple[Record, PartCorrupt] | None = None
+        self.generator = generator
+        self.unscored: deque[_Unscored] = deque()
+        """This scorer's next parts, in their order."""
 
-    def look(self) -> bool:
-        """Whether this scorer's next part has been committed; then it is in `part`, or in `lost` with the error."""
-        next_part = layout.scored_part(self.scorer, self.scores.parts, self.num_scorers)
-        while self.part is None and self.trajectories.cursor.part < next_part:
-            if self.trajectories.next_record() is None:
-                return False
-        if self.part is None:
+    @property
+    def is_answered(self) -> bool:
+        """Whether the next part can be scored without waiting for a service."""
+        if not self.unscored:
+            return False
+        rows = self.unscored[0].rows
+        return rows is None or rows.submitted.is_answered
+
+    def open_requests(self) -> Iterator[RemoteReward]:
+        """The reward of each request that is not answered."""
+        for part in self.unscored:
+            if part.rows is not None:
+                for remote, requests in part.rows.submitted.asked.items():
+                    yield from [remote for request in requests if not request.answer.done()]
+
+    def read_ahead(
+        self, submit: Callable[[int, Part], UnscoredRows], wanted: Callable[[int, int], bool], limit: int
+    ) -> bool:
+        """Submits this scorer's next parts, up to `limit` unscored ones; whether there was one.
+
+        The first part that is not committed, or not `wanted`, is the end.
+        """
+        found = False
+        while len(self.unscored) < limit and self._skip_others():
+            if not wanted(self.generator, self.trajectories.cursor.part):
+                break
             try:
-                self.part = self.trajectories.next()
+                part = self.trajectories.next()
             except PartCorrupt as error:
                 record = self.trajectories.next_record()
                 assert record is not None, "the error came from this very record"
-                self.lost = record, error
-        return self.part is not None or self.lost is not None
+                self.unscored.append(_Unscored(record=record, rows=None, error=str(error)))
+            else:
+                if part is None:
+                    break
+                self.unscored.append(_Unscored(record=part.record, rows=submit(self.generator, part)))
+            found = True
+        return found
+
+    def _skip_others(self) -> bool:
+        """Passes the parts of other scorers; whether all before this scorer's next one are committed."""
+        ordinal = self.scores.parts + len(self.unscored)
+        while self.trajectories.cursor.part < layout.scored_part(self.scorer, ordinal, self.num_scorers):
+            if self.trajectories.next_record() is None:
+                return False
+        return True
 
 
 def _report_failure(stage: Stage, sentence: str) -> None:
@@ -125,24 +196,20 @@ def _report_failure(stage: Stage, sentence: str) -> None:
     print(sentence, file=sys.stderr, flush=True)
 
 
-def _score(stage: Stage, stream: _UnscoredStream, scorer: Scorer, decode: Decoder, failing: FailingReward) -> None:
-    assert stream.part is not None
-    trajectories = stream.part.table
-    with stage.busy("score"):
-        table = score_table(trajectories, scorer, decode, each=stage.beat)
-    failpoint("score.before_commit")
-    _commit(stage, stream, table, stream.part.record)
-    stream.part = None
-    rows = zip(trajectories["source"].to_pylist(), table["status"].to_pylist(), table["error"].to_pylist(), strict=True)
-    failing.check((source, error) for source, status, error in rows if status != _ELSEWHERE["status"])
-
-
-def _write_off(stage: Stage, stream: _UnscoredStream, verifier_version: str) -> None:
-    assert stream.lost is not None
-    record, error = stream.lost
-    stage.log(f"no scores for {record.rows} trajectories: {error}")
-    _commit(stage, stream, unread_scores(record, str(error), verifier_version), record)
-    stream.lost = None
+def _score(stage: Stage, stream: _UnscoredStream, scorer: Scorer, failing: FailingReward) -> None:
+    part = stream.unscored[0]
+    if part.rows is None:
+        stage.log(f"no scores for {part.record.rows} trajectories: {part.error}")
+        table = unread_scores(part.record, part.error, _joined(scorer.versions.values()))
+        _commit(stage, stream, table, part.record)
+    else:
+        with stage.busy("score"):
+            table = part.rows.collect(each=stage.beat)
+        failpoint("score.before_commit")
+        _commit(stage, stream, table, part.record)
+        columns = (part.rows.sources, *(table[name].to_pylist() for name in ("status", "error")))
+        failing.check((source, error) for source, status, error in zip(*columns, strict=True) if status != ELSEWHERE)
+    stream.unscored.popleft()
 
 
 def _commit(stage: Stage, stream: _UnscoredStream, table: pa.Table, record: Record) -> None:
@@ -158,62 +225,6 @@ def _commit(stage: Stage, stream: _UnscoredStream, table: pa.Table, record: Reco
         errors=stage.value("errors") + sum(status in ("timeout", "error") for status in table["status"].to_pylist()),
         tokens=stage.value("tokens") + record.tokens,
     )
-
-
-def score_table(
-    trajectories: pa.Table,
-    scorer: Scorer,
-    decode: Decoder,
-    each: Callable[[], None] = lambda: None,
-) -> pa.Table:
-    """Rows of `SCORE`, one per row of `TRAJECTORY` and in its order. A failed reward is an error, not a reward of 0.
-
-    A row of a source that this scorer has no reward for is `elsewhere`.
-    The policy's final answer is scored: the text after the last token written by an environment. A trajectory that its
-    environment ended with an error gets an error. `each` is called regularly, because scoring may take long.
-    """
-    sources, row_ids = trajectories["source"].to_pylist(), trajectories["row_id"].to_pylist()
-    served = [row for row, source in enumerate(sources) if source in scorer.versions]
-    rows = [{"row_id": row_id, **_ELSEWHERE} for row_id in row_ids]
-    if len(served) < len(rows):
-        trajectories = trajectories.take(pa.array(served, pa.int64()))
-    metas = trajectories["meta"].to_pylist()
-    errors = {row: error for row, meta in enumerate(metas) if (error := environment_error_of(meta)) is not None}
-    prompts = [
-        prompt_of(prompt_id, meta) for prompt_id, meta in zip(trajectories["prompt_id"].to_pylist(), metas, strict=True)
-    ]
-    responses = decode(
-        [tokens.tolist() for tokens in before_answers(trajectories, CONTEXT_TOKENS)],
-        [tokens.tolist() for tokens in answers(trajectories)],
-        [reason == "stop" for reason in trajectories["finish_reason"].to_pylist()],
-    )
-    whole = [row for row in range(len(metas)) if row not in errors]
-    items = [(sources[served[row]], prompts[row], responses[row]) for row in whole]
-    scores = dict(zip(whole, scorer.score_many(items, each), strict=True))
-    scores |= {row: failed(f"environment: {error}") for row, error in errors.items()}
-    for row, place in enumerate(served):
-        rows[place] = _score_row(row_ids[place], scorer.versions[sources[place]], scores[row])
-    return pa.Table.from_pylist(rows, schema=SCORE)
-
-
-def _score_row(row_id: int, version: str, score: Score) -> dict[str, Any]:
-    return {
-        "row_id": row_id,
-        "reward": score.reward,
-        "components": json.dumps(score.components),
-        "status": score.status,
-        "error": score.error,
-        "verifier_version": version,
-        "seconds": score.seconds,
-    }
-
-
-def unread_scores(record: Record, error: str, verifier_version: str) -> pa.Table:
-    """Rows of `SCORE` for a part of trajectories that can't be read: no reward, and the error."""
-    unread = Score(reward=None, status="error", error=error)
-    row_ids = range(record.first_row_id, record.first_row_id + record.rows)
-    rows = [_score_row(row_id, verifier_version, unread) for row_id in row_ids]
-    return pa.Table.from_pylist(rows, schema=SCORE)
 
 
 if __name__ == "__main__":

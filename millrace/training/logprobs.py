@@ -12,6 +12,7 @@ vocabulary, π is renormalised over the same tokens as μ: the logits of all oth
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,16 +46,15 @@ class LogitScale:
     cap: float | None = None
     """None: the logits are x / divisor."""
 
-    def apply_(self, raw_CV: torch.Tensor) -> torch.Tensor:
-        """The logits, computed in place."""
-        if self.divisor != 1:
-            raw_CV = raw_CV.div_(self.divisor)
-        return raw_CV if self.cap is None else raw_CV.div_(self.cap).tanh_().mul_(self.cap)
+    def logits(self, raw_CV: torch.Tensor) -> torch.Tensor:
+        """The logits; `raw_CV` itself if they are the same."""
+        logits_CV = raw_CV if self.divisor == 1 else raw_CV / self.divisor
+        return logits_CV if self.cap is None else (logits_CV / self.cap).tanh_() * self.cap
 
     def slope(self, logits_CV: torch.Tensor) -> torch.Tensor | float:
         """d logits / dx, from the logits."""
         # d cap · tanh(y / cap) / dy = 1 − tanh²
-        return (1.0 if self.cap is None else 1 - (logits_CV / self.cap).square_()) / self.divisor
+        return (1.0 if self.cap is None else 1 - (logits_CV / self.cap) ** 2) / self.divisor
 
 
 _UNSCALED = LogitScale()
@@ -70,6 +70,7 @@ def chunked_logprobs(
     scale: LogitScale = _UNSCALED,
     kept: KeptTokens | None = None,
     chunk: int | None = None,
+    compiled: bool = False,
     each_chunk: Callable[[], None] = lambda: None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """[N] log π of each target and [N] entropy of π there, nats, both with gradient.
@@ -77,12 +78,13 @@ def chunked_logprobs(
     π is the softmax of logits / temperature over the tokens in `kept`, or over the whole vocabulary; `scale` makes the
     logits of hidden · weightᵀ + bias. A target is one of its kept tokens. Both results are float32, or float64 if the
     hidden states are; so are the softmax and the sum of the weight's gradient over chunks. `targets_N` is int64;
-    `chunk` is the number of tokens per chunk, and `each_chunk` is called after each one of either pass.
+    `chunk` is the number of tokens per chunk, and `each_chunk` is called after each one of either pass. `compiled`:
+    torch compiles what is computed per logit, so that a GPU reads each logit two or three times, and not a dozen.
     """
     if chunk is None:
         chunk = max(1, CHUNK_ELEMENTS[hidden_NH.device.type] // len(weight_VH))
     logprobs_N, entropy_N = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden_NH, weight_VH, bias_V, targets_N, temperatures_N, kept, scale, chunk, each_chunk
+        hidden_NH, weight_VH, bias_V, targets_N, temperatures_N, kept, scale, chunk, compiled, each_chunk
     )
     return logprobs_N, entropy_N
 
@@ -99,22 +101,23 @@ class _ChunkedLogprobs(torch.autograd.Function):
         kept: KeptTokens | None,
         scale: LogitScale,
         chunk: int,
+        compiled: bool,
         each_chunk: Callable[[], None],
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        measure = _compile(_measure) if compiled else _measure
         logprobs_N = hidden_NH.new_empty(len(hidden_NH), dtype=_wide(hidden_NH))
-        entropy_N = torch.empty_like(logprobs_N)
+        entropy_N, log_sum_N = torch.empty_like(logprobs_N), torch.empty_like(logprobs_N)
         for part, kept_C in _chunks(len(hidden_NH), chunk, kept):
-            logits_CV = scale.apply_(output_logits(hidden_NH[part], weight_VH, bias_V))
-            logits_CV = _tempered(logits_CV, temperatures_N[part], kept_C)
-            log_sum_C = logits_CV.logsumexp(dim=-1)
-            logprobs_N[part] = logits_CV.gather(1, targets_N[part, None]).squeeze(1) - log_sum_C
-            probs_CV = logits_CV.softmax(dim=-1)
-            entropy_N[part] = log_sum_C - torch.linalg.vecdot(probs_CV, logits_CV)
+            raw_CV = output_logits(hidden_NH[part], weight_VH, bias_V)
+            dropped_CV = _dropped(kept_C, raw_CV)
+            logprobs_N[part], entropy_N[part], log_sum_N[part] = measure(
+                raw_CV, dropped_CV, targets_N[part], temperatures_N[part], scale
+            )
             # Else they would stay while the next chunk's are made.
-            del logits_CV, probs_CV
+            del raw_CV, dropped_CV
             each_chunk()
-        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, temperatures_N)
-        ctx.kept, ctx.scale, ctx.chunk, ctx.each_chunk = kept, scale, chunk, each_chunk
+        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, temperatures_N, log_sum_N, entropy_N)
+        ctx.kept, ctx.scale, ctx.chunk, ctx.compiled, ctx.each_chunk = kept, scale, chunk, compiled, each_chunk
         # An entropy that nothing uses costs the backward pass nothing.
         ctx.set_materialize_grads(False)
         return logprobs_N, entropy_N
@@ -123,30 +126,32 @@ class _ChunkedLogprobs(torch.autograd.Function):
     def backward(
         ctx: Any, grad_N: torch.Tensor | None, grad_entropy_N: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
-        hidden_NH, weight_VH, bias_V, targets_N, temperatures_N = ctx.saved_tensors
+        hidden_NH, weight_VH, bias_V, targets_N, temperatures_N, log_sum_N, entropy_N = ctx.saved_tensors
         for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
+        gradient = _compile(_gradient) if ctx.compiled else _gradient
         wide = _wide(hidden_NH)
         if grad_N is None:
-            grad_N = torch.zeros_like(targets_N, dtype=wide)
+            grad_N = torch.zeros_like(log_sum_N)
         grad_hidden_NH = torch.empty_like(hidden_NH) if for_hidden else None
         grad_weight_VH = torch.zeros_like(weight_VH, dtype=wide) if for_weight else None
         grad_bias_V = torch.zeros_like(bias_V, dtype=wide) if for_bias else None
         for part, kept_C in _chunks(len(hidden_NH), ctx.chunk, ctx.kept):
-            logits_CV = ctx.scale.apply_(output_logits(hidden_NH[part], weight_VH, bias_V))
-            slope = ctx.scale.slope(logits_CV)
-            logits_CV = _tempered(logits_CV, temperatures_N[part], kept_C)
-            probs_CV = logits_CV.softmax(dim=-1)
-            from_entropy_CV = None if grad_entropy_N is None else _entropy_gradient(logits_CV, probs_CV)
-            # d log π(target) / d logits = (1 at the target − π) / temperature
-            pull_C1 = (grad_N[part] / temperatures_N[part])[:, None]
-            grad_CV = probs_CV.mul_(-pull_C1).scatter_add_(1, targets_N[part, None], pull_C1)
-            if grad_entropy_N is not None and from_entropy_CV is not None:
-                grad_CV += from_entropy_CV.mul_((grad_entropy_N[part] / temperatures_N[part])[:, None])
-            if isinstance(slope, torch.Tensor) or slope != 1:
-                grad_CV = grad_CV.mul_(slope)
+            raw_CV = output_logits(hidden_NH[part], weight_VH, bias_V)
+            grad_CV = gradient(
+                raw_CV,
+                _dropped(kept_C, raw_CV),
+                targets_N[part],
+                temperatures_N[part],
+                ctx.scale,
+                log_sum_N[part],
+                grad_N[part],
+                None if grad_entropy_N is None else (grad_entropy_N[part], entropy_N[part]),
+                # The sum for a bias must not be one of rounded numbers.
+                wide if grad_bias_V is not None else hidden_NH.dtype,
+            )
             if grad_bias_V is not None:
                 grad_bias_V += grad_CV.sum(dim=0)
-            grad_CV = grad_CV.to(hidden_NH.dtype)
+                grad_CV = grad_CV.to(hidden_NH.dtype)
             if grad_hidden_NH is not None:
                 grad_hidden_NH[part] = grad_CV @ weight_VH
             if grad_weight_VH is not None:
@@ -155,14 +160,77 @@ class _ChunkedLogprobs(torch.autograd.Function):
                     torch.addmm(grad_weight_VH, grad_CV.t(), hidden_NH[part], out_dtype=wide, out=grad_weight_VH)
                 else:
                     grad_weight_VH.addmm_(grad_CV.t().to(wide), hidden_NH[part].to(wide))
-            del logits_CV, slope, probs_CV, from_entropy_CV, grad_CV
+            del raw_CV, grad_CV
             ctx.each_chunk()
         return (
             grad_hidden_NH,
             None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype),
             None if grad_bias_V is None else grad_bias_V.to(bias_V.dtype),
-            *[None] * 6,
+            *[None] * 7,
         )
+
+
+@cache
+def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
+    compiled: Callable[..., Any] = torch.compile(function, dynamic=True)
+    return compiled
+
+
+def _measure(
+    raw_CV: torch.Tensor,
+    dropped_CV: torch.Tensor | None,
+    targets_C: torch.Tensor,
+    temperatures_C: torch.Tensor,
+    scale: LogitScale,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """[C] log π of the targets, the entropy, and log Σ exp of the logits at the temperature."""
+    logits_CV = _tempered(scale.logits(raw_CV), temperatures_C, dropped_CV)
+    log_sum_C = logits_CV.logsumexp(dim=-1)
+    logprobs_C = logits_CV.gather(1, targets_C[:, None]).squeeze(1) - log_sum_C
+    probs_CV = (logits_CV - log_sum_C[:, None]).exp_()
+    return logprobs_C, log_sum_C - (probs_CV * logits_CV).sum(dim=-1), log_sum_C
+
+
+def _gradient(
+    raw_CV: torch.Tensor,
+    dropped_CV: torch.Tensor | None,
+    targets_C: torch.Tensor,
+    temperatures_C: torch.Tensor,
+    scale: LogitScale,
+    log_sum_C: torch.Tensor,
+    grad_C: torch.Tensor,
+    of_entropy: tuple[torch.Tensor, torch.Tensor] | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """[C, V] gradient for `raw_CV` in `dtype`, from that for log π of the targets.
+
+    `of_entropy` is the gradient for the entropy, and the entropy.
+    """
+    logits_CV = scale.logits(raw_CV)
+    slope = scale.slope(logits_CV)
+    logprobs_CV = _tempered(logits_CV, temperatures_C, dropped_CV).sub_(log_sum_C[:, None])
+    pull_C = grad_C / temperatures_C
+    if of_entropy is None:
+        # d log π(target) / d logits = (1 at the target − π) / temperature
+        grad_CV = logprobs_CV.exp_().mul_(-pull_C[:, None])
+    else:
+        # d entropy / d logits = −π (log π + entropy) / temperature. A token that was not kept has a π of 0.
+        grad_entropy_C, entropy_C = of_entropy
+        probs_CV = logprobs_CV.exp()
+        push_CV = logprobs_CV.add_(entropy_C[:, None]).mul_(probs_CV).mul_((grad_entropy_C / temperatures_C)[:, None])
+        grad_CV = push_CV.add_(probs_CV.mul_(pull_C[:, None])).neg_()
+    grad_CV = _add_at(grad_CV, targets_C, pull_C)
+    if isinstance(slope, torch.Tensor) or slope != 1:
+        grad_CV = grad_CV.mul_(slope)
+    return grad_CV.to(dtype)
+
+
+def _add_at(values_CV: torch.Tensor, targets_C: torch.Tensor, added_C: torch.Tensor) -> torch.Tensor:
+    if not torch.compiler.is_compiling():
+        return values_CV.scatter_add_(1, targets_C[:, None], added_C[:, None])
+    # After a scatter another kernel would read all values again.
+    is_target_CV = torch.arange(values_CV.shape[1], device=values_CV.device) == targets_C[:, None]
+    return values_CV + torch.where(is_target_CV, added_C[:, None], 0)
 
 
 def _chunks(size: int, chunk: int, kept: KeptTokens | None) -> Iterator[tuple[slice, KeptTokens | None]]:
@@ -193,23 +261,26 @@ def output_logits(hidden_CH: torch.Tensor, weight_VH: torch.Tensor, bias_V: torc
     return torch.nn.functional.linear(hidden_CH, weight_VH, bias_V).to(wide)
 
 
-def _tempered(logits_CV: torch.Tensor, temperatures_C: torch.Tensor, kept: KeptTokens | None) -> torch.Tensor:
-    """[C, V] at the temperature, in place; the lowest number for tokens that are not kept."""
-    logits_CV = logits_CV.div_(temperatures_C[:, None])
+def _dropped(kept: KeptTokens | None, logits_CV: torch.Tensor) -> torch.Tensor | None:
+    """[C, V] whether truncated sampling could not draw the token; None if nothing was truncated."""
     if kept is None:
-        return logits_CV
+        return None
     dropped_CV = (kept.counts_N > 0)[:, None].repeat(1, logits_CV.shape[1])
     rows_C = torch.arange(len(dropped_CV), device=dropped_CV.device)
     # With its size a device need not be waited for.
     rows_K = rows_C.repeat_interleave(kept.counts_N, output_size=len(kept.tokens_K))
     dropped_CV[rows_K, kept.tokens_K] = False
+    return dropped_CV
+
+
+def _tempered(logits_CV: torch.Tensor, temperatures_C: torch.Tensor, dropped_CV: torch.Tensor | None) -> torch.Tensor:
+    """[C, V] at the temperature, in place; the lowest number for tokens that are not kept."""
+    if torch.compiler.is_compiling():
+        # A graph that changes its input writes it back.
+        logits_CV = logits_CV / temperatures_C[:, None]
+    else:
+        logits_CV = logits_CV.div_(temperatures_C[:, None])
+    if dropped_CV is None:
+        return logits_CV
     # Its probability is 0 next to any kept one. Minus infinity would make an entropy of 0 · ∞.
     return logits_CV.masked_fill_(dropped_CV, torch.finfo(logits_CV.dtype).min)
-
-
-def _entropy_gradient(logits_CV: torch.Tensor, probs_CV: torch.Tensor) -> torch.Tensor:
-    """[C, V] d entropy / d logits = −π (log π + entropy), of logits at the temperature."""
-    # In place of the logits; a token that was not kept has a probability of 0, and a finite log π.
-    log_probs_CV = logits_CV.sub_(logits_CV.logsumexp(dim=-1, keepdim=True))
-    entropy_C1 = -torch.linalg.vecdot(probs_CV, log_probs_CV)[:, None]
-    return log_probs_CV.add_(entropy_C1).mul_(probs_CV).neg_()

@@ -22,16 +22,25 @@ from millrace.training.routing import Routing
 
 
 class PackedPolicy(torch.nn.Module):
-    """Owns `model`, and replaces its attention by the packed one; the last two parameters are those of `Routing`.
+    """Owns `model`, and replaces its attention by the packed one.
 
-    Raises InputError for a model of an unsupported family.
+    `router_replay` and `balances_experts` are parameters of `Routing`, `compiled` one of `chunked_logprobs`. Raises
+    InputError for a model of an unsupported family.
     """
 
-    def __init__(self, model: PreTrainedModel, *, router_replay: bool = False, balances_experts: bool = False) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        compiled: bool = False,
+        router_replay: bool = False,
+        balances_experts: bool = False,
+    ) -> None:
         super().__init__()
         check_trainable(model.config.to_dict())
         model.set_attn_implementation(PACKED)
         self.model = model
+        self._compiled = compiled
         self.on_progress: Callable[[], None] = lambda: None
         """Called at each layer of a forward and a backward pass, and at each chunk of the output layer."""
         call_at_each_layer(model, lambda: self.on_progress())
@@ -57,6 +66,7 @@ class PackedPolicy(torch.nn.Module):
             batch.temperatures_N,
             scale=self._scale,
             kept=batch.kept,
+            compiled=self._compiled,
             each_chunk=self.on_progress,
         )
 
@@ -66,7 +76,7 @@ class PackedPolicy(torch.nn.Module):
 
         Of the whole distribution at the temperature, also where sampling was truncated.
         """
-        logits_NV = self._scale.apply_(output_logits(self._hidden(batch), *self._output_layer()))
+        logits_NV = self._scale.logits(output_logits(self._hidden(batch), *self._output_layer()))
         return torch.log_softmax(logits_NV / batch.temperatures_N[:, None], dim=-1)
 
     def _hidden(self, batch: Microbatch) -> torch.Tensor:

@@ -90,6 +90,7 @@ class Trainer:
                 parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
         self.policy = PackedPolicy(
             model.train(),
+            compiled=bool(training.compile),
             router_replay=training.router_replay,
             balances_experts=training.router_aux_loss_coefficient > 0,
         )
@@ -107,7 +108,7 @@ class Trainer:
         self._seed = seed
         self._reference = None
         if reference is not None:
-            self._reference = PackedPolicy(reference.eval()).requires_grad_(False)
+            self._reference = PackedPolicy(reference.eval(), compiled=bool(training.compile)).requires_grad_(False)
             self._reference.on_progress = self.policy.on_progress
             shard(self._reference, ranks, compute_dtype=self._compute_dtype)
             if start is not None:

@@ -231,6 +231,11 @@ def test_the_figures_hold_the_newest_decision_and_its_reason() -> None:
     [
         ({"scores": {"rollouts": 1024, "errors": 512}}, "errors", "512 of 1,024 responses got no score"),
         (
+            {"services": {"requests": 1024, "input_tokens": 9000, "output_tokens": 800, "cost": 0.25}},
+            "services",
+            "1,024 requests, 9,000 tokens read, 800 written, cost 0.25",
+        ),
+        (
             {"ledger": STATUS["ledger"] | {"generated_twice": {"tokens": 48}}},
             "repeated",
             "48 tokens were generated twice",

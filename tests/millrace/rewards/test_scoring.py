@@ -16,8 +16,8 @@ from millrace.models.decoder import decoder_of
 from millrace.rewards.base import Reward, Score
 from millrace.rewards.factory import make_reward
 from millrace.rewards.isolation.sandbox import Limits
+from millrace.rewards.rows import UnscoredRows
 from millrace.rollouts.arrow import prompt_meta, trajectory_table
-from millrace.stages.score import score_table
 from millrace.types import Prompt, Sampling, Trajectory
 from storage.schema import SCORE
 from storage.validation import validate
@@ -45,7 +45,7 @@ class LengthReward(Reward):
 
 def scored(trajectories: pa.Table, reward: Reward, tokenizer: PreTrainedTokenizerFast) -> pa.Table:
     with scorer_of(reward) as scorer:
-        return score_table(trajectories, scorer, decoder_of(tokenizer))
+        return UnscoredRows.submit(trajectories, scorer, decoder_of(tokenizer)).collect()
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_the_first_response_without_a_score_is_reported_once(
     with scorer_of(LengthReward()) as scorer:
         scorer.on_first_failure = reports.append
         for _ in range(2):
-            score_table(trajectories, scorer, decoder_of(tokenizer))
+            UnscoredRows.submit(trajectories, scorer, decoder_of(tokenizer)).collect()
     [sentence] = reports
     assert "p5" in sentence and "ArithmeticError: can't count" in sentence
 
@@ -181,7 +181,7 @@ def test_scores_from_other_processes_keep_their_order(
         make_reward(ScoringConfig(reward="tests.support.rewards.own_rewards:length")),
         Limits(workers=2),
     ) as scorer:
-        scores = score_table(trajectories, scorer, decoder_of(tokenizer), each=lambda: beats.append(None))
+        scores = UnscoredRows.submit(trajectories, scorer, decoder_of(tokenizer)).collect(lambda: beats.append(None))
     validate(scores, SCORE)
     assert scores["reward"].to_pylist() == [len(rollout.response.tokens) for rollout in rollouts]
     assert scores["verifier_version"].to_pylist()[0].startswith("tests.support.rewards.own_rewards:length ")

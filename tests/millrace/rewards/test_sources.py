@@ -12,8 +12,8 @@ from millrace.errors import InputError
 from millrace.models.decoder import decoder_of
 from millrace.rewards import factory
 from millrace.rewards.base import Reward, Score
+from millrace.rewards.rows import UnscoredRows
 from millrace.rewards.scorer import Scorer, make_scorer
-from millrace.stages.score import score_table
 from millrace.types import Prompt
 from storage.schema import SCORE
 from storage.validation import validate
@@ -64,7 +64,7 @@ def test_each_row_is_scored_by_the_reward_of_its_source(tokenizer: PreTrainedTok
     with scorer_of(
         sums={"reward": "exact_match"}, proofs={"reward": "math"}, words={"reward": f"{OWN}:length"}
     ) as scorer:
-        scores = score_table(trajectories, scorer, decoder_of(tokenizer))
+        scores = UnscoredRows.submit(trajectories, scorer, decoder_of(tokenizer)).collect()
     validate(scores, SCORE)
     assert scores["row_id"].to_pylist() == trajectories["row_id"].to_pylist()
     assert scores["reward"].to_pylist() == [0.0, 1.0, 2.0, 0.0, 0.0, 1.0]

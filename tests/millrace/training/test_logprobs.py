@@ -212,3 +212,21 @@ def test_a_token_that_was_the_only_one_kept_is_certain_and_teaches_nothing() -> 
     assert not entropy.any()
     for grad in torch.autograd.grad(logprobs.sum(), (hidden, weight)):
         assert not grad.any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", [LogitScale(), LogitScale(divisor=0.5, cap=2.0)], ids=str)
+@pytest.mark.parametrize("truncated", [False, True])
+def test_compiled_chunks_have_the_same_values_and_gradients(scale: LogitScale, truncated: bool) -> None:
+    hidden, weight, offset, targets, temperatures = inputs(torch.float64, bias=True)
+    kept = kept_tokens([[n, (n + 1) % V] if place % 2 else [] for place, n in enumerate(targets.tolist())])
+    results = []
+    for compiled in (False, True):
+        logprobs, entropy = chunked_logprobs(
+            hidden, weight, offset, targets, temperatures,
+            scale=scale, kept=kept if truncated else None, chunk=3, compiled=compiled,
+        )  # fmt: skip
+        total = (logprobs * torch.linspace(-1, 2, N)).sum() + (entropy * torch.linspace(1, -3, N)).sum()
+        results.append((logprobs, entropy, *torch.autograd.grad(total, (hidden, weight, offset))))
+    for expected, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

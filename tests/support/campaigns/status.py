@@ -40,6 +40,7 @@ STATUS: dict[str, Any] = {
         "generated_twice": {"tokens": 0},
     },
     "scores": {"rollouts": 92, "errors": 0},
+    "services": {},
     "tokens": {"generate": 300, "score": 275, "train": 190},
     "seconds": {f"{idle}{stage}": 8.0 for stage in ("generate", "score", "train", "sync") for idle in ("", "idle_")},
     "weight_sync": {"transport": "shm", "count": 8, "p50_seconds": 0.0041, "bytes": 1000},

@@ -68,10 +68,12 @@ def trajectories(first_row_id: int = 0, rows: int = 4) -> pa.Table:
     return _table(values, TRAJECTORY)
 
 
-def trajectories_of(sources: Sequence[str], responses: Sequence[Sequence[int]], answer: str) -> pa.Table:
+def trajectories_of(
+    sources: Sequence[str], responses: Sequence[Sequence[int]], answer: str, first_row_id: int = 0
+) -> pa.Table:
     """Trajectories from these sources, with the tokens of their responses and the answer to their prompts."""
     meta = json.dumps({"prompt": "?", "answer": answer, "source": "test"})
-    rows = trajectories(rows=len(sources)).to_pylist()
+    rows = trajectories(first_row_id, len(sources)).to_pylist()
     for row, source, tokens in zip(rows, sources, responses, strict=True):
         row |= {"source": source, "prompt_tokens": [1], "response_tokens": tokens, "finish_reason": "length"}
         row |= {"loss_mask": [1] * len(tokens), "rollout_logprobs": [-0.5] * len(tokens), "meta": meta}
@@ -91,6 +93,7 @@ def scores(first_row_id: int = 0, rows: int = 4) -> pa.Table:
         "error": ["took longer than 1 s" if i % 3 == 2 else None for i in ids],
         "verifier_version": ["exact_match-1" for _ in ids],
         "seconds": [0.125 for _ in ids],
+        "exchange": [None for _ in ids],
     }
     return _table(values, SCORE)
 

@@ -1,0 +1,51 @@
+"""What services were asked by a process that scores, and by its predecessors, kept in its status record.
+
+It is stored before requests are made, so that those of a killed process count.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from millrace.rewards.endpoint import Usage
+from millrace.rewards.remote import RemoteReward
+from millrace.rewards.scorer import Scorer
+from millrace.runtime.stage import Stage
+
+_COUNTS = ("requests", "input_tokens", "output_tokens")
+_NOTHING: Mapping[RemoteReward, int] = MappingProxyType({})
+
+
+class ServiceUsage:
+    """Of the rewards of `scorer` that services compute; they go on counting from the stage's record.
+
+    The limits of a source are shared by the scorers of its pool and the evaluator.
+    """
+
+    def __init__(self, stage: Stage, scorer: Scorer) -> None:
+        self._remote = scorer.remote
+        scorers = stage.config.scorers
+        for remote in self._remote:
+            usage = Usage(**{count: stage.value(f"{_key(remote)}/{count}") for count in _COUNTS})
+            remote.endpoint.begin(usage, scorers.replicas[scorers.of_source(remote.source)] + 1)
+
+    def values(self, in_flight: Mapping[RemoteReward, int] = _NOTHING) -> dict[str, Any]:
+        """For the status record; `in_flight` is the number of requests that were or will be made before the next look.
+
+        Those are counted with the mean number of tokens so far.
+        """
+        values: dict[str, Any] = {}
+        for remote in self._remote:
+            usage, more = remote.endpoint.usage, in_flight.get(remote, 0)
+            counted = Usage(
+                requests=usage.requests + more,
+                input_tokens=usage.input_tokens + more * usage.input_tokens // max(1, usage.requests),
+                output_tokens=usage.output_tokens + more * usage.output_tokens // max(1, usage.requests),
+            )
+            values |= {f"{_key(remote)}/{count}": getattr(counted, count) for count in _COUNTS}
+            values[f"{_key(remote)}/cost"] = remote.endpoint.prices.cost(counted)
+        return values
+
+
+def _key(remote: RemoteReward) -> str:
+    return f"service/{remote.source}/{remote.name}"
