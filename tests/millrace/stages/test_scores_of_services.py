@@ -121,11 +121,12 @@ def test_what_a_killed_scorer_asked_counts_towards_the_limit(
 
     def dies(body: dict[str, Any]) -> Reply:
         if response_of(body) == "20":
-            # As a kill does, it leaves no time to store anything.
+            # Nothing is answered from here on.
             raise_in_stage.set()
+            is_over.wait()
         return grade(body)
 
-    raise_in_stage = threading.Event()
+    raise_in_stage, is_over = threading.Event(), threading.Event()
 
     class Killed(BaseException):
         """Ends the stage where it is."""
@@ -140,6 +141,7 @@ def test_what_a_killed_scorer_asked_counts_towards_the_limit(
         patch.setitem(globals(), "HurriedStage", KilledStage)
         with pytest.raises(Killed):
             score(store, tokenizer, service, **limit)
+        is_over.set()
         first = len(service.asked)
     committed = len(read_rows(store, SCORES, SCORE))
     assert committed < PARTS * ROWS
