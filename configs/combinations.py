@@ -142,7 +142,8 @@ def _half_schedules(config: "RunConfig") -> Iterator[UserError]:
 def _rewards_without_entries(run: "RunConfig", name: str, config: "RunConfig") -> Iterator[UserError]:
     # These look up the prompt's entry in the data set.
     for reward in {config.scoring.reward, *config.scoring.weights} & {"reasoning_gym", "verifiers"}:
-        for source in _sources(config):
+        # A stored run keeps the source of each prompt.
+        for source in () if config.prompts.demonstrations else _sources(config):
             if not source.startswith(f"{reward}:"):
                 yield UserError(
                     key=_where_set(run, name, "scoring.reward"),
@@ -160,6 +161,29 @@ def _num_sums(digits: int) -> int:
     """Count the pairs of numbers of up to `digits` digits whose sum has no more digits."""
     limit: int = 10**digits
     return limit * (limit + 1) // 2
+
+
+def _demonstrates(config: "RunConfig") -> bool:
+    return config.generation.engine == "demonstrations"
+
+
+def _of_samples_only() -> Iterator[Rule]:
+    """Yield a rule for each setting that has a meaning only where a policy samples the responses."""
+    for key, without in (
+        ("generation.temperature", 1.0),
+        ("generation.top_p", 1.0),
+        ("generation.top_k", None),
+        ("training.selection.drop_zero_advantage", False),
+        ("training.schedule.ess_scaling", False),
+        ("training.kl.importance_weighted", False),
+        *((f"training.masks.{name}", None) for name in ("min_token_ratio", "max_token_ratio")),
+        *((f"training.masks.{name}", None) for name in ("max_kl", "max_kl_negative")),
+    ):
+        yield Rule(
+            f"{key} generation.engine",
+            lambda c, get=attrgetter(key), without=without: _demonstrates(c) and get(c) != without,  # type: ignore[misc]
+            f"{json.dumps(without)}, because no policy samples demonstrations",
+        )
 
 
 def _pool_rules(
@@ -228,9 +252,42 @@ _RULES = (
     ),
     Rule(
         "training.router_replay generation.engine",
-        lambda c: c.training.router_replay and c.generation.engine == "vllm",
-        "false, or the engine transformers, because vllm does not record experts",
+        lambda c: c.training.router_replay and c.generation.engine != "transformers",
+        "false, or the engine transformers, because no other one records experts",
     ),
+    # ---- demonstrations ----
+    Rule(
+        "prompts.demonstrations generation.engine",
+        lambda c: c.prompts.demonstrations != _demonstrates(c),
+        lambda c: "true with this engine" if _demonstrates(c) else "false, or the engine demonstrations",
+    ),
+    Rule(
+        "training.loss generation.engine",
+        lambda c: ":" not in c.training.loss.name and (c.training.loss.name == "cross_entropy") != _demonstrates(c),
+        lambda c: (
+            "cross_entropy, because demonstrations have no log-probabilities of a policy that sampled them"
+            if _demonstrates(c)
+            else "a loss with an advantage, or the engine demonstrations: on its own samples a policy learns nothing"
+        ),
+    ),
+    Rule(
+        "generation.group_size generation.engine",
+        lambda c: (c.generation.group_size == 1) != _demonstrates(c),
+        lambda c: (
+            "1, the demonstration" if _demonstrates(c) else "at least 2, because advantages compare the responses"
+        ),
+    ),
+    Rule(
+        "model.path generation.engine",
+        lambda c: c.model.path is None and _demonstrates(c),
+        "the folder of a model, because bootstrap's knows the characters of answers only",
+    ),
+    Rule(
+        "prompts.where prompts.demonstrations",
+        lambda c: c.prompts.where is not None and not c.prompts.demonstrations,
+        "null, because only rollouts that are learned are chosen",
+    ),
+    *_of_samples_only(),
     Rule(
         "environment.max_turns environment.name",
         lambda c: c.environment.name is not None and c.environment.max_turns == 1,
@@ -339,8 +396,8 @@ _RULES = (
     ),
     Rule(
         "placement.generate.devices generation.engine",
-        lambda c: c.placement.generate.devices is not None and c.generation.engine == "transformers",
-        "null, because transformers generates on the CPU, or the engine vllm",
+        lambda c: c.placement.generate.devices is not None and c.generation.engine != "vllm",
+        "null, because it generates on the CPU, or the engine vllm",
     ),
     Rule(
         "placement.generate.devices placement.train.devices placement.colocated",
@@ -404,7 +461,7 @@ _RULES = (
     ),
     Rule(
         "staleness.control training.loss",
-        lambda c: c.staleness.control == "adaptive" and c.training.loss.name == "reinforce",
+        lambda c: c.staleness.control == "adaptive" and c.training.loss.name in ("reinforce", "cross_entropy"),
         "a loss with importance ratios, such as aipo, which bound what staleness does to it",
     ),
 )

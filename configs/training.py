@@ -98,7 +98,8 @@ class ObjectiveConfig(Section):
     loss: LossConfig = Field(default_factory=AipoConfig)
     """Policy-gradient loss, by name or as `{name: ppo_clip, clip_high: 0.28}`. It weights a token: `aipo` with its
     importance ratio π/μ, clipped from above; `reinforce` with 1; `ppo_clip` with the ratio while that is within bounds.
-    docs/losses.md lists all losses and their parameters. Or your own, as `package.module:function`."""
+    `cross_entropy` needs no advantage: it learns demonstrations. docs/losses.md lists all losses and their parameters.
+    Or your own, as `package.module:function`."""
     masks: MasksConfig = Field(default_factory=MasksConfig)
     aggregation: Literal["token_mean", "sequence_mean", "prompt_mean", "constant"] = "token_mean"
     """How token losses are summed: `token_mean`: mean over all tokens of the batch; `sequence_mean`: mean over each
@@ -200,7 +201,7 @@ class TrainingConfig(ObjectiveConfig):
 
     @property
     def pulls_without_advantage(self) -> bool:
-        """Whether rollouts without an advantage add to the gradient: by KL, entropy, the experts' balance or a loss of
-        one's own."""
+        """Whether rollouts without an advantage add to the gradient: by KL, entropy, the experts' balance, or a loss
+        that is cross-entropy or one's own."""
         coefficients = (self.kl.coefficient, self.entropy_coefficient, self.router_aux_loss_coefficient)
-        return any(coefficients) or ":" in self.loss.name
+        return any(coefficients) or self.loss.name == "cross_entropy" or ":" in self.loss.name

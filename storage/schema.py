@@ -59,7 +59,9 @@ TRAJECTORY: pa.Schema = pa.schema(
         column("t_admitted", pa.float64(), "when the prompt was admitted, unix seconds"),
         column("t_started", pa.float64(), "when its first token was requested, unix seconds"),
         column("t_finished", pa.float64(), "when its last token was sampled, unix seconds"),
-        column("meta", pa.string(), "JSON object: the prompt's answer and source, and maybe environment_error"),
+        column(
+            "meta", pa.string(), "JSON object: the prompt's answer and source, maybe environment_error, demonstration"
+        ),
         column("message_roles", _STRINGS, "[M] role of each message of the conversation; empty for plain text"),
         column("message_starts", _INTS, "[M] first token of each message with its marks, in prompt + response"),
         *_DRAWN,

@@ -10,6 +10,7 @@ import hashlib
 import json
 import socket
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -18,6 +19,7 @@ from configs.sources import key_in, naming_source
 from millrace.errors import InputError
 from millrace.evaluation.examiner import EvaluationSet, evaluation_sets, with_evaluation_sets
 from millrace.prompts.dataset import PromptSet, load_prompts
+from millrace.prompts.stored import is_stored_run, stored_parts
 from millrace.rewards.function import source_hash
 from millrace.rewards.scorer import make_scorer
 from millrace.runs.record import Attempt, changed_inputs
@@ -105,6 +107,8 @@ def _prompt_hashes(name: str, config: RunConfig, loaded: SourcePrompts, *, with_
         hashes = {source: _hash_prompts([*prompts.train, *prompts.eval])}
     else:
         hashes = {source: _hash_prompts(prompts.train), eval_source: _hash_prompts(prompts.eval)}
+    if config.prompts.demonstrations and is_stored_run(config.prompts.source):
+        hashes[f"{key_in(name, 'prompts.source')} rollouts"] = stored_parts(config.prompts.source)
     for set_name, settings in config.evaluation.sets.items() if with_sets else ():
         # With the number: a change of it is a changed setting, not a changed input.
         key = f"{key_in(name, f'evaluation.sets.{set_name}')} {settings.source}, first {settings.num_prompts}"
@@ -129,7 +133,13 @@ def has_model_input(inputs: Mapping[str, str], config: RunConfig) -> bool:
 
 def _hash_prompts(prompts: Sequence[Prompt]) -> str:
     """In order, because groups count them; without their lines in the file, which may be formatted anew."""
-    rows = ([prompt.text, prompt.answer, prompt.messages, prompt.tools] for prompt in prompts)
+    rows = (
+        [
+            *(prompt.text, prompt.answer, prompt.messages, prompt.tools),
+            *([] if prompt.demonstration is None else [asdict(prompt.demonstration)]),
+        ]
+        for prompt in prompts
+    )
     return f"{len(prompts):,} prompts {_hash(json.dumps(row).encode() for row in rows)}"
 
 

@@ -8,7 +8,8 @@ messages ───────────────────────�
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -21,7 +22,7 @@ from millrace.chat.template import TemplateRenderer
 from millrace.errors import ChatError, InputError
 from millrace.models.loading import end_token_ids, load_tokenizer
 from millrace.prompts.messages import checked_tools, templated
-from millrace.types import Message, Prompt
+from millrace.types import Message, Prompt, Response
 
 
 class PromptEncoder:
@@ -55,19 +56,93 @@ class PromptEncoder:
         if self.renderer is None:
             text = templated(self._prompts.template, prompt.text)
             return Rendered(tuple(self.tokenizer(text)["input_ids"]))
+        with _naming(prompt):
+            tokens, starts = self.renderer.render(self._messages(prompt), self.tools_of(prompt))
+        return Rendered((*tokens, *self._prefix), starts)
+
+    def demonstrate(self, prompt: Prompt) -> Response:
+        """The response that the prompt's source demonstrates, after the tokens of `encode`. Its log μ are 0.
+
+        What others say between the assistant's turns belongs to an environment. Raises ChatError, naming the prompt, if
+        the conversation can't be written turn after turn.
+        """
+        shown = prompt.demonstration
+        assert shown is not None
+        spans = shown.environment_spans
+        starts: tuple[tuple[str, int], ...] = ()
+        if shown.tokens:
+            tokens = shown.tokens
+        elif self.renderer is None:
+            text = str(shown.messages[0]["content"])
+            tokens = (*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.stop_token_ids[0])
+        else:
+            with _naming(prompt):
+                tokens, spans, starts = self._turns(prompt, shown.messages, self.renderer)
+        return Response(
+            tokens=tokens,
+            rollout_logprobs=(0.0,) * len(tokens),
+            version_spans=(),
+            finish_reason="stop",
+            environment_spans=spans,
+            message_starts=starts,
+        )
+
+    def _messages(self, prompt: Prompt) -> tuple[Message, ...]:
         messages = prompt.messages or ({"role": "user", "content": prompt.text},)
         system = self._prompts.system_prompt
         if system is not None and messages[0]["role"] != "system":
             messages = ({"role": "system", "content": system}, *messages)
-        try:
-            tokens, starts = self.renderer.render(messages, self.tools_of(prompt))
-        except ChatError as error:
-            raise ChatError(error.read, file=f"prompt {prompt.prompt_id}", expected=error.expected) from error
-        return Rendered((*tokens, *self._prefix), starts)
+        return messages
+
+    def _turns(
+        self, prompt: Prompt, turns: Sequence[Message], renderer: ChatRenderer
+    ) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...], tuple[tuple[str, int], ...]]:
+        """Tokens, environment spans and message starts of a response of several messages, each as in `Response`."""
+        tools, asked = self.tools_of(prompt), self._messages(prompt)
+        conversation = (*asked, *turns)
+        tokens = self.encode(prompt).tokens
+        first, known = len(tokens), len(asked) + 1
+        spans: list[tuple[int, int]] = []
+        starts: list[tuple[str, int]] = []
+        for number in range(len(asked), len(conversation)):
+            if conversation[number]["role"] != "assistant":
+                continue
+            if number > len(asked):
+                before = renderer.render(conversation[:number], tools)
+                _check_continues(before.tokens, tokens)
+                spans.append((len(tokens) - first, len(before.tokens) - first))
+                starts += [(role, at - first) for role, at in before.message_starts[known:]]
+                tokens, known = before.tokens, number + 1
+            written = renderer.write(conversation[: number + 1], tools)
+            _check_continues(written, tokens)
+            end = max((i for i, token in enumerate(written) if token in self.stop_token_ids), default=-1)
+            if end < len(tokens):
+                raise ChatError(f"{renderer.name} writes no end token after the assistant's turn")
+            tokens = tuple(written[: end + 1])
+        return tokens[first:], tuple(spans), tuple(starts)
 
     def tools_of(self, prompt: Prompt) -> tuple[Message, ...]:
         """The functions that the policy may call when it answers `prompt`."""
         return (*self.tools, *prompt.tools)
+
+
+@contextmanager
+def _naming(prompt: Prompt) -> Iterator[None]:
+    """Has the errors of renderers name the prompt."""
+    try:
+        yield
+    except ChatError as error:
+        raise ChatError(error.read, file=f"prompt {prompt.prompt_id}", expected=error.expected) from error
+
+
+def _check_continues(tokens: Sequence[int], beginning: Sequence[int]) -> None:
+    """Raises ChatError unless `tokens` begin with `beginning`."""
+    if tuple(tokens[: len(beginning)]) != tuple(beginning):
+        raise ChatError(
+            "the model's chat template does not continue the conversation as it begins it, so its tokens would not be "
+            "those that the policy reads and writes",
+            expected="a template or model.renderer that writes finished turns as they were begun",
+        )
 
 
 def load_run_tokenizer(folder: Path, model: ModelConfig) -> PreTrainedTokenizerBase:

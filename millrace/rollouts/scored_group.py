@@ -140,7 +140,8 @@ class ScoredGroup:
     @property
     def drop_reason(self) -> str | None:
         """Why no step can train the group; None if one can."""
-        if len(self.verified) < 2:
+        # Members are compared with each other, unless there is only one.
+        if len(self.verified) < min(2, len(self.rewards)):
             return "error"
         reasons = {self.drop_reason_of(i) for i in self.verified}
         return None if None in reasons else "stale" if "stale" in reasons else "truncated"

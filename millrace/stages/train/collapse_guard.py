@@ -61,8 +61,12 @@ class CollapseGuard:
     def watch(self, report: StepReport, groups: Sequence[ScoredGroup], lags: Sequence[int]) -> Collapse | None:
         """Records the last step, with its groups and their staleness. Returns the collapse, if any.
 
+        Rewards and μ of demonstrations say nothing about the policy.
+
         Its reward is the mean over the sources by their first weights, so a mixture that changes is no collapse.
         """
+        if self._stage.config.generation.engine == "demonstrations":
+            return None
         for source in {group.source for group in groups}:
             of_source = (group.rewards for group in groups if group.source == source)
             rewards = [reward for of_group in of_source for reward in of_group if reward is not None]
