@@ -97,29 +97,39 @@ class PromptEncoder:
     def _turns(
         self, prompt: Prompt, turns: Sequence[Message], renderer: ChatRenderer
     ) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...], tuple[tuple[str, int], ...]]:
-        """Tokens, environment spans and message starts of a response of several messages, each as in `Response`."""
-        tools, asked = self.tools_of(prompt), self._messages(prompt)
-        conversation = (*asked, *turns)
-        tokens = self.encode(prompt).tokens
-        first, known = len(tokens), len(asked) + 1
-        spans: list[tuple[int, int]] = []
-        starts: list[tuple[str, int]] = []
-        for number in range(len(asked), len(conversation)):
+        """Tokens, environment spans and message starts of a response of several messages, each as in `Response`.
+
+        Turns follow each other as those do that a policy samples: none is written anew.
+        """
+        tools, conversation = self.tools_of(prompt), (*self._messages(prompt), *turns)
+        context = self.encode(prompt).tokens
+        known = len(conversation) - len(turns)
+        turn = self._turn(conversation[: known + 1], context, tools, renderer)
+        tokens, spans, starts = turn, list[tuple[int, int]](), list[tuple[str, int]]()
+        for number in range(known + 1, len(conversation)):
             if conversation[number]["role"] != "assistant":
                 continue
-            if number > len(asked):
-                before = renderer.render(conversation[:number], tools)
-                _check_continues(before.tokens, tokens)
-                spans.append((len(tokens) - first, len(before.tokens) - first))
-                starts += [(role, at - first) for role, at in before.message_starts[known:]]
-                tokens, known = before.tokens, number + 1
-            written = renderer.write(conversation[: number + 1], tools)
-            _check_continues(written, tokens)
-            end = max((i for i, token in enumerate(written) if token in self.stop_token_ids), default=-1)
-            if end < len(tokens):
-                raise ChatError(f"{renderer.name} writes no end token after the assistant's turn")
-            tokens = tuple(written[: end + 1])
-        return tokens[first:], tuple(spans), tuple(starts)
+            before = (*context, *tokens[: len(tokens) - len(turn)])
+            between = renderer.next_turn(before, turn, conversation[known + 1 : number], tools)
+            spans.append((len(tokens), len(tokens) + len(between.tokens)))
+            starts += [(role, len(tokens) + at) for role, at in between.message_starts]
+            opened = renderer.render(conversation[:number], tools).tokens
+            turn = self._turn(conversation[: number + 1], opened, tools, renderer)
+            tokens, known = (*tokens, *between.tokens, *turn), number
+        return tokens, tuple(spans), tuple(starts)
+
+    def _turn(
+        self, conversation: Sequence[Message], opened: Sequence[int], tools: Sequence[Message], renderer: ChatRenderer
+    ) -> tuple[int, ...]:
+        """The tokens of the last message of a conversation, the assistant's, after those that open its turn."""
+        written = tuple(renderer.write(conversation, tools))
+        end = max((i for i, token in enumerate(written) if token in self.stop_token_ids), default=-1)
+        if written[: len(opened)] != tuple(opened) or end < len(opened):
+            raise ChatError(
+                f"{renderer.name} does not write the assistant's turn as it begins one, or without an end token",
+                expected="one that does, and text that begins as prompts.response_prefix",
+            )
+        return written[len(opened) : end + 1]
 
     def tools_of(self, prompt: Prompt) -> tuple[Message, ...]:
         """The functions that the policy may call when it answers `prompt`."""
@@ -133,16 +143,6 @@ def _naming(prompt: Prompt) -> Iterator[None]:
         yield
     except ChatError as error:
         raise ChatError(error.read, file=f"prompt {prompt.prompt_id}", expected=error.expected) from error
-
-
-def _check_continues(tokens: Sequence[int], beginning: Sequence[int]) -> None:
-    """Raises ChatError unless `tokens` begin with `beginning`."""
-    if tuple(tokens[: len(beginning)]) != tuple(beginning):
-        raise ChatError(
-            "the model's chat template does not continue the conversation as it begins it, so its tokens would not be "
-            "those that the policy reads and writes",
-            expected="a template or model.renderer that writes finished turns as they were begun",
-        )
 
 
 def load_run_tokenizer(folder: Path, model: ModelConfig) -> PreTrainedTokenizerBase:

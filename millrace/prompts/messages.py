@@ -121,6 +121,9 @@ def checked_demonstration(value: object, where: str) -> tuple[tuple[Message, ...
     first = roles.index("assistant")
     if first == 0:
         raise PromptsError("the assistant's", file=where, key="the first message", expected="one that it answers")
+    if doubled := [n for n in range(1, len(roles)) if roles[n - 1] == roles[n] == "assistant"]:
+        expected = "one of another between its turns"
+        raise PromptsError("the assistant's too", file=where, key=f"message {doubled[0] + 1}", expected=expected)
     return messages[:first], messages[first:]
 
 

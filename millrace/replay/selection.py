@@ -34,7 +34,7 @@ def select(run: SourceRun, selection: Selection) -> npt.NDArray[np.int64]:
     last = run.steps[-1] if selection.to_step is None else selection.to_step
     conditions = [
         " or ".join(f"outcome = '{outcome}'" for outcome in outcomes),
-        "verified >= 2",
+        "verified >= least(2, rollouts)",
         f"step >= {first} and step <= {last}",
     ]
     if selection.max_staleness is not None:

@@ -70,7 +70,8 @@ class SpreadFilter:
     def drop_reason(self, group: ScoredGroup) -> str | None:
         """Counts a group that could be trained; `zero_advantage` if it is to be dropped."""
         rewards = shaped_rewards(group, self._config)
-        spread = min(rewards) < max(rewards)
+        # A single reward has nothing to differ from.
+        spread = len(rewards) == 1 or min(rewards) < max(rewards)
         self._recent.append(spread)
         self._taken[group.source] += 1
         self._without[group.source] += not spread
