@@ -173,6 +173,7 @@ def _of_samples_only() -> Iterator[Rule]:
         ("generation.temperature", 1.0),
         ("generation.top_p", 1.0),
         ("generation.top_k", None),
+        ("prompts.curriculum_window", None),
         ("training.selection.drop_zero_advantage", False),
         ("training.schedule.ess_scaling", False),
         ("training.kl.importance_weighted", False),

@@ -86,8 +86,8 @@ def test_it_learns_a_format_and_another_run_learns_it_from_its_rollouts(millrace
     }
     finish(millrace, sft(millrace, "first", **settings, **{"prompts.source": str(shown)}))
     first = millrace.summary("first")
-    assert first["eval"]["first"]["accuracy"] == 0.0
-    assert first["eval"]["last"]["accuracy"] >= 0.95
+    assert first["eval"]["start"]["accuracy"] == 0.0
+    assert first["eval"]["end"]["accuracy"] >= 0.95
     source = millrace.store("first").url
     few = {**settings, "training.max_steps": 4, "training.checkpoint_every": 4}
     finish(
