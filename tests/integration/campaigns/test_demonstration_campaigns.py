@@ -20,6 +20,7 @@ from storage.schema import TRAJECTORY
 pytestmark = pytest.mark.campaign
 
 STEPS = 8
+WHERE = "reward >= 1 and policy_version <= 30"
 KILLS = (
     "generate-0 generate.before_commit 3 kill",
     "generate-0 put.after:streams/trajectories/0/log/* 3 kill",
@@ -77,11 +78,11 @@ def test_killed_at_any_place_it_ends_in_the_same_weights(millrace: Millrace, sho
 
 def test_it_learns_a_format_and_another_run_learns_it_from_its_rollouts(millrace: Millrace, shown: Path) -> None:
     settings = {
-        "scoring.reward": "exact_match",
+        "scoring.reward": "tests.support.rewards.own_rewards:framed",
         "training.learning_rate": 3e-3,
         "training.groups_per_step": 64,
-        "training.max_steps": 120,
-        "training.checkpoint_every": 60,
+        "training.max_steps": 40,
+        "training.checkpoint_every": 20,
         "prompts.num_eval": 64,
     }
     finish(millrace, sft(millrace, "first", **settings, **{"prompts.source": str(shown)}))
@@ -90,14 +91,12 @@ def test_it_learns_a_format_and_another_run_learns_it_from_its_rollouts(millrace
     assert first["eval"]["end"]["accuracy"] >= 0.95
     source = millrace.store("first").url
     few = {**settings, "training.max_steps": 4, "training.checkpoint_every": 4}
-    finish(
-        millrace, sft(millrace, "second", "--from", source, "--where", "reward >= 1 and policy_version <= 60", **few)
-    )
+    finish(millrace, sft(millrace, "second", "--from", source, "--where", WHERE, **few))
     assert_balanced(millrace.summary("second"))
     attempt = latest_attempt(millrace.store("second"))
     assert attempt.inputs["prompts.source rollouts"] == stored_parts(source)
-    assert attempt.config["prompts"]["where"] == "reward >= 1 and policy_version <= 60"
-    # 60 steps of 64 demonstrations went several times through the file: each is learned once.
+    assert attempt.config["prompts"]["where"] == WHERE
+    # 30 steps of 64 demonstrations went several times through the file: each is learned once.
     assert attempt.inputs[f"prompts.source {source}"].startswith("1,436 prompts")
     stored = {
         tuple(row["response_tokens"]) for row in read_rows(millrace.store("first"), layout.trajectories(0), TRAJECTORY)
