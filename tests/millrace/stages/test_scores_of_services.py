@@ -134,9 +134,12 @@ def test_what_a_killed_scorer_asked_counts_towards_the_limit(
 
     class KilledStage(HurriedStage):
         def wait(self, until: Any, *, why: object) -> bool:
-            if raise_in_stage.is_set():
-                raise Killed
-            return super().wait(until, why=why)
+            def look() -> bool:
+                if raise_in_stage.is_set():
+                    raise Killed
+                return bool(until())
+
+            return super().wait(look, why=why)
 
     with stub_service(dies) as service, pytest.MonkeyPatch.context() as patch:
         patch.setitem(globals(), "HurriedStage", KilledStage)
