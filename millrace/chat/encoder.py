@@ -123,8 +123,9 @@ class PromptEncoder:
     ) -> tuple[int, ...]:
         """The tokens of the last message of a conversation, the assistant's, after those that open its turn."""
         written = tuple(renderer.write(conversation, tools))
-        end = max((i for i, token in enumerate(written) if token in self.stop_token_ids), default=-1)
-        if written[: len(opened)] != tuple(opened) or end < len(opened):
+        # Where an engine would stop; templates may write more behind it.
+        end = next((i for i in range(len(opened), len(written)) if written[i] in self.stop_token_ids), None)
+        if written[: len(opened)] != tuple(opened) or end is None:
             raise ChatError(
                 f"{renderer.name} does not write the assistant's turn as it begins one, or without an end token",
                 expected="one that does, and text that begins as prompts.response_prefix",
