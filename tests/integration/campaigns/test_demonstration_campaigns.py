@@ -81,8 +81,8 @@ def test_it_learns_a_format_and_another_run_learns_it_from_its_rollouts(millrace
         "scoring.reward": "tests.support.rewards.own_rewards:framed",
         "training.learning_rate": 3e-3,
         "training.groups_per_step": 64,
-        "training.max_steps": 40,
-        "training.checkpoint_every": 20,
+        "training.max_steps": 80,
+        "training.checkpoint_every": 40,
         "prompts.num_eval": 64,
     }
     finish(millrace, sft(millrace, "first", **settings, **{"prompts.source": str(shown)}))
