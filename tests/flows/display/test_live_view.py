@@ -29,7 +29,9 @@ def test_a_plain_line_has_step_time_reward_staleness_queue_and_speed() -> None:
         "tokens per second generate 19 (busy 50%), score 17 (busy 50%)",
     ):
         assert part in line
-    young = status_with(reward_mean=None, staleness={"histogram": {}, "mean": None, "max": None, "bound": 4})
+    young = status_with(
+        reward_mean=None, staleness={"histogram": {}, "mean": None, "max": None, "bound": 4, "admission_only": False}
+    )
     assert "reward – | staleness mean –, max – of 4" in plain_line(young)
 
 
