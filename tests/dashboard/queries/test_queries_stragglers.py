@@ -12,7 +12,16 @@ from millrace.runtime.messages import LOADING, STOPPED
 
 _TRAINER = {"train-0": {"t": T, "doing": "train", "policy_version": 9}}
 _ONE = InFlight(
-    generator=0, requests=12, groups=5, tokens=700, seconds=2.5, versions=3, bound=4, continued=40, discarded=7
+    generator=0,
+    requests=12,
+    groups=5,
+    tokens=700,
+    seconds=2.5,
+    versions=3,
+    bound=4,
+    admission_only=False,
+    continued=40,
+    discarded=7,
 )
 
 
