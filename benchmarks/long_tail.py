@@ -204,13 +204,10 @@ def _slots_in_use(run: Path, warmup: int) -> float:
 
 
 def targets_met(rows: Sequence[Figures]) -> dict[str, bool]:
-    """For each σ: does one mode use enough of the engine's capacity in every case, without preferring any length?
-
-    Judges the campaigns, or the simulation where none was run.
-    """
+    """For each σ: does one mode use enough of the engine's capacity in every case, without preferring any length?"""
     met = {}
     for sigma, least in LOSS_SHARES.items():
-        figures = [(row["mode"], row.get("measured", row["expected"])) for row in rows if row["sigma"] == sigma]
+        figures = [(row["mode"], _figures(row)) for row in rows if row["sigma"] == sigma]
         missed = {
             mode
             for mode, of_case in figures
@@ -223,6 +220,12 @@ def targets_met(rows: Sequence[Figures]) -> dict[str, bool]:
     return met
 
 
+def _figures(row: Figures) -> Figures:
+    """Of the campaign, or of the simulation where none was run."""
+    figures: Figures = row["measured"] if "measured" in row else row["expected"]
+    return figures
+
+
 def _print(rows: Sequence[Figures]) -> None:
     headings = (
         *("", "share", "expected", "dropped", "masked", "tokens with loss ÷ engine capacity", "stale", "length"),
@@ -231,7 +234,7 @@ def _print(rows: Sequence[Figures]) -> None:
     lines = []
     for row in rows:
         expected, batches = row["expected"], row["groups_per_batch"] / row["groups_per_step"]
-        figures = row.get("measured", expected)
+        figures = _figures(row)
         lines.append(
             [
                 f"σ {row['sigma']:g}, η {row['max_staleness']}, C = {batches:g} B, {row['mode']}",
