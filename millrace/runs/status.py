@@ -107,7 +107,8 @@ class StatusReader:
             "staleness": {
                 **staleness,
                 "bound": attempt.max_staleness,
-                "admission_only": bounds_admission_only(config),
+                # An earlier start may have kept groups beyond the bound.
+                "admission_only": bounds_admission_only(config) or (staleness["max"] or 0) > attempt.max_staleness,
             },
             "trained_to_taken": {"length": trainer.get("length_ratio"), "reward": trainer.get("reward_ratio")},
             "zero_advantage_share": trainer.get("zero_advantage_share"),
