@@ -131,6 +131,11 @@ class RunConfig(Section):
         return staleness_bound(self.pipeline.mode, self.staleness.max_staleness)
 
     @property
+    def bounds_admission_only(self) -> bool:
+        """Whether the staleness bound limits admission only, so that a trained token may be older than the bound."""
+        return self.pipeline.mode == "async" and self.staleness.too_old == "keep"
+
+    @property
     def effective_training(self) -> TrainingConfig:
         """How the policy is trained: adaptive control scales the learning rate by √ESS."""
         if self.staleness.control == "fixed" or self.training.schedule.ess_scaling:
