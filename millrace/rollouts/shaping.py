@@ -70,8 +70,8 @@ class SpreadFilter:
     def drop_reason(self, group: ScoredGroup) -> str | None:
         """Counts a group that could be trained; `zero_advantage` if it is to be dropped."""
         rewards = shaped_rewards(group, self._config)
-        # A single reward has nothing to differ from.
-        spread = len(rewards) == 1 or min(rewards) < max(rewards)
+        # A response without others, a demonstration, has nothing to differ from.
+        spread = len(group.rewards) == 1 or min(rewards) < max(rewards)
         self._recent.append(spread)
         self._taken[group.source] += 1
         self._without[group.source] += not spread
