@@ -4,8 +4,9 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
-from support.replay.trained_run import TrainedRun
+from support.replay.trained_run import TrainedRun, rewrite
 from support.streams.rows import read_rows
 
 from configs.task import PromptsConfig
@@ -38,10 +39,28 @@ def test_the_rollouts_that_fulfil_the_condition_are_learned_as_they_were_sampled
         if row["outcome"] == "trained" and row["reward"] >= 0.25
     ]
     pairs = {(tuple(row["prompt_tokens"]), tuple(row["response_tokens"])): row["prompt_id"] for row in chosen}
-    assert len(chosen) > len(pairs) > 0
+    assert pairs
     assert Counter(tokens(prompts)) == Counter(response for _, response in pairs)
     assert {prompt.prompt_id for prompt in prompts} <= {row["prompt_id"] for row in chosen}
     assert {prompt.answer for prompt in prompts} == {"1"}
+
+
+def doubled(table: pa.Table) -> pa.Table:
+    """The second row of a part says what the first one says."""
+    same = table.take([0, 0, *range(2, table.num_rows)])
+    for name in ("row_id", "sample_index"):
+        same = same.set_column(same.schema.get_field_index(name), same.schema.field(name), table[name])
+    return same
+
+
+def test_equal_pairs_of_prompt_and_response_are_learned_once(unchanged: TrainedRun, tmp_path: Path) -> None:
+    shutil.copytree(unchanged.folder, tmp_path / "run")
+    copy = TrainedRun(tmp_path / "run")
+    rewrite(copy, layout.trajectories(0), TRAJECTORY, doubled)
+    prompts = stored_demonstrations(copy.store.url, None)
+    assert 0 < len(prompts) < len(stored_demonstrations(unchanged.store.url, None))
+    pairs = [(prompt.text, tokens([prompt])[0]) for prompt in prompts]
+    assert len(set(pairs)) == len(pairs)
 
 
 def test_without_a_condition_all_with_a_reward_are_learned(unchanged: TrainedRun) -> None:
