@@ -48,6 +48,13 @@ def test_groups_without_spread_are_dropped_only_if_configured() -> None:
         assert (chosen.share, chosen.step()) == (0.5, {"zero_advantage_share": 0.5})
 
 
+def test_a_response_without_others_has_nothing_to_differ_from() -> None:
+    spread = SpreadFilter(DROP, 1)
+    assert spread.drop_reason(group([1.0])) is None
+    assert spread.step()["zero_advantage_share"] == 0.0
+    assert [group(rewards).drop_reason for rewards in ([1.0], [None], [1.0, None])] == [None, "error", "error"]
+
+
 def test_a_steps_share_is_of_the_groups_taken_for_it() -> None:
     chosen = SpreadFilter(DROP, 1)
     assert chosen.share is None
