@@ -9,7 +9,6 @@ tokenizer. Prompts are written anew, with the template and the system prompt of 
 import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.errors import InputError, PromptsError
+from millrace.prompts.files import SUFFIXES
 from millrace.rollouts.arrow import list_slices, prompt_of
 from millrace.rollouts.consumed import read_consumed
 from millrace.types import Demonstration, Prompt
@@ -41,7 +41,7 @@ _WITHOUT_FILES = {
 
 def is_stored_run(source: str) -> bool:
     """Whether `source` is the folder or URL of a stored run. Raises the store's errors."""
-    if PurePosixPath(source).suffix in (".jsonl", ".json", ".csv", ".parquet"):
+    if source.endswith(SUFFIXES):
         return False
     try:
         return open_store(source).exists(layout.RUN)
