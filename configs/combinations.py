@@ -87,10 +87,12 @@ def _wrong_names(config: "RunConfig") -> Iterator[UserError]:
         if name not in names:
             expected = f"sources of the run: {', '.join(names)}"
             yield UserError(key="evaluation.weights", read=f"set for {name}, which is not a source", expected=expected)
-    if config.sources and len(config.scorers.own) == len(config.sources):
+    own = [source.scoring.replicas for source in config.sources.values()]
+    if config.sources and None not in own:
         expected = "null for one source at least, because the run's own scorers need work"
-        name, source = next(iter(config.sources.items()))
-        yield UserError(key=f"sources.{name}.scoring.replicas", read=str(source.scoring.replicas), expected=expected)
+        yield UserError(
+            key=f"sources.{next(iter(config.sources))}.scoring.replicas", read=str(own[0]), expected=expected
+        )
     if HELD_OUT in config.sources:
         expected = "another name, because results of evaluations name the accuracy over all sources so"
         yield UserError(key=f"sources.{HELD_OUT}", read="a source", expected=expected)

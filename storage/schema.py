@@ -103,6 +103,22 @@ SCORE: pa.Schema = pa.schema(
     ]
 )
 
+TEACHER: pa.Schema = pa.schema(
+    [
+        column("row_id", pa.int64(), "row_id of the trajectory in its stream"),
+        column(
+            "teacher_logprobs", _FLOATS, "[R] log-probability under the teacher, as of the trainer; empty unless ok"
+        ),
+        column("status", pa.string(), "ok or error; elsewhere: by another teacher, or by none"),
+        column("error", pa.string(), "one sentence on what failed; null unless error", nullable=True),
+        column("teacher_version", pa.string(), "hash of the teacher's model folder"),
+        column("seconds", pa.float32(), "share of the part's duration, by tokens, seconds"),
+    ]
+)
+
+ANNOTATIONS: dict[str, pa.Schema] = {"scores": SCORE, "teachers": TEACHER}
+"""The columns of annotations by the first part of their pool's name."""
+
 CONSUMED: pa.Schema = pa.schema(
     [
         column("t", pa.float64(), "when the step that consumed it was done, unix seconds"),

@@ -73,7 +73,7 @@ def jobs(config: RunConfig) -> list[Job]:
     groups: list[tuple[StageName, PlaceConfig, int, int]] = [
         ("train", placement.train, placement.train.hosts, training.threads),
         ("generate", placement.generate, config.generation.replicas, config.generation.threads),
-        ("score", placement.score, config.scorers.total, config.scoring.threads),
+        ("score", placement.score, config.annotators.total("scores"), config.scoring.threads),
     ]
     jobs = []
     for stage, where, count, threads in groups:

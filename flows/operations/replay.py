@@ -60,7 +60,7 @@ def replay(request: ReplayRequest) -> dict[str, Any]:
     store = _prepare(request, config)
     with attempt_under_way(store, 0, "replay") as (arguments, _):
         if request.rescore is not None:
-            _finish(config, arguments, score, range(config.scorers.total), config.scoring.threads)
+            _finish(config, arguments, score, range(config.annotators.total("scores")), config.scoring.threads)
         threads = config.training.threads
         match request.job:
             case "verify":
@@ -122,7 +122,7 @@ def check(request: ReplayRequest) -> RunConfig:
     if request.rescore is not None:
         make_scorer(config.by_source()).check()
     # They run one after the other.
-    scorers, trainers = config.scorers.total if request.rescore else 0, int(request.job == "train")
+    scorers, trainers = config.annotators.total("scores") if request.rescore else 0, int(request.job == "train")
     for stage, count in (("score", scorers), ("train", trainers)):
         with leased_devices(config, [(stage, replica) for replica in range(count)], request.run_id):
             pass

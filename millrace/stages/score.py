@@ -56,9 +56,9 @@ def main(stage: Stage) -> None:
 
 def _make_scorer(stage: Stage) -> Scorer:
     """The scorer of the sources that this replica's pool scores."""
-    sources, scorers = stage.config.by_source(), stage.config.scorers
-    pool, _ = scorers.scorer(stage.replica)
-    return make_scorer({name: config for name, config in sources.items() if scorers.of_source(name) == pool})
+    sources, pools = stage.config.by_source(), stage.config.annotators
+    pool, _ = pools.annotator("scores", stage.replica)
+    return make_scorer({name: config for name, config in sources.items() if pools.of_source("scores", name) == pool})
 
 
 def _score_all(stage: Stage, scorer: Scorer, decode: Decoder) -> None:
@@ -132,10 +132,10 @@ class _UnscoredStream:
     """One generator's trajectories and this scorer's stream of their scores."""
 
     def __init__(self, stage: Stage, generator: int, source: Store) -> None:
-        scorers = stage.config.scorers
-        pool, self.scorer = scorers.scorer(stage.replica)
-        self.num_scorers = scorers.replicas[pool]
-        path = layout.scores(pool, generator, self.scorer, self.num_scorers)
+        pools = stage.config.annotators
+        pool, self.scorer = pools.annotator("scores", stage.replica)
+        self.num_scorers = pools.replicas[pool]
+        path = layout.annotations(pool, generator, self.scorer, self.num_scorers)
         self.scores = StreamWriter(stage.store, path, SCORE, writer=f"score-{stage.replica}")
         self.trajectories = StreamReader(source, layout.trajectories(generator), TRAJECTORY)
         self.generator = generator
@@ -184,7 +184,7 @@ class _UnscoredStream:
     def _skip_others(self) -> bool:
         """Passes the parts of other scorers; whether all before this scorer's next one are committed."""
         ordinal = self.scores.parts + len(self.unscored)
-        while self.trajectories.cursor.part < layout.scored_part(self.scorer, ordinal, self.num_scorers):
+        while self.trajectories.cursor.part < layout.annotated_part(self.scorer, ordinal, self.num_scorers):
             if self.trajectories.next_record() is None:
                 return False
         return True

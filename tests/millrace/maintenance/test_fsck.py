@@ -25,7 +25,7 @@ from storage.streams.record import encode
 from storage.streams.stream import StreamReader, StreamWriter
 
 TRAJECTORIES = layout.trajectories(0)
-SCORES = layout.scores("exact_match", 0, 0, 2)
+SCORES = layout.annotations("scores/exact_match", 0, 0, 2)
 
 
 def damaged(report: Report) -> list[Finding]:
@@ -145,7 +145,7 @@ def test_scores_of_other_or_missing_rows_are_damage(
     run.score(0, 0)
     table = StreamReader(dict_store, SCORES, SCORE).next()
     assert table is not None
-    second = layout.scores("exact_match", 0, 1, 2)
+    second = layout.annotations("scores/exact_match", 0, 1, 2)
     StreamWriter(dict_store, second, SCORE, "w").write(table.table, tokens=0)
     assert damaged_files(dict_store) == [second]
 

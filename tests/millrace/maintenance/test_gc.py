@@ -81,7 +81,7 @@ def test_a_part_of_trajectories_and_its_scores_go_together(small_run: Any, dict_
     for generator in range(2):
         end = read_removed(dict_store, layout.trajectories(generator))
         assert end > 2
-        scores = [layout.scores("exact_match", generator, scorer, 2) for scorer in range(2)]
+        scores = [layout.annotations("scores/exact_match", generator, scorer, 2) for scorer in range(2)]
         assert [read_removed(dict_store, path) for path in scores] == [len(range(s, end, 2)) for s in range(2)]
         for path in (layout.trajectories(generator), *scores):
             files = [f"{path}/{record.file}" for record in Contents(dict_store).read_log(path).parts]
@@ -91,13 +91,13 @@ def test_a_part_of_trajectories_and_its_scores_go_together(small_run: Any, dict_
 
 def test_rows_that_one_of_two_rewards_has_not_scored_stay(small_run: Any, dict_store: DictStore) -> None:
     assert paths(plan(dict_store, KEEP_NO_ROWS), "rows")
-    late = StreamWriter(dict_store, layout.scores("other", 0, 0, 1), SCORE, "late")
-    first = StreamReader(dict_store, layout.scores("exact_match", 0, 0, 2), SCORE).next()
+    late = StreamWriter(dict_store, layout.annotations("scores/other", 0, 0, 1), SCORE, "late")
+    first = StreamReader(dict_store, layout.annotations("scores/exact_match", 0, 0, 2), SCORE).next()
     assert first is not None
     late.write(first.table, tokens=first.record.tokens)
     gc(dict_store, KEEP_NO_ROWS)
     assert read_removed(dict_store, layout.trajectories(0)) == 1
-    assert read_removed(dict_store, layout.scores("other", 0, 0, 1)) == 1
+    assert read_removed(dict_store, layout.annotations("scores/other", 0, 0, 1)) == 1
     assert read_removed(dict_store, layout.trajectories(1)) > 1
 
 

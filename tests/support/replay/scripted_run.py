@@ -38,7 +38,7 @@ CONFIG: dict[str, Any] = {
     "scoring": {"reward": "exact_match", "replicas": 1},
     "training": {"max_steps": 9, "learning_rate": 0.5, "threads": 1},
 }
-_SCORES = layout.scores("exact_match", 0, 0, 1)
+_SCORES = layout.annotations("scores/exact_match", 0, 0, 1)
 
 
 class ScriptedRun:
