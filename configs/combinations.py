@@ -47,6 +47,7 @@ def impossible_combinations(config: "RunConfig") -> Iterator[UserError]:
     yield from _half_schedules(config)
     yield from _penalties_without_reference(config)
     yield from _wrong_names(config)
+    yield from _wrong_teachers(config)
 
 
 def _broken(rules: Sequence[Rule], run: "RunConfig", source: str, config: "RunConfig") -> Iterator[UserError]:
@@ -96,6 +97,24 @@ def _wrong_names(config: "RunConfig") -> Iterator[UserError]:
     if HELD_OUT in config.sources:
         expected = "another name, because results of evaluations name the accuracy over all sources so"
         yield UserError(key=f"sources.{HELD_OUT}", read="a source", expected=expected)
+
+
+def _wrong_teachers(config: "RunConfig") -> Iterator[UserError]:
+    """Yield a mistake for each teacher that is used and not there, or there and not used."""
+    used: set[str] = set()
+    for name, source in config.by_source().items():
+        if (teacher := source.training.distillation.teacher) is None:
+            continue
+        used.add(teacher)
+        if teacher not in config.teachers:
+            expected = (
+                f"one of {', '.join(config.teachers)}" if config.teachers else "a teacher of the section teachers"
+            )
+            key = _where_set(config, name, "training.distillation.teacher")
+            yield UserError(key=key, read=json.dumps(teacher), expected=expected)
+    for name in config.teachers.keys() - used:
+        expected = "a source with it as training.distillation.teacher, or no such teacher"
+        yield UserError(key=f"teachers.{name}", read="a teacher of no source", expected=expected)
 
 
 def _shown(config: "RunConfig", key: str) -> str:
@@ -286,12 +305,12 @@ _RULES = (
     ),
     # ---- hosts ----
     *_pool_rules(
-        ("generate", "score", "train", "evaluate"),
+        ("generate", "score", "teach", "train", "evaluate"),
         "storage.root placement.{stage}.work_pool",
         lambda c: c.storage.root.startswith("memory:"),
         "a root that other hosts can reach, such as s3://bucket/prefix or a shared folder",
     ),
-    # Scorers and the evaluation read the store alone.
+    # Scorers, teachers and the evaluation read the store alone.
     *_pool_rules(
         ("generate", "train"),
         "weights.transport placement.{stage}.work_pool",
@@ -411,14 +430,22 @@ _RULES = (
     ),
 )
 
-_RULES_OF_ALL = tuple(
+_RULES_OF_ALL = (
+    *(
+        Rule(
+            f"placement.{stage}.devices scoring.reward scoring.device",
+            lambda c, stage=stage: (  # type: ignore[misc]
+                getattr(c.placement, stage).devices is not None
+                and not (c.uses_reward_model and c.scoring.device == "cuda")
+            ),
+            "null, because only the reward reward_model with the device cuda uses a GPU",
+        )
+        for stage in ("score", "evaluate")
+    ),
     Rule(
-        f"placement.{stage}.devices scoring.reward scoring.device",
-        lambda c, stage=stage: (  # type: ignore[misc]
-            getattr(c.placement, stage).devices is not None and not (c.uses_reward_model and c.scoring.device == "cuda")
-        ),
-        "null, because only the reward reward_model with the device cuda uses a GPU",
-    )
-    for stage in ("score", "evaluate")
+        "placement.teach.devices",
+        lambda c: c.placement.teach.devices is not None and all(each.device == "cpu" for each in c.teachers.values()),
+        "null, because no teacher has the device cuda",
+    ),
 )
 """Rules about the whole run, which one source can't break."""

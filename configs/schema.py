@@ -117,6 +117,12 @@ class RunConfig(Section):
         sections: Any = {"scoring": True, "sources": True, "teachers": True, "training": {"distillation"}}
         return AnnotatorPools.of(self.model_dump(mode="json", include=sections))
 
+    def teacher_of(self, replica: int) -> tuple[str, TeacherConfig]:
+        """Name and settings of the teacher that a replica of the stage `teach` computes."""
+        pool, _ = self.annotators.annotator("teachers", replica)
+        name = pool.removeprefix("teachers/")
+        return name, self.teachers[name]
+
     @property
     def uses_reward_model(self) -> bool:
         """Whether a reward model scores the responses of any source."""

@@ -46,7 +46,8 @@ class AnnotatorPools:
             distillation = source.get("training", {}).get("distillation", {})
             if "teacher" in distillation:
                 own["teachers", name] = _teachers(distillation["teacher"])
-        replicas |= {f"teachers/{name}": teacher["replicas"] for name, teacher in config.get("teachers", {}).items()}
+        # In an order that does not depend on that of the config.
+        replicas |= {f"teachers/{name}": each["replicas"] for name, each in sorted(config.get("teachers", {}).items())}
         return cls(replicas, own, _teachers(config.get("training", {}).get("distillation", {}).get("teacher")))
 
     def of_kind(self, kind: AnnotationKind) -> dict[str, int]:

@@ -96,10 +96,13 @@ class EndpointConfig(Section):
     rows: Count = 1
     """`http`: maximum number of responses per request."""
     max_requests: Count | None = None
-    """The run ends before it makes more attempts, kills and resumes included; its scorers get equal shares. null: no
-    limit. To go on, resume with a higher limit."""
+    """Maximum number of attempts in a run, kills and resumes included; its scorers get equal shares. null: no limit. To
+    go on, resume with a higher limit."""
     max_cost: Positive | None = None
     """The same limit for the cost at `scoring.judge.input_price` and `output_price`, in their currency; null: none."""
+    at_limit: Literal["end", "pause"] = "end"
+    """At `max_requests` or `max_cost`: `end`: the run ends with one line; `pause`: scoring waits for the run's end, and
+    an automation on the event `service.limit-reached` may suspend it."""
 
 
 class JudgeConfig(Section):

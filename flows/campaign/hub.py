@@ -63,7 +63,7 @@ def with_local_copies(config: RunConfig, store: Store, log: Callable[[str], obje
     can't be had.
     """
     values = config.model_dump(mode="json")
-    keys = ["model.path", *_keys(config)]
+    keys = ["model.path", *(f"teachers.{name}.path" for name in config.teachers), *_keys(config)]
     for name in config.sources:
         # Those that it inherits are not among the values.
         keys += [f"sources.{name}.{key}" for key in _keys(config.by_source()[name])]
@@ -93,7 +93,7 @@ def _value(values: Mapping[str, Any], key: str) -> Any:
 
 def _parse(key: str, value: str | None) -> _Reference | None:
     """Parses a setting; None for a path, another URL, or built-in prompts."""
-    names_model = key.endswith(("model.path", "scoring.model"))
+    names_model = key.endswith(("model.path", "scoring.model")) or key.startswith("teachers.")
     if value is None:
         return None
     if not names_model and (url := _FILE_URL.fullmatch(value)):

@@ -9,11 +9,13 @@ All requests run in one thread with an event loop.
 
 import asyncio
 import json
+import math
 import os
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import cycle
 from threading import Lock, Thread
 from typing import Any
 
@@ -29,6 +31,8 @@ _TRANSIENT = frozenset({408, 429, *range(500, 600)})
 _LONGEST_ANSWER = 4 << 20
 """Bytes."""
 _LONGEST_PAUSE = 30.0
+_SLOTS_PER_CLIENT = 16
+"""A client of httpx looks at all of its connections for each request."""
 
 
 class _EndpointError(RuntimeError):
@@ -44,7 +48,9 @@ class _Transient(_EndpointError):
 
 
 class LimitReached(InputError):
-    """A configured limit of requests or cost allows no further request."""
+    """A configured limit of requests or cost allows no further request; `pauses` says that the run waits then."""
+
+    pauses = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,8 +126,11 @@ class Endpoint:
         self._loop = asyncio.new_event_loop()
         self._slots = asyncio.Semaphore(self._config.in_flight)
         headers = {"Content-Type": "application/json", **self._headers}
-        connections = httpx.Limits(max_connections=self._config.in_flight)
-        self._client = httpx.AsyncClient(headers=headers, limits=connections, timeout=None)
+        self._clients = [
+            httpx.AsyncClient(headers=headers, timeout=None)
+            for _ in range(math.ceil(self._config.in_flight / _SLOTS_PER_CLIENT))
+        ]
+        self._next_client = cycle(self._clients)
         self._thread = Thread(target=self._loop.run_forever, name="endpoint", daemon=True)
         self._thread.start()
 
@@ -137,10 +146,11 @@ class Endpoint:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._client.aclose()
+        for client in self._clients:
+            await client.aclose()
 
     def submit(self, path: str, body: Mapping[str, Any]) -> "Future[Answer]":
-        """Posts JSON to `path` below the URL. The future raises LimitReached, and nothing else."""
+        """Posts JSON to `path` below the URL. The future raises LimitReached alone; `close` cancels it."""
         return asyncio.run_coroutine_threadsafe(self._ask(self.url + path, body), self._loop)
 
     async def _ask(self, url: str, body: Mapping[str, Any]) -> Answer:
@@ -182,16 +192,22 @@ class Endpoint:
         with self._lock:
             usage, limits = self._usage, self._config
             if limits.max_requests is not None and usage.requests >= limits.max_requests / self._sharers:
-                raise _reached("max_requests", limits.max_requests, f"{usage.requests:,} requests")
+                raise self._limit_reached("max_requests", limits.max_requests, f"{usage.requests:,} requests")
             cost = self.prices.cost(usage)
             if limits.max_cost is not None and cost >= limits.max_cost / self._sharers:
-                raise _reached("max_cost", limits.max_cost, f"a cost of {cost:.4g}")
+                raise self._limit_reached("max_cost", limits.max_cost, f"a cost of {cost:.4g}")
             self._usage += Usage(requests=1)
+
+    def _limit_reached(self, key: str, limit: float, asked: str) -> LimitReached:
+        read = f"{limit:,g}, and this process's share is used up by {asked}"
+        error = LimitReached(read, key=f"scoring.endpoint.{key}", expected="a higher limit to go on")
+        error.pauses = self._config.at_limit == "pause"
+        return error
 
     async def _post(self, url: str, body: Mapping[str, Any]) -> dict[str, Any]:
         content = bytearray()
         try:
-            async with self._client.stream("POST", url, content=json.dumps(body)) as response:
+            async with next(self._next_client).stream("POST", url, content=json.dumps(body)) as response:
                 async for chunk in response.aiter_bytes():
                     content += chunk
                     if len(content) > _LONGEST_ANSWER:
@@ -212,11 +228,6 @@ class Endpoint:
         with self._lock:
             self._usage += _tokens(answer)
         return answer
-
-
-def _reached(key: str, limit: float, asked: str) -> LimitReached:
-    read = f"{limit:,g}, and this scorer's share is used up by {asked}"
-    return LimitReached(read, key=f"scoring.endpoint.{key}", expected="a higher limit to go on")
 
 
 def _tokens(answer: Mapping[str, Any]) -> Usage:

@@ -34,9 +34,13 @@ class UnscoredRows:
     submitted: Submitted
     errors: dict[int, str]
     """By place in the part: why its environment ended a trajectory."""
+    each: Callable[[], None]
+    """Called regularly by `collect`, because scoring may take long."""
 
     @classmethod
-    def submit(cls, trajectories: pa.Table, scorer: Scorer, decode: Decoder) -> "UnscoredRows":
+    def submit(
+        cls, trajectories: pa.Table, scorer: Scorer, decode: Decoder, each: Callable[[], None] = lambda: None
+    ) -> "UnscoredRows":
         """Begins to score rows of `TRAJECTORY`.
 
         The policy's final answer is scored: the text after the last token written by an environment.
@@ -64,15 +68,20 @@ class UnscoredRows:
             submitted_rows=[row for row, _ in whole],
             submitted=scorer.submit([item for _, item in whole]),
             errors={row: error for row, error in zip(served, errors, strict=True) if error is not None},
+            each=each,
         )
 
-    def collect(self, each: Callable[[], None] = lambda: None) -> pa.Table:
+    @property
+    def is_ready(self) -> bool:
+        """Whether all answers of services are there."""
+        return self.submitted.is_answered
+
+    def collect(self) -> pa.Table:
         """Rows of `SCORE`, one per row of the part and in its order. A failed reward is an error, not a reward of 0.
 
-        A trajectory that its environment ended with an error gets an error. `each` is called regularly, because scoring
-        may take long.
+        A trajectory that its environment ended with an error gets an error. Raises LimitReached.
         """
-        scores = dict(zip(self.submitted_rows, self.scorer.collect(self.submitted, each), strict=True))
+        scores = dict(zip(self.submitted_rows, self.scorer.collect(self.submitted, self.each), strict=True))
         scores |= {row: failed(f"environment: {error}") for row, error in self.errors.items()}
         versions = self.scorer.versions
         rows = [

@@ -197,7 +197,9 @@ class Scorer:
                 scores[row][parts[number]] = score
                 self._report_failure(parts[number], items[row], score)
         for remote, asked in submitted.asked.items():
-            for row, score in zip(rows_of[remote], remote.collect(asked, each), strict=True):
+            with naming_source(remote.source):
+                answers = remote.collect(asked, each)
+            for row, score in zip(rows_of[remote], answers, strict=True):
                 scores[row][remote] = score
                 self._report_failure(remote, items[row], score)
         return [self._total(source, scores[row]) for row, (source, _, _) in enumerate(items)]

@@ -25,6 +25,7 @@ _SENTENCES = {
     "staleness.length-bias": "{sentence}",
     "selection.starving": "{sentence}",
     "reward.failed": "{sentence}",
+    "service.limit-reached": "{sentence}",
     "placement.waiting": "{sentence}",
     "pipeline.stalled": "nothing has moved for {seconds:.0f} s",
     "training.collapsed": "training collapsed: {sentence}",

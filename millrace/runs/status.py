@@ -27,7 +27,7 @@ from storage.schema import METRIC
 from storage.stores.base import Store
 from storage.streams.stream import StreamReader
 
-STAGES = ("generate", "score", "train", "sync_weights")
+STAGES = ("generate", "score", "teach", "train", "sync_weights")
 _BUSY = 0.1
 """A stage that is idle for less of the time is the bottleneck."""
 _PUSH_SHARE = 0.5

@@ -28,6 +28,7 @@ EventKind = Literal[
     "staleness.control",
     "selection.starving",
     "reward.failed",
+    "service.limit-reached",
     "training.collapsed",
     "pipeline.stalled",
     "placement.waiting",

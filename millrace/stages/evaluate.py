@@ -34,11 +34,12 @@ from millrace.generation.environments.episodes import EpisodeRules, Episodes, lo
 from millrace.models.loading import load_model
 from millrace.models.start_folder import start_folder
 from millrace.prompts.dataset import load_prompts
+from millrace.rewards.endpoint import LimitReached
 from millrace.rewards.scorer import make_scorer
 from millrace.runs.record import read_attempt
 from millrace.runtime.arguments import EVALUATE_AT_END
 from millrace.runtime.stage import Stage, run_stage
-from millrace.stages.service_usage import ServiceUsage
+from millrace.stages.service_usage import ServiceUsage, pause_at_limit
 from millrace.training.checkpoints.names import weights_checksum
 from millrace.training.checkpoints.policy_state import load_weights
 from millrace.weights.base import Manifest, Weights, WeightsId
@@ -75,6 +76,10 @@ def main(stage: Stage) -> None:
             evaluation.follow(stage.config.evaluation.every, last)
     except Stopped:
         stage.log("the evaluation in progress is given up, because the stage drains")
+    except LimitReached as error:
+        if at_end:
+            raise
+        pause_at_limit(stage, error)
 
 
 class Evaluation:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from millrace.rewards.endpoint import Usage
+from millrace.rewards.endpoint import LimitReached, Usage
 from millrace.rewards.remote import RemoteReward
 from millrace.rewards.scorer import Scorer
 from millrace.runtime.stage import Stage
@@ -46,6 +46,15 @@ class ServiceUsage:
             values |= {f"{_key(remote)}/{count}": getattr(counted, count) for count in _COUNTS}
             values[f"{_key(remote)}/cost"] = remote.endpoint.prices.cost(counted)
         return values
+
+
+def pause_at_limit(stage: Stage, error: LimitReached) -> None:
+    """Waits until the stage is asked to drain, if the service whose limit is reached says so; otherwise raises."""
+    if not error.pauses:
+        raise error
+    stage.log(f"paused: {error}")
+    stage.emit_event("service.limit-reached", sentence=str(error))
+    stage.wait(lambda: False, why="paused at a service's limit")
 
 
 def _key(remote: RemoteReward) -> str:

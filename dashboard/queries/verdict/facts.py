@@ -105,6 +105,7 @@ _ALARMS = (
     "trainer.rolled-back",
     "selection.starving",
     "reward.failed",
+    "service.limit-reached",
     "placement.waiting",
 )
 """Kinds of incidents that are alarms while they are recent."""

@@ -181,7 +181,7 @@ def test_scores_from_other_processes_keep_their_order(
         make_reward(ScoringConfig(reward="tests.support.rewards.own_rewards:length")),
         Limits(workers=2),
     ) as scorer:
-        scores = UnscoredRows.submit(trajectories, scorer, decoder_of(tokenizer)).collect(lambda: beats.append(None))
+        scores = UnscoredRows.submit(trajectories, scorer, decoder_of(tokenizer), lambda: beats.append(None)).collect()
     validate(scores, SCORE)
     assert scores["reward"].to_pylist() == [len(rollout.response.tokens) for rollout in rollouts]
     assert scores["verifier_version"].to_pylist()[0].startswith("tests.support.rewards.own_rewards:length ")

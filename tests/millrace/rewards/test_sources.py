@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from support.rewards.stub_service import graded, stub_service
 from support.streams.rows import trajectories_of
 from transformers import PreTrainedTokenizerFast
 
@@ -12,6 +13,7 @@ from millrace.errors import InputError
 from millrace.models.decoder import decoder_of
 from millrace.rewards import factory
 from millrace.rewards.base import Reward, Score
+from millrace.rewards.endpoint import LimitReached
 from millrace.rewards.rows import UnscoredRows
 from millrace.rewards.scorer import Scorer, make_scorer
 from millrace.types import Prompt
@@ -141,3 +143,11 @@ def test_the_prompts_of_a_source_are_checked_by_its_reward() -> None:
     assert scorer.first_unusable("words", [PROMPT, empty]) is None
     unusable = scorer.first_unusable("proofs", [PROMPT, empty])
     assert unusable is not None and unusable[0] is empty
+
+
+def test_a_limit_of_requests_names_the_source_that_sets_it() -> None:
+    with stub_service(graded(lambda *_: 1.0)) as service:
+        judge = {"reward": "judge", "judge": {"model": "m"}, "endpoint": {"url": service.url, "max_requests": 1}}
+        with scorer_of(words={"reward": "exact_match"}, essays=judge) as scorer, pytest.raises(LimitReached) as raised:
+            scorer.score_many([("words", PROMPT, "42"), ("essays", PROMPT, "42"), ("essays", PROMPT, "7")])
+    assert raised.value.key == "sources.essays.scoring.endpoint.max_requests"

@@ -15,6 +15,7 @@ from configs.schema import RunConfig
 from millrace.models.decoder import decoder_of
 from millrace.rewards.endpoint import LimitReached
 from millrace.runtime.arguments import StageArguments
+from millrace.runtime.messages import Event
 from millrace.runtime.stage import Stage
 from millrace.stages.score import _make_scorer, _score_all
 from storage import layout
@@ -73,14 +74,14 @@ def test_parts_are_asked_for_at_once_and_committed_in_their_order(
     store: DictStore, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     grade = graded(lambda response, _: float(response))
-    third_part = threading.Event()
+    last_part = threading.Event()
 
     def answer(body: dict[str, Any]) -> Reply:
-        # The first part is answered only once the third one is asked for.
-        if response_of(body).startswith("2"):
-            third_part.set()
+        # The first part is answered only once the last one is asked for.
+        if response_of(body).startswith(str(PARTS - 1)):
+            last_part.set()
         elif response_of(body).startswith("0"):
-            assert third_part.wait(timeout=60)
+            assert last_part.wait(timeout=60)
         return grade(body)
 
     with stub_service(answer) as service:
@@ -133,9 +134,12 @@ def test_what_a_killed_scorer_asked_counts_towards_the_limit(
 
     class KilledStage(HurriedStage):
         def wait(self, until: Any, *, why: object) -> bool:
-            if raise_in_stage.is_set():
-                raise Killed
-            return super().wait(until, why=why)
+            def look() -> bool:
+                if raise_in_stage.is_set():
+                    raise Killed
+                return bool(until())
+
+            return super().wait(look, why=why)
 
     with stub_service(dies) as service, pytest.MonkeyPatch.context() as patch:
         patch.setitem(globals(), "HurriedStage", KilledStage)
@@ -150,3 +154,24 @@ def test_what_a_killed_scorer_asked_counts_towards_the_limit(
     assert raised.value.key == "scoring.endpoint.max_requests"
     assert first + len(service.asked) <= PARTS * ROWS
     assert len(read_rows(store, SCORES, SCORE)) >= committed
+
+
+def test_a_scorer_that_pauses_at_its_limit_waits_until_it_is_asked_to_drain(
+    store: DictStore, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    sent: list[object] = []
+
+    class PausedStage(HurriedStage):
+        def wait(self, until: Any, *, why: object) -> bool:
+            return "limit" not in str(why) and super().wait(until, why=why)
+
+        def _send(self, message: object) -> None:
+            sent.append(message)
+
+    with stub_service(graded(lambda *_: 50.0)) as service, pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "HurriedStage", PausedStage)
+        score(store, tokenizer, service, max_requests=PARTS * ROWS, in_flight=1, at_limit="pause")
+    # The evaluator has the other half.
+    assert len(service.asked) == PARTS * ROWS / 2
+    assert [row["status"] for row in read_rows(store, SCORES, SCORE)] == ["ok"] * (PARTS * ROWS // 2)
+    assert [message.kind for message in sent if isinstance(message, Event)] == ["service.limit-reached"]
