@@ -188,7 +188,7 @@ def _read_mapping(file: str) -> dict[str, object]:
 
 def _is_in_mapping(key: str) -> bool:
     parent, _, _ = key.rpartition(".")
-    return parent in _MAPPINGS or parent.rpartition(".")[0].endswith("evaluation.sets")
+    return parent in _MAPPINGS or parent.rpartition(".")[0].endswith(("evaluation.sets", "teachers"))
 
 
 def _is_nested(key: str, text: str) -> bool:

@@ -102,7 +102,7 @@ class UntaughtRows:
         """Rows of `TEACHER`, one per row of the part and in its order."""
         teacher, version, began = self.annotator.teacher, self.annotator.version, time.monotonic()
         sources = self.trajectories["source"].to_pylist()
-        samples = _samples(self.trajectories)
+        samples = samples_of_rows(self.trajectories)
         served = [i for i, source in enumerate(sources) if source in self.annotator.sources]
         unknown = {i: teacher.unknown_id(samples[i]) for i in served}
         known = [i for i in served if unknown[i] is None]
@@ -139,7 +139,7 @@ def _row(
     }
 
 
-def _samples(trajectories: pa.Table) -> list[Sample]:
+def samples_of_rows(trajectories: pa.Table) -> list[Sample]:
     """A sample per row of `TRAJECTORY`, without its advantage."""
     names = ("prompt_tokens", "response_tokens", "rollout_logprobs", "loss_mask", "kept_tokens", "kept_counts")
     lists = [list_slices(trajectories[name]) for name in names]

@@ -47,8 +47,10 @@ class Teacher:
     @torch.no_grad()
     def logprobs(self, samples: Sequence[Sample]) -> list[npt.NDArray[np.float32]]:
         """[samples] of [R] log π_T of each response token, nats. No sample has an `unknown_id`."""
+        if not samples:
+            return []
         ends = np.cumsum([len(sample.response_tokens) for sample in samples])
-        logprobs_N = torch.zeros(int(ends[-1]) if len(ends) else 0, device=self._device)
-        for batch in microbatches(samples, self._max_tokens, hidden_size=self._hidden_size) if samples else ():
+        logprobs_N = torch.zeros(int(ends[-1]), device=self._device)
+        for batch in microbatches(samples, self._max_tokens, hidden_size=self._hidden_size):
             logprobs_N[batch.in_batch_N.to(self._device)] = self._policy(batch.to(self._device))[0].float()
         return np.split(logprobs_N.cpu().numpy(), ends[:-1])
