@@ -82,7 +82,7 @@ def run_inputs(
             functions[key_in(name, "training.loss")] = source.training.loss.name
             functions[key_in(name, "training.advantage")] = source.training.advantage
     if "teach" in stages:
-        inputs |= teacher_inputs(config)
+        inputs |= teacher_inputs(config.teachers)
     for key, path in functions.items():
         # Built-in functions have names without a colon.
         if path is not None and ":" in path:

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from configs.schema import RunConfig
 from configs.training import TeacherConfig
 from millrace.errors import InputError
 from millrace.evaluation.promotion import fetch_promoted
@@ -50,13 +49,16 @@ def teacher_folder(path: str, start: Path | None) -> Iterator[Path]:
         yield Path(path).expanduser()
 
 
-def teacher_inputs(config: RunConfig) -> dict[str, str]:
+def teacher_inputs(teachers: Mapping[str, TeacherConfig]) -> dict[str, str]:
     """The content of each teacher but the start model, by key and value of the config.
 
     Raises InputError for one that can't be read.
     """
-    teachers = {name: teacher for name, teacher in config.teachers.items() if teacher.path != START}
-    return {input_key(name, teacher): _content(name, teacher.path) for name, teacher in teachers.items()}
+    return {
+        input_key(name, teacher): _content(name, teacher.path)
+        for name, teacher in teachers.items()
+        if teacher.path != START
+    }
 
 
 def input_key(name: str, teacher: TeacherConfig) -> str:

@@ -48,7 +48,7 @@ def _load(stage: Stage, name: str, config: TeacherConfig) -> tuple[Teacher, str]
     """The teacher and its version. Raises InputError if it is not the one that the attempt began with."""
     start = start_folder(stage.store, stage.config.model.path, stage.arguments.handover)
     key = input_key(name, config)
-    version = teacher_inputs(stage.config).get(key) or content_hash(start)
+    version = teacher_inputs({name: config}).get(key) or content_hash(start)
     recorded = read_attempt(stage.store, stage.arguments.attempt).inputs.get(key, version)
     if version != recorded:
         raise InputError(f"{config.path}, which was {recorded} and is {version}", key=f"teachers.{name}.path")

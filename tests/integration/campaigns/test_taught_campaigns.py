@@ -79,7 +79,7 @@ def test_killed_teachers_annotate_each_row_once_and_a_replay_needs_none(millrace
             if source == "sums":
                 assert np.allclose(rows["expert"][row_id]["teacher_logprobs"], logprobs, atol=1e-5)
     assert all([row["row_id"] for row in annotated] == [*range(len(annotated))] for annotated in rows.values())
-    assert all(step.values["kl_to_teacher"] != 0 for step in read_steps(store))
+    assert all(step.values["kl_to_teacher"] for step in read_steps(store) if "loss" in step.values)
 
     shutil.rmtree(expert)
     verdict = verify(store)

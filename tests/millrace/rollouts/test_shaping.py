@@ -110,3 +110,8 @@ def test_the_advantages_of_a_task_are_multiplied_by_its_factor() -> None:
     ]
     samples = samples_of(groups, TrainingConfig(max_steps=1, selection=SelectionConfig(source_factors=FACTORS)), 1)
     assert [sample.advantage for sample in samples] == [0.25, -0.25, 0.5, -0.5]
+
+
+def test_a_group_with_a_teacher_is_trained_without_spread() -> None:
+    taught = scored_group(0, [[1], [1]], [1.0, 1.0], teacher_logprobs=[[-1.0], [-2.0]])
+    assert SpreadFilter(DROP, 1).drop_reason(taught) is None
