@@ -7,7 +7,7 @@ Each stage runs in its own process, supervised by a task; score and train are th
 SIGTERM drain them, as in a campaign: the trainer finishes its step and its checkpoint.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from prefect import Task, flow
@@ -18,6 +18,7 @@ from configs.losses import LOSS_NAMES
 from configs.recipe import choose_recipe
 from configs.requests import ReplayRequest
 from configs.schema import RunConfig
+from configs.stored import AnnotatorPools
 from flows.campaign.attempt import arguments_of, attempt_under_way, run_together
 from flows.campaign.prepare import check_user_functions
 from flows.display.artifacts import artifact_key, show
@@ -105,6 +106,7 @@ def check(request: ReplayRequest) -> RunConfig:
     runs = [SourceRun(open_store(url)) for url in request.sources]
     check_same_tokens(runs)
     config = _config(request, runs[0])
+    _check_teachers(config, runs)
     if request.start_step is not None:
         runs[0].checkpoint(request.start_step)
     if request.job is not None:
@@ -131,6 +133,17 @@ def check(request: ReplayRequest) -> RunConfig:
         raise RunExists(f"run {request.run_id!r} exists already", file=store.url, expected="another --run-id")
     probe(open_store(request.root))
     return config
+
+
+def _check_teachers(config: RunConfig, runs: Sequence[SourceRun]) -> None:
+    """Raises InputError unless the runs stored the rows of every teacher that the replay trains with."""
+    for run in runs:
+        stored = AnnotatorPools.of(run.config)
+        for source in config.by_source():
+            wanted, found = (pools.of_source("teachers", source) for pools in (config.annotators, stored))
+            if wanted not in (None, found):
+                expected = f"{found or 'null'}, as in {run.url}, because a replay computes no teacher"
+                raise InputError(wanted, key="training.distillation.teacher", expected=expected)
 
 
 def _check_request(request: ReplayRequest) -> None:
