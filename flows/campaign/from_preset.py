@@ -17,6 +17,7 @@ from flows.campaign.prepare import Resume
 Preset = Literal[
     "tiny-cpu",
     "calculator-cpu",
+    "distill-cpu",
     "chain-cpu",
     "gsm8k-cpu",
     "mixture-cpu",
