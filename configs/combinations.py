@@ -243,6 +243,11 @@ _RULES = (
         "no arguments, or the engine vllm",
     ),
     Rule(
+        "scoring.judge.engine_args scoring.judge.engine",
+        lambda c: c.scoring.judge.engine != "vllm" and bool(c.scoring.judge.engine_args),
+        "no arguments, or the engine vllm",
+    ),
+    Rule(
         "training.lora.rank generation.engine",
         lambda c: c.sends_adapters and c.generation.engine == "vllm" and (c.training.lora.rank or 0) > VLLM_RANKS[-1],
         f"at most {VLLM_RANKS[-1]}, the highest rank that vLLM serves",
@@ -436,9 +441,9 @@ _RULES_OF_ALL = (
             f"placement.{stage}.devices scoring.reward scoring.device",
             lambda c, stage=stage: (  # type: ignore[misc]
                 getattr(c.placement, stage).devices is not None
-                and not (c.uses_reward_model and c.scoring.device == "cuda")
+                and not (c.loads_scoring_model and c.scoring.device == "cuda")
             ),
-            "null, because only the reward reward_model with the device cuda uses a GPU",
+            "null, because only a model that scorers load with the device cuda uses a GPU",
         )
         for stage in ("score", "evaluate")
     ),

@@ -124,9 +124,9 @@ class RunConfig(Section):
         return name, self.teachers[name]
 
     @property
-    def uses_reward_model(self) -> bool:
-        """Whether a reward model scores the responses of any source."""
-        return any(config.scoring.uses_reward_model for config in self.by_source().values())
+    def loads_scoring_model(self) -> bool:
+        """Whether scorers load a model for any source."""
+        return any(config.scoring.loads_model for config in self.by_source().values())
 
     @property
     def stores_prompt_blocks(self) -> bool:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
+from configs.generation import EngineArgs
 from configs.section import Count, NonNegative, Parameters, Positive, Replicas, Section, Text
 
 HELD_OUT = "held_out"
@@ -109,7 +110,11 @@ class JudgeConfig(Section):
     """How the reward `judge` asks a language model."""
 
     model: Text | None = None
-    """Name of the model at the endpoint."""
+    """Name of the model at the endpoint; null: the scorers load the model in `scoring.model`, and ask no service."""
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """Library that computes a model that the scorers load, on `scoring.device`."""
+    engine_args: EngineArgs = Field(default_factory=dict)
+    """Arguments of that library, as `generation.engine_args`; only with `vllm`."""
     rubric: Text = "Grade whether the response solves the task correctly and completely."
     """What the judge is told to grade."""
     highest: Positive = 10.0
@@ -133,8 +138,8 @@ class RewardConfig(Section):
     answer_pattern: str | None = None
     """Regular expression: the first group of its last match is the answer; null: all that follows `</think>` is."""
     model: Text | None = None
-    """For the reward `reward_model`: folder of a Hugging Face sequence-classification model with one label, or its
-    ORG/NAME on a hub."""
+    """Folder of a Hugging Face model, or its ORG/NAME on a hub. For the reward `reward_model`: sequence classification
+    with one label. For `judge` without a name in `judge.model`: a chat model."""
     weights: dict[str, float] = Field(default_factory=dict)
     """For the reward `weighted_sum`: weights by reward name, no unit."""
     endpoint: EndpointConfig = Field(default_factory=EndpointConfig)
@@ -149,9 +154,10 @@ class RewardConfig(Section):
     scorers score it. At least one source must leave it null."""
 
     @property
-    def uses_reward_model(self) -> bool:
-        """Whether `reward_model` is the reward, or a part of it."""
-        return "reward_model" in (self.reward, *self.weights)
+    def loads_model(self) -> bool:
+        """Whether scorers load a model: `reward_model` is the reward or a part of it, or a judge without a service."""
+        rewards = (self.reward, *self.weights)
+        return "reward_model" in rewards or ("judge" in rewards and self.judge.model is None)
 
     @field_validator("answer_pattern")
     @classmethod
@@ -173,7 +179,7 @@ class ScoringConfig(RewardConfig):
     replicas: Replicas = 1
     """Number of scorer processes that all sources without their own share."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Device of `reward_model`."""
+    """Device of a model that scorers load."""
     threads: Count = 1
     """CPU threads per scorer."""
     workers: Count = 1

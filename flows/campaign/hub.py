@@ -81,7 +81,7 @@ def with_local_copies(config: RunConfig, store: Store, log: Callable[[str], obje
 def _keys(config: RunConfig) -> list[str]:
     """The keys of a run or a source that may name something on a hub."""
     keys = ["prompts.source", "prompts.eval_source"]
-    keys += ["scoring.model"] if config.uses_reward_model else []
+    keys += ["scoring.model"] if config.loads_scoring_model else []
     return keys + [f"evaluation.sets.{name}.source" for name in config.evaluation.sets]
 
 

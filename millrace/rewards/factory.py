@@ -60,7 +60,7 @@ class WeightedSum(Reward):
 _PARTS: Mapping[str, tuple[Callable[..., Reward], Sequence[str]]] = {
     ExactMatch.name: (ExactMatch, ["answer_pattern"]),
     HttpReward.name: (HttpReward, ["endpoint", "timeout_seconds"]),
-    Judge.name: (Judge, ["endpoint", "judge", "timeout_seconds"]),
+    Judge.name: (Judge, ["endpoint", "judge", "model", "device", "timeout_seconds"]),
     MathReward.name: (MathReward, []),
     ReasoningGym.name: (ReasoningGym, ["answer_pattern", "sources"]),
     RewardModel.name: (RewardModel, ["model", "device"]),

@@ -14,12 +14,15 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs.task import EndpointConfig, JudgeConfig
 from millrace.errors import InputError
+from millrace.models.weight_files import content_digest
 from millrace.rewards.base import Reward, Score, failed
 from millrace.rewards.endpoint import Answer, Endpoint, Prices
+from millrace.rewards.served_model import ServedModel
 from millrace.types import Prompt
 
 Pair = tuple[Prompt, str]
@@ -40,14 +43,13 @@ class RemoteReward(Reward):
     path: str
     """Where requests go, below the URL."""
 
-    def __init__(self, endpoint: Mapping[str, Any], timeout_seconds: float, prices: Prices) -> None:
-        """`endpoint` is the section `scoring.endpoint`. Raises InputError for a URL or key that can't be used."""
-        self.endpoint = Endpoint(EndpointConfig.model_validate(endpoint), timeout_seconds, prices)
+    def __init__(self, endpoint: Endpoint | ServedModel) -> None:
+        self.endpoint = endpoint
         self.recorded: Mapping[str, Mapping[str, Any]] = {}
         """Answers by `digest` of the request: these are not asked for again."""
 
     def load(self) -> None:
-        """Start the thread that asks. The first request shows whether the service is there."""
+        """Start the thread that asks. The first request shows whether a service is there."""
         self.endpoint.open()
 
     def submit(self, pairs: Sequence[Pair]) -> list[Asked]:
@@ -112,9 +114,11 @@ class HttpReward(RemoteReward):
     path = ""
 
     def __init__(self, *, endpoint: Mapping[str, Any], timeout_seconds: float) -> None:
-        super().__init__(endpoint, timeout_seconds, Prices())
+        """`endpoint` is the section `scoring.endpoint`. Raises InputError for a URL or key that can't be used."""
+        service = Endpoint(EndpointConfig.model_validate(endpoint), timeout_seconds, Prices())
+        super().__init__(service)
         self._rows = endpoint["rows"]
-        self.version = f"1 {self.endpoint.url}"
+        self.version = f"1 {service.url}"
 
     def requests(self, pairs: Sequence[Pair]) -> Iterator[tuple[dict[str, Any], int]]:
         """Up to `scoring.endpoint.rows` pairs in each."""
@@ -139,15 +143,44 @@ class Judge(RemoteReward):
     name = "judge"
     path = "/chat/completions"
 
-    def __init__(self, *, endpoint: Mapping[str, Any], judge: Mapping[str, Any], timeout_seconds: float) -> None:
-        """`judge` is the section `scoring.judge`. Raises InputError if it names no model, and as `Endpoint` does."""
+    def __init__(
+        self,
+        *,
+        endpoint: Mapping[str, Any],
+        judge: Mapping[str, Any],
+        model: str | None,
+        device: str,
+        timeout_seconds: float,
+    ) -> None:
+        """`judge` is the section `scoring.judge`; `model` and `device` are those of `scoring`.
+
+        Raises InputError unless exactly one model is named, and as `Endpoint` and `ServedModel` do.
+        """
         self._config = JudgeConfig.model_validate(judge)
-        if self._config.model is None:
-            raise InputError("null", key="scoring.judge.model", expected="the name of a model at scoring.endpoint.url")
-        prices = Prices(input=self._config.input_price, output=self._config.output_price)
-        super().__init__(endpoint, timeout_seconds, prices)
-        asked = self._config.model_dump(exclude={"input_price", "output_price"})
-        self.version = f"1 {self._config.model} {digest({**asked, 'url': self.endpoint.url})[:12]}"
+        if (self._config.model is None) == (model is None):
+            read = (
+                "null, as scoring.model is" if model is None else f'"{self._config.model}", and scoring.model "{model}"'
+            )
+            expected = "the name of a model at scoring.endpoint.url, or scoring.model with the folder of one"
+            raise InputError(read, key="scoring.judge.model", expected=expected)
+        settings = EndpointConfig.model_validate(endpoint)
+        if model is not None:
+            super().__init__(ServedModel(Path(model).expanduser(), device, self._config, settings.in_flight))
+        else:
+            prices = Prices(input=self._config.input_price, output=self._config.output_price)
+            service = Endpoint(settings, timeout_seconds, prices)
+            super().__init__(service)
+            self.version = self._version(str(self._config.model), service.url)
+
+    def load(self) -> None:
+        """Load the judge's model, if no service has it; hash its files, a second or two per gigabyte."""
+        super().load()
+        if isinstance(self.endpoint, ServedModel):
+            self.version = self._version(self.endpoint.folder.name, content_digest(self.endpoint.folder))
+
+    def _version(self, name: str, place: str) -> str:
+        asked = self._config.model_dump(exclude={"input_price", "output_price", "engine", "engine_args"})
+        return f"1 {name} {digest({**asked, 'url': place})[:12]}"
 
     def requests(self, pairs: Sequence[Pair]) -> Iterator[tuple[dict[str, Any], int]]:
         """A pair in each; if grades are relative, the neighbours with the same prompt, which are a group."""

@@ -6,7 +6,6 @@ It runs in the scorer's process, on the scorer's threads or GPU: it runs no fore
 replica of the scorer has a copy.
 """
 
-import hashlib
 import json
 import math
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millrace.errors import ModelFolderError
+from millrace.models.weight_files import content_digest
 from millrace.rewards.base import Reward, Score, failed
 from millrace.types import Prompt
 
@@ -58,13 +58,7 @@ class RewardModel(Reward):
         except (OSError, ValueError, RuntimeError, KeyError) as error:
             raise _unusable(self._folder, f"can't be loaded ({error})", "a model folder with its tokenizer") from error
         self._model: PreTrainedModel = model.to(self._device).eval()
-        digest = hashlib.sha256()
-        # The files that affect the model's output.
-        names = ("*.safetensors", "*.json", "*.jinja")
-        for file in sorted(file for name in names for file in self._folder.glob(name)):
-            with file.open("rb") as content:
-                digest.update(f"{file.name} {hashlib.file_digest(content, 'sha256').hexdigest()}\n".encode())
-        self.version = f"{self._folder.name} {digest.hexdigest()[:12]}"
+        self.version = f"{self._folder.name} {content_digest(self._folder)}"
 
     def score(self, prompt: Prompt, response: str) -> Score:
         """`score_batch` scores many in the same time."""

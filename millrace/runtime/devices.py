@@ -118,7 +118,7 @@ def _needs(config: RunConfig, processes: Iterable[Process], devices: Sequence[st
             count = config.training.parallel.data // config.placement.train.hosts * group
         elif stage == "generate" and config.generation.engine == "vllm" and devices is not None:
             count, group = generator_devices(config), config.generation.engine_args.get(_SIZES[0], 1)
-        elif stage in ("score", "evaluate") and config.scoring.device == "cuda" and config.uses_reward_model:
+        elif stage in ("score", "evaluate") and config.scoring.device == "cuda" and config.loads_scoring_model:
             count = group = 1
         elif stage == "teach":
             count = group = int(config.teacher_of(replica)[1].device == "cuda")

@@ -203,7 +203,7 @@ def test_settings_by_task_may_be_those_of_any_source() -> None:
 def test_gpus_for_scorers_are_used_if_any_source_has_a_reward_model() -> None:
     sections: dict[str, Any] = {"scoring": {"device": "cuda"}, "placement": {"score": {"devices": [0]}}}
     judged = {"scoring": {"reward": "reward_model", "model": "judge"}}
-    assert mixture({"words": judged, "sums": {}}, **sections).uses_reward_model
+    assert mixture({"words": judged, "sums": {}}, **sections).loads_scoring_model
     (mistake,) = mistakes({"sums": {}, "math": {}}, **sections)
     assert mistake.key == "placement.score.devices"
 
