@@ -433,6 +433,11 @@ _RULES = (
         lambda c: c.staleness.control == "adaptive" and c.training.loss.name == "reinforce",
         "a loss with importance ratios, such as aipo, which bound what staleness does to it",
     ),
+    Rule(
+        "staleness.too_old training.loss",
+        lambda c: c.bounds_admission_only and c.training.loss.name == "reinforce",
+        "a loss with importance ratios, such as aipo, which weight the tokens that are too old",
+    ),
 )
 
 _RULES_OF_ALL = (

@@ -28,11 +28,13 @@ class StalenessConfig(Section):
     """With `adaptive` control the bound falls while the effective sample size of the ratios π/μ, as a share of what it
     is on policy, is below this."""
     max_staleness: Versions = 4
-    """Maximum policy versions by which the trainer is ahead of the oldest one in a trajectory; 0 in `sync` mode."""
-    too_old: Literal["drop", "wait", "mask"] = "mask"
+    """Maximum policy versions by which the trainer is ahead of the oldest one in a trajectory; 0 in `sync` mode. With
+    `too_old: keep` it limits only which groups are admitted to generation."""
+    too_old: Literal["drop", "wait", "mask", "keep"] = "mask"
     """What happens to a group with tokens older than that. `drop`: the whole group is dropped; `wait`: no step
     is made that would leave a group in flight too old; `mask`: these tokens have no loss, and the rest of the group is
-    trained on. No effect in `sync` mode."""
+    trained on; `keep`: the whole group is trained on, each token with its importance weight. No effect in `sync`
+    mode."""
     control: Literal["fixed", "adaptive"] = "fixed"
     """`fixed`: the bound is `max_staleness`. `adaptive`: the trainer moves the bound between 1 and `max_staleness`, and
     the number of responses in flight, by its measurements (docs/control.md)."""

@@ -48,8 +48,9 @@ class ModelConfig(Section):
     """The policy before its first update (version 0)."""
 
     path: Text | None = None
-    """Folder of a Hugging Face causal language model and its tokenizer, or its ORG/NAME on a hub; null: create a tiny
-    one, warm-started on the training prompts."""
+    """Folder of a Hugging Face causal language model and its tokenizer, or its ORG/NAME on a hub; path or URL of a
+    stored run, whose promoted checkpoint is the start model; null: create a tiny one, warm-started on the training
+    prompts."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the weights in every stage; `generation.dtype` overrides it for generators, and
     `training.compute_dtype` for the trainer's passes. The trainer keeps the weights that it trains in float32."""
@@ -137,6 +138,11 @@ class RunConfig(Section):
     def effective_max_staleness(self) -> int:
         """The staleness bound in force, policy versions."""
         return staleness_bound(self.pipeline.mode, self.staleness.max_staleness)
+
+    @property
+    def bounds_admission_only(self) -> bool:
+        """Whether the staleness bound limits admission only, so that a trained token may be older than the bound."""
+        return self.pipeline.mode == "async" and self.staleness.too_old == "keep"
 
     @property
     def effective_training(self) -> TrainingConfig:

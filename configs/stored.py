@@ -119,6 +119,12 @@ def staleness_bound(mode: str, max_staleness: int) -> int:
     return 0 if mode == "sync" else max_staleness
 
 
+def bounds_admission_only(config: Mapping[str, Any]) -> bool:
+    """Whether the staleness bound limits admission only, so that a trained token may be older than the bound."""
+    is_sync = config.get("pipeline", {}).get("mode") == "sync"
+    return not is_sync and bool(config.get("staleness", {}).get("too_old") == "keep")
+
+
 def config_hash(config: Mapping[str, Any]) -> str:
     """SHA-256 of a config's canonical JSON (sorted keys, no blanks), 64 hex digits."""
     canonical = json.dumps(config, sort_keys=True, separators=(",", ":"))

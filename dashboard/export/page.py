@@ -104,7 +104,7 @@ def _facts(run: RunData) -> Sequence[str]:
         f"{status['steps']:,} of {status['max_steps']:,}" if status else "not known",
         str(len(facts.attempts)),
         newest.mode,
-        f"{newest.max_staleness} versions",
+        f"{newest.max_staleness} versions{' at admission' if facts.bounds_admission_only else ''}",
         newest.transport,
         _moment(facts.attempts[0].t_started),
         _moment(run.t),

@@ -72,7 +72,7 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "millrace_reward_mean": MetricFamily(doc="mean reward of the last step's trajectories"),
     "millrace_staleness_mean": MetricFamily(doc="mean staleness of all trained rollouts, policy versions"),
     "millrace_staleness_max": MetricFamily(doc="largest staleness of all trained rollouts, policy versions"),
-    "millrace_staleness_bound": MetricFamily(doc="largest staleness allowed, policy versions"),
+    "millrace_staleness_bound": MetricFamily(doc="staleness bound, policy versions; with `too_old: keep` of admission"),
     # The most recently active runs.
     "millrace_evaluation_accuracy": MetricFamily(doc="held-out accuracy of the newest version evaluated, 0 to 1"),
     "millrace_evaluation_set_accuracy": MetricFamily(

@@ -16,6 +16,7 @@ from dashboard.queries.verdict.rules import duration
 from dashboard.read.model import RunData
 from dashboard.views.blocks import View
 from dashboard.views.home import HOME, HOME_BY_TIME
+from millrace.runs.status import largest_and_bound
 
 
 def frame(
@@ -50,12 +51,16 @@ def run_facts(run: RunData) -> Component:
     if status:
         staleness = status["staleness"]
         mean = "–" if staleness["mean"] is None else f"{staleness['mean']:.2f}"
-        largest = "–" if staleness["max"] is None else str(staleness["max"])
+        largest = largest_and_bound(
+            "–" if staleness["max"] is None else staleness["max"],
+            staleness["bound"],
+            admission_only=staleness["admission_only"],
+        )
         state = [html.Span(status["state"], className=f"state {status['state']}")]
         named = {
             "step": f"{status['steps']} of {status['max_steps']}",
             "reward": number(status["reward_mean"]),
-            "staleness": f"mean {mean}, largest {largest}, bound {staleness['bound']}",
+            "staleness": f"mean {mean}, largest {largest}",
         }
     if (ratio := biased_length(run)) is not None:
         low, high = BAND

@@ -74,6 +74,11 @@ def over_time(run: RunData) -> tuple[ChartLine, ChartLine]:
     return (bins.mean("staleness"), bins.largest("staleness")) if bins else (NO_LINE, NO_LINE)
 
 
+def bound_name(run: RunData) -> str:
+    """Names the bound in a chart."""
+    return "bound at admission" if run.info.bounds_admission_only else "bound"
+
+
 def bound(run: RunData) -> ChartLine:
     """Returns the bound in force up to the newest trained version; each value is valid until the next.
 

@@ -33,15 +33,18 @@ class InFlight:
     versions: int | None
     """Policy versions between the trainer and the oldest weights that may have sampled a token of these groups."""
     bound: int
-    """The largest staleness allowed, policy versions."""
+    """The staleness bound, policy versions."""
+    admission_only: bool
+    """Whether the bound limits admission only."""
     continued: int
     """Response tokens continued from earlier processes, in the whole run."""
     discarded: int
     """Response tokens lost with earlier processes and generated again, in the whole run."""
 
     @property
-    def beyond_bound(self) -> bool:
-        return self.versions is not None and self.versions > self.bound
+    def loses_tokens(self) -> bool:
+        """Whether the oldest group is beyond the bound, so that the trainer masks or drops some of it."""
+        return not self.admission_only and self.versions is not None and self.versions > self.bound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +85,7 @@ def in_flight(run: RunData) -> list[InFlight]:
                 seconds=max(0.0, run.t - t_oldest) if at_work and t_oldest is not None else None,
                 versions=max(0, version - oldest) if at_work and version is not None and oldest is not None else None,
                 bound=run.info.max_staleness,
+                admission_only=run.info.bounds_admission_only,
                 continued=status.get("tokens_continued", 0),
                 discarded=status.get("tokens_discarded", 0),
             )

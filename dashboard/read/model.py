@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from configs.stored import bounds_admission_only
 from millrace.evaluation.promotion import PromotionDecision
 from millrace.runs.provenance import Origin
 from millrace.runs.record import AttemptEnd
@@ -59,6 +60,11 @@ class RunInfo:
     def max_staleness(self) -> int:
         """The bound in force, policy versions."""
         return self.attempts[-1].max_staleness
+
+    @property
+    def bounds_admission_only(self) -> bool:
+        """Whether the bound limits admission only, so that a trained token may be older (`staleness.too_old: keep`)."""
+        return bounds_admission_only(self.config)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,8 +81,8 @@ def _staleness(run: RunData, x: str, move: Move) -> go.Figure:
         Series(name="largest", line=move(largest), colour=SKY, dash="dot"),
     ]
     if len(mean.x):
-        bound = Series(name="bound", line=move(staleness.bound(run)), colour=VERMILION, dash="dash", stepped=True)
-        series.append(bound)
+        name, line = staleness.bound_name(run), move(staleness.bound(run))
+        series.append(Series(name=name, line=line, colour=VERMILION, dash="dash", stepped=True))
     return line_chart(series, x=x, y="", empty=missing([run]), from_zero=True)
 
 

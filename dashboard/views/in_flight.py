@@ -1,4 +1,4 @@
-"""The generators' work in flight, with a warning if it exceeds the staleness bound."""
+"""The generators' work in flight, with a warning if some of it is too old to be trained."""
 
 from collections.abc import Sequence
 
@@ -6,6 +6,7 @@ from dashboard.queries.stragglers import InFlight, in_flight
 from dashboard.read.model import RunData
 from dashboard.views.blocks import Rows, Table
 from dashboard.views.per_run import rows_per_run
+from millrace.runs.status import largest_and_bound
 
 _HEADER = (
     "generator",
@@ -21,7 +22,7 @@ _HEADER = (
 
 def _table(runs: Sequence[RunData]) -> Rows:
     by_run = {run.info.run_id: in_flight(run) for run in runs}
-    notes = [_note(run, work) for run in runs for work in by_run[run.info.run_id] if work.beyond_bound]
+    notes = [_note(run, work) for run in runs for work in by_run[run.info.run_id] if work.loses_tokens]
     rows = rows_per_run(runs, _HEADER, lambda run: [_row(work) for work in by_run[run.info.run_id]])
     return Rows(header=rows.header, rows=rows.rows, verdict="bad" if notes else None, note=" ".join(notes))
 
@@ -42,10 +43,14 @@ def _row(work: InFlight) -> tuple[str, ...]:
         _count(work.groups),
         _count(work.tokens),
         "–" if work.seconds is None else f"{work.seconds:,.1f}",
-        "–" if work.versions is None else f"{work.versions} of {work.bound}",
+        "–" if work.versions is None else _versions(work),
         _count(work.continued),
         _count(work.discarded),
     )
+
+
+def _versions(work: InFlight) -> str:
+    return largest_and_bound(work.versions, work.bound, admission_only=work.admission_only)
 
 
 def _count(number: int | None) -> str:

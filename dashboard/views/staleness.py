@@ -24,7 +24,7 @@ def _over_time(run: RunData) -> list[Series]:
     return [
         Series(name="mean", line=mean, colour=BLUE),
         Series(name="largest", line=largest, colour=SKY, dash="dot"),
-        Series(name="bound", line=bound, colour=VERMILION, dash="dash", stepped=True),
+        Series(name=queries.bound_name(run), line=bound, colour=VERMILION, dash="dash", stepped=True),
         *line_per_source([run], _mean, "mean"),
     ]
 

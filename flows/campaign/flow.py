@@ -29,7 +29,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from configs.recipe import THREADS as BOOTSTRAP_THREADS
 from configs.schema import RunConfig
 from flows.campaign.attempt import StageTasks, attempt_under_way, run_together, submit_stages
-from flows.campaign.hub import with_local_copies
+from flows.campaign.local_copies import with_local_copies
 from flows.campaign.prepare import Resume, check, claim, run_store
 from flows.campaign.remote_stages import run_remotely
 from flows.campaign.report import write_report, write_summary

@@ -16,7 +16,7 @@ from configs.schema import RunConfig
 from configs.sources import key_in, naming_source
 from millrace.errors import InputError
 from millrace.evaluation.examiner import EvaluationSet, evaluation_sets, with_evaluation_sets
-from millrace.preflight.teacher import teacher_inputs
+from millrace.preflight.teacher import START
 from millrace.prompts.dataset import PromptSet, load_prompts
 from millrace.rewards.function import source_hash
 from millrace.rewards.scorer import make_scorer
@@ -82,7 +82,8 @@ def run_inputs(
             functions[key_in(name, "training.loss")] = source.training.loss.name
             functions[key_in(name, "training.advantage")] = source.training.advantage
     if "teach" in stages:
-        inputs |= teacher_inputs(config.teachers)
+        teachers = {name: teacher.path for name, teacher in config.teachers.items() if teacher.path != START}
+        files |= {f"teachers.{name}.path": path for name, path in teachers.items()}
     for key, path in functions.items():
         # Built-in functions have names without a colon.
         if path is not None and ":" in path:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from configs.schema import RunConfig
 from configs.stored import changed_keys
-from flows.campaign.hub import with_local_copies
+from flows.campaign.local_copies import with_local_copies
 from flows.campaign.prepare import Resume, check, run_store
 from flows.display.key_figures import already_finished
 from flows.display.live_view import LiveView, panel

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from flows.display.tables import Row, duration
+from millrace.runs.status import largest_and_bound
 from millrace.runtime.arguments import EVALUATE_AT_END
 from millrace.runtime.messages import STOPPED
 
@@ -65,6 +66,9 @@ def figures(status: dict[str, Any]) -> list[Figure]:
     ledger, staleness, sync = status["ledger"], status["staleness"], status["weight_sync"]
     amounts = {name: ledger[name]["rollouts"] for name in ("generated", "trained", "buffered", "in_flight")}
     histogram, trained = staleness["histogram"], status["trained_to_taken"]
+    largest = largest_and_bound(
+        number(staleness["max"]), staleness["bound"], admission_only=staleness["admission_only"]
+    )
     total = sum(histogram.values())
     shares = "  ".join(f"{value}: {count} ({count / total:.0%})" for value, count in histogram.items())
     dropped = ", ".join(f"{reason} {amount['rollouts']}" for reason, amount in ledger["dropped"].items())
@@ -74,7 +78,7 @@ def figures(status: dict[str, Any]) -> list[Figure]:
             f"{status['steps']} of {status['max_steps']}; generators used {status['policy_versions_used']}, from 0 on",
         ),
         ("reward", number(status["reward_mean"])),
-        ("staleness", f"mean {number(staleness['mean'])}, max {number(staleness['max'])} of {staleness['bound']}"),
+        ("staleness", f"mean {number(staleness['mean'])}, max {largest}"),
         ("rollouts by staleness", shares or "–"),
         *_decisions(status["decisions"]),
         ("trained to taken", f"length {number(trained['length'], 3)}, reward {number(trained['reward'], 3)}"),

@@ -24,6 +24,7 @@ from millrace.planning.models import model_named, shape_of_folder, shape_of_mode
 from millrace.planning.plan import Plan, what_if
 from millrace.planning.search import make_plan, simulator
 from millrace.planning.stored import fit_machine
+from millrace.runs.status import largest_and_bound
 from millrace.runtime.devices import assign, gpus
 from storage.stores.factory import open_store
 
@@ -153,11 +154,13 @@ def _figures(entry: Candidate, plan: Plan) -> dict[str, str]:
     }
     if outcome is not None:
         dropped, masked = f"{outcome.dropped_share:.1%}", f"{outcome.masked_token_share:.1%}"
-        bound = config.effective_max_staleness
+        largest = largest_and_bound(
+            outcome.staleness_max, config.effective_max_staleness, admission_only=config.bounds_admission_only
+        )
         figures |= {
             "step": f"{outcome.step_seconds:.4g} s",
             "speed": f"{outcome.tokens_per_second:,.0f} response tokens trained per second",
-            "staleness": f"mean {outcome.staleness_mean:.2f}, max {outcome.staleness_max} of {bound}",
+            "staleness": f"mean {outcome.staleness_mean:.2f}, max {largest}",
             "dropped, masked": f"{dropped} of the rollouts, {masked} of the tokens",
             "idle": ", ".join(f"{stage} {share:.0%}" for stage, share in outcome.idle.items()),
         }

@@ -213,7 +213,7 @@ class Campaign:
         """Takes a group for the next step. Returns whether some of it is trained."""
         rollouts = tokens = masked_tokens = 0
         oldest = group.min_version
-        if not is_too_old(oldest, self._version, self._bound):
+        if self.config.bounds_admission_only or not is_too_old(oldest, self._version, self._bound):
             rollouts, tokens = len(group.lengths), sum(group.lengths)
         elif self.config.staleness.too_old == "mask":
             first, oldest = oldest_trainable(self._version, self._bound), self._version

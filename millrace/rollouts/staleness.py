@@ -7,8 +7,10 @@ version v admits group n while
 
 so at most (max_staleness + 1) · groups_per_step groups are on their way to the trainer, which takes `groups_per_step`
 of them per step, oldest weights first (AReaL, arXiv 2505.24298, §5.1). With one generator, whose groups arrive in
-order, that bounds the staleness of every group. With several, the groups of a slow one can be overtaken: the trainer
-checks the bound again when it consumes a group, and drops and counts a group that breaks it.
+order, that bounds the staleness of every group. With several, the groups of a slow one can be overtaken, and so can
+long responses: the trainer checks the bound again when it consumes a group, and treats a group that breaks it as
+`staleness.too_old` says. With `keep` it doesn't check, and the bound holds for the mean: if no group is dropped, the
+mean staleness of all groups trained so far is at most `max_staleness`, however they overtake each other.
 """
 
 TOKENS_OF_STALENESS = "trained_tokens_of_staleness/"

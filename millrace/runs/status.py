@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from configs.stored import AnnotatorPools
+from configs.stored import AnnotatorPools, bounds_admission_only
 from millrace.evaluation.results import Result, ResultsReader, best_result, measures_by_set
 from millrace.evaluation.schedule import read_early_stop
 from millrace.rollouts.ledger import Account, Amount, CommittedAmounts
@@ -102,7 +102,12 @@ class StatusReader:
             "incidents": summarize_incidents(self._incidents.read()),
             "decisions": summarize_decisions(self._decisions.read()),
             "policy_versions_used": self._num_versions_used(),
-            "staleness": {**staleness, "bound": attempt.max_staleness},
+            "staleness": {
+                **staleness,
+                "bound": attempt.max_staleness,
+                # An earlier start may have kept groups beyond the bound.
+                "admission_only": bounds_admission_only(config) or (staleness["max"] or 0) > attempt.max_staleness,
+            },
             "trained_to_taken": {"length": trainer.get("length_ratio"), "reward": trainer.get("reward_ratio")},
             "zero_advantage_share": trainer.get("zero_advantage_share"),
             "curriculum": _curriculum(records),
@@ -281,6 +286,11 @@ def staleness_trained(account: Account) -> dict[str, Any]:
         "mean": sum(staleness * count for staleness, count in histogram.items()) / total if total else None,
         "max": max(histogram, default=None),
     }
+
+
+def largest_and_bound(largest: object, bound: int, *, admission_only: bool) -> str:
+    """The largest staleness next to its bound: "2 of 4", or "16, admitted within 4" if that limits admission only."""
+    return f"{largest}, admitted within {bound}" if admission_only else f"{largest} of {bound}"
 
 
 class Bottleneck(NamedTuple):

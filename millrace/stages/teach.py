@@ -7,6 +7,7 @@ does not know is an error, and is dropped as such.
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from configs.training import TeacherConfig
 from millrace.errors import InputError
 from millrace.models.loading import load_model
 from millrace.models.start_folder import start_folder
-from millrace.preflight.teacher import check_same_tokenizer, input_key, teacher_folder, teacher_inputs
+from millrace.preflight.teacher import START, check_same_tokenizer
 from millrace.rewards.rows import ELSEWHERE
 from millrace.rollouts.arrow import list_slices
 from millrace.runs.provenance import content_hash
@@ -47,18 +48,17 @@ def main(stage: Stage) -> None:
 def _load(stage: Stage, name: str, config: TeacherConfig) -> tuple[Teacher, str]:
     """The teacher and its version. Raises InputError if it is not the one that the attempt began with."""
     start = start_folder(stage.store, stage.config.model.path, stage.arguments.handover)
-    key = input_key(name, config)
-    version = teacher_inputs({name: config}).get(key) or content_hash(start)
-    recorded = read_attempt(stage.store, stage.arguments.attempt).inputs.get(key, version)
+    folder, key = start if config.path == START else Path(config.path).expanduser(), f"teachers.{name}.path"
+    version = content_hash(folder)
+    recorded = read_attempt(stage.store, stage.arguments.attempt).inputs.get(f"{key} {config.path}", version)
     if version != recorded:
-        raise InputError(f"{config.path}, which was {recorded} and is {version}", key=f"teachers.{name}.path")
-    with teacher_folder(config.path, start) as folder:
-        teacher = Teacher(
-            load_model(folder, stage.config.compute_dtype),
-            num_ids=check_same_tokenizer(name, folder, start),
-            max_tokens=stage.config.training.max_tokens_per_microbatch,
-            device=config.device,
-        )
+        raise InputError(f"{config.path}, which was {recorded} and is {version}", key=key)
+    teacher = Teacher(
+        load_model(folder, stage.config.compute_dtype),
+        num_ids=check_same_tokenizer(name, folder, start),
+        max_tokens=stage.config.training.max_tokens_per_microbatch,
+        device=config.device,
+    )
     return teacher, version
 
 

@@ -283,6 +283,10 @@ IMPOSSIBLE: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
         {"staleness": {"control": "adaptive"}, "training": {"max_steps": 3, "loss": "reinforce"}},
         ("staleness.control", "training.loss"),
     ),
+    "old tokens that are kept without ratios": (
+        {"staleness": {"too_old": "keep"}, "training": {"max_steps": 3, "loss": "reinforce"}},
+        ("staleness.too_old", "training.loss"),
+    ),
 }
 
 

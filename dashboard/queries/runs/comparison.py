@@ -1,6 +1,7 @@
 """Comparison of runs: different settings, final and best figures, and smoothed lines."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from dashboard.queries.verdict.rules import duration
 from dashboard.read.model import RunData
 from dashboard.read.settings import settings
 from millrace.control.collapse import STEPS
+from millrace.runs.status import largest_and_bound
 
 _NOW_STEPS = 20
 _WINDOWS = 40
@@ -58,13 +60,17 @@ def figures(run: RunData) -> Mapping[str, str]:
         "held-out accuracy, newest": _at(accuracies, -1),
         "held-out accuracy, best": _best(accuracies),
         "staleness, mean": _number(staleness.get("mean"), 2),
-        "staleness, largest of bound": f"{staleness['max']} of {staleness['bound']}" if staleness else ABSENT,
+        "staleness, largest of bound": _largest_of_bound(staleness) if staleness else ABSENT,
         "dropped, share of the rollouts taken": _number(dropped / taken.sum() if taken.any() else None, 3),
         f"effective sample size, last {_NOW_STEPS} steps": _last(over_versions(run, TRAINER, "effective_sample_size")),
         f"response length in tokens, last {_NOW_STEPS} steps": _last(
             over_versions(run, TRAINER, "response_length_mean_tokens"), digits=1
         ),
     }
+
+
+def _largest_of_bound(staleness: Mapping[str, Any]) -> str:
+    return largest_and_bound(staleness["max"], staleness["bound"], admission_only=staleness["admission_only"])
 
 
 def _last(line: ChartLine, digits: int = 3) -> str:

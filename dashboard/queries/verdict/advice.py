@@ -49,7 +49,7 @@ def _too_stale(facts: Facts) -> str | None:
     if facts.sync:
         return None
     dropped = facts.dropped_share is not None and facts.dropped_share >= (facts.masked_share or 0.0)
-    if dropped and facts.setting("staleness.too_old") != "mask":
+    if dropped and facts.setting("staleness.too_old") not in ("mask", "keep"):
         return "Set staleness.too_old to mask, so that only the tokens that are too old are lost."
     if facts.is_adaptive:
         return "Shorten responses: long ones outlast the bound."
@@ -66,11 +66,12 @@ def _off_policy(facts: Facts) -> str:
         return "Lower training.learning_rate: adaptive control already lowers the bound."
     # Adaptive control needs importance ratios.
     control = "" if facts.setting("training.loss.name") == "reinforce" else ", or set staleness.control to adaptive"
-    return f"Lower staleness.max_staleness (now {facts.bound}){control}."
+    mask = ", or set staleness.too_old to mask" if facts.admission_only else ""
+    return f"Lower staleness.max_staleness (now {facts.bound}){mask}{control}."
 
 
 def _length_bias(facts: Facts) -> str | None:
-    if facts.sync:
+    if facts.sync or facts.admission_only:
         return None
     mask = "" if facts.setting("staleness.too_old") == "mask" else "Set staleness.too_old to mask, or "
     return (

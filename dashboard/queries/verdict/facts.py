@@ -73,6 +73,8 @@ class Facts:
     """Median time from the handover of a recent version until all generators had it."""
     bound: int | None = None
     """Staleness bound, policy versions."""
+    admission_only: bool = False
+    """Whether the bound limits admission only."""
     staleness_mean: float | None = None
     staleness_max: float | None = None
     dropped_share: float | None = None
@@ -137,6 +139,7 @@ def read_facts(run: RunData) -> Facts:
         sync=newest.mode == "sync",
         push_seconds=_median(metric(run, SYNC, "push_seconds")["value"][-STEPS:]),
         bound=run.info.max_staleness,
+        admission_only=run.info.bounds_admission_only,
         staleness_mean=_mean(run, "staleness_mean"),
         staleness_max=_largest(run, "staleness_max"),
         dropped_share=_dropped_share(run),

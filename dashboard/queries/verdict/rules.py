@@ -127,11 +127,13 @@ def staleness(facts: Facts) -> Clause:
     """Compares staleness with its bound, and returns the cost of the bound."""
     if facts.staleness_mean is None or facts.staleness_max is None:
         return _unknown(facts, "staleness", "staleness", "staleness-over-time")
-    words = f"staleness mean {facts.staleness_mean:.2g}, largest {facts.staleness_max:.0f}, bound {facts.bound}"
+    bound = f"admitted within {facts.bound}" if facts.admission_only else f"bound {facts.bound}"
+    words = f"staleness mean {facts.staleness_mean:.2g}, largest {facts.staleness_max:.0f}, {bound}"
     lost, action = max((facts.dropped_share or 0.0, "dropped"), (facts.masked_share or 0.0, "masked"))
     level: Level = "bad" if lost > MANY_DROPPED else "warning" if lost > DROPPED else "good"
     if level == "good":
-        return Clause(cause="in bound", level=level, words=words, view="staleness", block="staleness-over-time")
+        cause = "admitted in bound" if facts.admission_only else "in bound"
+        return Clause(cause=cause, level=level, words=words, view="staleness", block="staleness-over-time")
     things = "of the rollouts" if action == "dropped" else "of the tokens"
     words += f": {lost:.0%} {things} were too old and {action}"
     return Clause(cause="too stale", level=level, words=words, view="staleness", block="staleness-outcomes")

@@ -10,6 +10,7 @@ Groups of a step are recorded once the step is done. What happens to a group bey
     mask   its old tokens get no loss; it is dropped as `stale` only if no trainable token remains (default)
     drop   it is dropped as `stale`
     wait   the trainer delays a step that would leave groups too old; one that is too old all the same is dropped
+    keep   it is trained whole: the bound limits admission only
 """
 
 import math
@@ -144,9 +145,10 @@ class BatchCollector:
         overtaken = sum(other > group.group_id for other in recent)
         recent.append(group.group_id)
         group = mask_truncated(group, self._selection)
-        if self._stage.config.staleness.too_old == "mask":
+        too_old = self._stage.config.staleness.too_old
+        if too_old == "mask":
             group = mask_too_old(group, version, max_staleness)
-        stale = is_too_old(group.oldest_version, version, max_staleness)
+        stale = too_old != "keep" and is_too_old(group.oldest_version, version, max_staleness)
         reason = "stale" if stale else group.drop_reason or self.spread.drop_reason(group)
         if reason is None:
             self.groups.append(group)

@@ -12,7 +12,16 @@ from millrace.runtime.messages import LOADING, STOPPED
 
 _TRAINER = {"train-0": {"t": T, "doing": "train", "policy_version": 9}}
 _ONE = InFlight(
-    generator=0, requests=12, groups=5, tokens=700, seconds=2.5, versions=3, bound=4, continued=40, discarded=7
+    generator=0,
+    requests=12,
+    groups=5,
+    tokens=700,
+    seconds=2.5,
+    versions=3,
+    bound=4,
+    admission_only=False,
+    continued=40,
+    discarded=7,
 )
 
 
@@ -23,13 +32,13 @@ def _run(*, state: str = "running", **generators: Any) -> RunData:
 
 def test_what_is_in_flight_is_as_old_as_the_trainer_is_ahead_of_its_oldest_weights() -> None:
     assert in_flight(_run(generate_0=generating())) == [_ONE]
-    assert not _ONE.beyond_bound
+    assert not _ONE.loses_tokens
 
 
 @pytest.mark.parametrize(("oldest", "beyond"), [(5, False), (4, True)])
 def test_beyond_the_bound_is_more_than_the_bound(oldest: int, beyond: bool) -> None:
     (work,) = in_flight(_run(generate_0=generating(oldest_version_in_flight=oldest)))
-    assert (work.versions, work.beyond_bound) == (9 - oldest, beyond)
+    assert (work.versions, work.loses_tokens) == (9 - oldest, beyond)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +52,7 @@ def test_beyond_the_bound_is_more_than_the_bound(oldest: int, beyond: bool) -> N
 )
 def test_a_generator_that_is_not_at_work_has_only_what_it_left(run: RunData) -> None:
     (work,) = in_flight(run)
-    assert (work.requests, work.groups, work.seconds, work.versions, work.beyond_bound) == (
+    assert (work.requests, work.groups, work.seconds, work.versions, work.loses_tokens) == (
         None,
         None,
         None,

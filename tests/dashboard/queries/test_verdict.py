@@ -166,6 +166,18 @@ def test_a_run_that_drops_or_masks_much_is_too_stale(changes: dict[str, Any], le
     assert advised is None or advised in verdict.advice
 
 
+def test_a_run_that_keeps_old_tokens_exceeds_no_bound() -> None:
+    run = _run(trained={"staleness_max": [16.0] * STEPS})
+    kept = replace(run, info=replace(run.info, config={"staleness": {"too_old": "keep"}}))
+    verdict = _verdict(kept)
+    assert (verdict.clauses[3].cause, verdict.clauses[3].level) == ("admitted in bound", "good")
+    assert "largest 16, admitted within" in verdict.clauses[3].words
+    biased = replace(read_facts(kept), length_bias=0.9)
+    assert judge(biased).advice == NOTHING, "the bound has no part in it"
+    far = replace(read_facts(kept), ess=0.3)
+    assert "staleness.too_old to mask" in judge(far).advice
+
+
 def test_idle_shares_are_of_the_newest_two_minutes_while_a_run_goes_on() -> None:
     waits = {
         "time/train/seconds": measured([0.0] * 300 + [1.0] * 120),

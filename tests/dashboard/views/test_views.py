@@ -155,13 +155,13 @@ def test_decisions_are_listed_with_their_reasons_the_newest_first() -> None:
     assert _DECISION["reason"] in rows[1]
 
 
-@pytest.mark.parametrize("too_old", ["drop", "mask"])
-def test_a_straggler_beyond_the_bound_is_red(too_old: str) -> None:
+@pytest.mark.parametrize(("too_old", "verdict"), [("drop", "bad"), ("mask", "bad"), ("keep", None)])
+def test_a_straggler_beyond_the_bound_is_red_unless_it_is_kept(too_old: str, verdict: str | None) -> None:
     run = _run()
     assert _table("flow-in-flight", run).verdict is None
     statuses = {**run.stage_status, "train-0": {**run.stage_status["train-0"], "policy_version": 6}}
     late = _run(stage_status=statuses, info=replace(run.info, config={"staleness": {"too_old": too_old}}))
-    assert _table("flow-in-flight", late).verdict == "bad"
+    assert _table("flow-in-flight", late).verdict == verdict
 
 
 @pytest.mark.parametrize(("ratio", "verdict"), [(0.9, "bad"), (1.02, "good"), (1.04, "bad")])

@@ -29,8 +29,14 @@ def test_a_plain_line_has_step_time_reward_staleness_queue_and_speed() -> None:
         "tokens per second generate 19 (busy 50%), score 17 (busy 50%)",
     ):
         assert part in line
-    young = status_with(reward_mean=None, staleness={"histogram": {}, "mean": None, "max": None, "bound": 4})
+    none_yet = {"histogram": {}, "mean": None, "max": None, "bound": 4, "admission_only": False}
+    young = status_with(reward_mean=None, staleness=none_yet)
     assert "reward – | staleness mean –, max – of 4" in plain_line(young)
+
+
+def test_a_bound_of_admission_is_not_shown_as_one_of_training() -> None:
+    kept = {**status_with()["staleness"], "max": 16, "admission_only": True}
+    assert "staleness mean 1.50, max 16, admitted within 4 |" in plain_line(status_with(staleness=kept))
 
 
 def test_the_panel_shows_every_stage_that_is_alive_and_no_markup() -> None:

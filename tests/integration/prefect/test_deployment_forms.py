@@ -1,20 +1,25 @@
 """Campaigns from the Prefect UI: `make server`, `make deploy`, the form in a real browser, what waits, what drains."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, TimeoutError, expect
-from support.campaigns.campaigns import QUICK, assert_balanced, stages_of, wait_until
+from support.campaigns.campaigns import QUICK, assert_balanced, quick, stages_of, start_model, wait_until
 from support.campaigns.deployed import Site, Terminal
 from support.pages.browser import NoBrowser, browser_page, fill
 
-from millrace.evaluation.promotion import read_decision
+from millrace.evaluation.promotion import Promotion, PromotionDecision, read_decision
+from millrace.runs.record import read_attempt
 from millrace.runs.status import StatusReader
+from storage import layout
+from storage.checkpoints import CheckpointWriter
 from storage.stores.factory import open_store
 
 pytestmark = pytest.mark.campaign
@@ -103,6 +108,30 @@ def test_a_campaign_started_from_the_form_completes_and_a_wrong_value_starts_non
     evaluated = site.start("evaluate/evaluate", {"run_url": str(site.folder / "runs" / "from-the-form")})
     cleaned = site.start("gc/gc", {"run_url": str(site.folder / "runs" / "from-the-form")})
     assert [site.wait_until_over(run)["type"] for run in (evaluated, cleaned)] == ["COMPLETED"] * 2
+
+
+def test_a_chain_ends_where_nothing_is_promoted_and_goes_on_from_what_is(site: Site, worker: Terminal) -> None:
+    root = site.folder / "runs"
+    settings = [f"{key}={json.dumps(value)}" for key, value in {**quick(), "storage.root": str(root)}.items()]
+    second = [setting for setting in settings if not setting.startswith("model.path")]
+    links = [
+        {"preset": "tiny-cpu", "settings": ["name=one", *settings]},
+        {"preset": "tiny-cpu", "settings": ["name=two", *second]},
+    ]
+    run = site.start("chain/chain", {"links": links})
+    assert site.wait_until_over(run)["type"] == "FAILED"
+    assert balanced_status(root / "one")["state"] == "finished"
+    assert not (root / "two").exists()
+
+    files = {file.name: file.read_bytes() for file in start_model().iterdir()}
+    decision = PromotionDecision(promoted=True, policy_version=6, accuracy=None, sentence="by hand", bar=None)
+    promotion = Promotion(decision=decision, evaluation={}, incarnation=0, attempt=0)
+    CheckpointWriter(open_store(str(root / "one")), layout.PROMOTED).commit(6, files, asdict(promotion))
+    run = site.start("chain/chain", {"links": links})
+    assert site.wait_until_over(run)["type"] == "COMPLETED", site.flow_run(run)["state"]
+    model = Path(read_attempt(open_store(str(root / "two")), 0).config["model"]["path"])
+    assert {file.name: file.read_bytes() for file in model.iterdir()} == files
+    assert balanced_status(root / "two")["state"] == "finished"
 
 
 @pytest.mark.extended

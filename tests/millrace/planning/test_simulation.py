@@ -119,12 +119,22 @@ def test_stages_that_share_too_few_cores_are_all_slowed_alike() -> None:
 def test_every_run_keeps_its_bound_and_is_deterministic(script: Script) -> None:
     result = outcome(script, script.costs, warmup=2)
     assert result == outcome(script, script.costs, warmup=2)
-    assert result.staleness_max <= script.config.effective_max_staleness
+    if not script.config.bounds_admission_only:
+        assert result.staleness_max <= script.config.effective_max_staleness
     assert all(-1e-9 <= share <= 1 + 1e-9 for share in (result.dropped_share, *result.idle.values()))
     if script.mode == "sync" or script.too_old != "mask":
         assert result.masked_token_share == 0
-    if script.mode == "sync":
+    if script.mode == "sync" or script.too_old == "keep":
         assert result.dropped_share == 0
+
+
+@given(scripts())
+@settings(max_examples=40, deadline=None)
+def test_a_run_that_keeps_old_tokens_trains_everything_within_its_bound_on_average(script: Script) -> None:
+    kept = replace(script, mode="async", too_old="keep")
+    result = outcome(kept, kept.costs, warmup=0)
+    assert (result.dropped_share, result.masked_token_share, result.length_ratio) == (0, 0, pytest.approx(1))
+    assert result.staleness_mean <= kept.max_staleness
 
 
 @given(scripts())

@@ -39,6 +39,8 @@ class Campaign:
     num_generators: int
     failure_rate: float
     seed: int
+    keeps: bool = False
+    """`staleness.too_old: keep`."""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -98,7 +100,7 @@ class Campaign:
                 return
             version, number = min(fronts, key=lambda generator: generator.done[0]).done.popleft()
             lag = staleness(self.version, version)
-            if lag > self.max_staleness:
+            if lag > self.max_staleness and not self.keeps:
                 self.dropped["stale"] += 1
             elif self.random.random() < self.failure_rate:
                 self.dropped["error"] += 1
@@ -142,6 +144,22 @@ def test_with_one_generator_no_group_is_too_stale(
 ) -> None:
     campaign = Campaign(max_staleness, groups_per_step, 1, failure_rate, seed).run()
     assert campaign.dropped["stale"] == 0
+
+
+@settings(deadline=None, max_examples=60)
+@given(max_stalenesses, steps_sizes, generator_counts, seeds)
+def test_kept_groups_are_within_the_bound_on_average(
+    max_staleness: int, groups_per_step: int, num_generators: int, seed: int
+) -> None:
+    campaign = Campaign(max_staleness, groups_per_step, num_generators, 0.0, seed, keeps=True).run()
+    assert campaign.dropped.total() == 0
+    assert campaign.most_outstanding <= (max_staleness + 1) * groups_per_step
+    assert sum(campaign.lags) <= max_staleness * len(campaign.lags)
+
+
+def test_a_kept_straggler_may_be_older_than_the_bound() -> None:
+    campaigns = [Campaign(2, 1, 4, 0.0, seed, keeps=True).run() for seed in range(10)]
+    assert max(max(campaign.lags) for campaign in campaigns) > 2
 
 
 @settings(deadline=None, max_examples=60)

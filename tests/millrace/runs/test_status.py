@@ -40,6 +40,17 @@ def test_the_checkpoint_replaces_a_lost_status_record(bench: TrainerBench) -> No
         assert second[figure] == first[figure]
 
 
+def test_a_run_that_kept_a_group_beyond_the_bound_and_masks_now_has_no_bound_of_training(bench: TrainerBench) -> None:
+    assert StatusReader(bench.store).look()["staleness"]["admission_only"] is False
+    bench.commit(5, [[2], [2]])
+    assert bench.train() == 3
+    for number, version in ((6, 0), (7, 3)):
+        bench.commit(number, [[version], [version]])
+    assert bench.train(too_old="keep") == 4
+    staleness = StatusReader(bench.store).look()["staleness"]
+    assert (staleness["max"], staleness["bound"], staleness["admission_only"]) == (3, 2, True)
+
+
 def test_a_replays_checkpoint_without_an_account_counts_nothing(bench: TrainerBench) -> None:
     CheckpointWriter(bench.store).commit(3, {}, {"position": 3})
     bench.store.delete(layout.progress("train", 0))

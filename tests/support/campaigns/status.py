@@ -25,7 +25,7 @@ STATUS: dict[str, Any] = {
     "devices": {"generate-0": ["4", "5"]},
     "ready": {"bootstrap-0": False, "train-0": True, "generate-0": True},
     "policy_versions_used": 8,
-    "staleness": {"histogram": {"0": 16, "2": 48}, "mean": 1.5, "max": 2, "bound": 4},
+    "staleness": {"histogram": {"0": 16, "2": 48}, "mean": 1.5, "max": 2, "bound": 4, "admission_only": False},
     "trained_to_taken": {"length": 0.9912, "reward": None},
     "zero_advantage_share": None,
     "curriculum": None,

@@ -116,7 +116,7 @@ def scripts(draw: st.DrawFn) -> Script:
     return Script(
         mode=mode,
         max_staleness=max_staleness,
-        too_old=draw(st.sampled_from(["drop", "wait", "mask"])),
+        too_old=draw(st.sampled_from(["drop", "wait", "mask", "keep"])),
         generators=generators,
         scorers=draw(st.integers(1, 2)),
         groups_per_step=groups_per_step,

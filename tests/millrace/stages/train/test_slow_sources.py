@@ -77,7 +77,7 @@ class Pipeline:
             _, group = heapq.heappop(self.ready)
             if self.too_old == "mask":
                 group = mask_too_old(group, self.version, BOUND)
-            if is_too_old(group.oldest_version, self.version, BOUND):
+            if self.too_old != "keep" and is_too_old(group.oldest_version, self.version, BOUND):
                 self.consumed.drop(group, "stale", self.version)
                 self.num_dropped += 1
                 self.outcomes[group.source, "stale"] += 1
@@ -97,7 +97,7 @@ class Pipeline:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("too_old", ["mask", "drop", "wait"])
+@pytest.mark.parametrize("too_old", ["mask", "drop", "wait", "keep"])
 def test_a_slow_source_is_trained_by_its_weight(memory_store: MemoryStore, too_old: str) -> None:
     weights = {"fast": 0.3, "quick": 0.2, "slow": 0.5}
     pipeline = Pipeline(memory_store, too_old, weights)

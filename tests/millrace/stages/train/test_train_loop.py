@@ -105,18 +105,41 @@ def test_one_too_old_token_drops_the_group_unless_tokens_are_masked(make_bench: 
     assert (bench.account.groups_dropped, bench.account.masked) == (1, Amount())
 
 
+def test_a_kept_group_is_trained_whole_and_the_ledger_counts_its_age(make_bench: MakeBench) -> None:
+    bench = make_bench(staleness={"too_old": "keep"})
+    group = fresh_steps(bench, 0, 4)
+    bench.train()
+    bench.commit(group, [[0, 0, 3], [1, 1], [4]], [1.0, 0.0, 0.5])
+    bench.commit(group + 1, [[4], [4]])
+    assert bench.train() == 5
+    assert bench.outcomes()[group] == ["trained"] * 3
+    account = bench.account
+    assert (account.dropped, account.masked, account.groups_dropped) == ({}, Amount(), 0)
+    assert account.trained == Amount(rollouts=16 + 5, tokens=64 + 8)
+    assert account.staleness == {0: 16 + 2, 4: 3}, "four versions, under a bound of two"
+    rows = [row for row in bench.consumed() if row["group_id"] == group]
+    assert [(row["masked_tokens"], row["staleness"], row["advantage"]) for row in rows] == [
+        (0, 4, 0.5),
+        (0, 4, -0.5),
+        (0, 4, 0.0),
+    ]
+    assert bench.metric("trained_tokens_of_staleness/4")[-1] == 2
+    assert bench.metric("length_ratio")[-1] == 1.0
+    assert "staleness.bound-hit" not in [kind for kind, _ in bench.stage.told]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("first", ["drop", "mask"])
+@pytest.mark.parametrize("order", [("drop", "mask"), ("mask", "drop"), ("keep", "drop", "mask")], ids="-".join)
 def test_steps_before_and_after_a_change_of_too_old_are_replayed_exactly(
-    make_bench: MakeBench, make_model: Callable[..., LlamaForCausalLM], tmp_path: Path, first: str
+    make_bench: MakeBench, make_model: Callable[..., LlamaForCausalLM], tmp_path: Path, order: tuple[str, ...]
 ) -> None:
     bench = make_bench(training={"groups_per_step": 1})
     make_model().save_pretrained(tmp_path)
     store_start_model(bench.store, tmp_path)
     numbers = itertools.count()
     version = bench.train()
-    for setting, last_version in ((first, 5), ({"drop": "mask", "mask": "drop"}[first], 10)):
-        while version < last_version:
+    for number, setting in enumerate(order):
+        while version < 5 * (number + 1):
             # The first member of one group began three versions ago.
             bench.commit(next(numbers), [[max(0, version - 3), version, version], [version] * 2])
             bench.commit(next(numbers), [[version], [version] * 5])
@@ -156,9 +179,10 @@ def test_the_trainer_waits_for_a_group_that_the_step_would_make_too_old(make_ben
         ({}, {"t": 0.0}),
         ({}, {"oldest_version_in_flight": None}),
         ({"staleness": {"too_old": "mask"}}, {}),
+        ({"staleness": {"too_old": "keep"}}, {}),
         ({"pipeline": {"mode": "sync"}}, {}),
     ],
-    ids=["silent generator", "idle generator", "masks", "sync mode"],
+    ids=["silent generator", "idle generator", "masks", "keeps", "sync mode"],
 )
 def test_the_trainer_does_not_wait_for_groups_in_flight(
     make_bench: MakeBench, config: dict[str, dict[str, str]], record: dict[str, object]

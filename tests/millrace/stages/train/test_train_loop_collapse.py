@@ -19,8 +19,9 @@ MakeBench = Callable[..., TrainerBench]
 def make_bench(memory_store: MemoryStore, make_model: Callable[..., LlamaForCausalLM]) -> MakeBench:
     """`make(on_collapse)`: a trainer in a separate store, with a checkpoint every five steps."""
 
-    def make(on_collapse: str) -> TrainerBench:
-        return TrainerBench(memory_store, make_model, training={"on_collapse": on_collapse, "checkpoint_every": 5})
+    def make(on_collapse: str, too_old: str = "mask") -> TrainerBench:
+        training = {"on_collapse": on_collapse, "checkpoint_every": 5}
+        return TrainerBench(memory_store, make_model, training=training, staleness={"too_old": too_old})
 
     return make
 
@@ -106,10 +107,11 @@ def test_a_collapse_stops_the_run_if_configured(make_bench: MakeBench) -> None:
     assert collapses(bench) == [20]
 
 
+@pytest.mark.parametrize("too_old", ["mask", "keep"])
 def test_a_collapse_rolls_back_to_the_checkpoint_and_its_ledger(
-    make_bench: MakeBench, factors: dict[int, float]
+    make_bench: MakeBench, factors: dict[int, float], too_old: str
 ) -> None:
-    bench = collapsing(make_bench("roll_back"))
+    bench = collapsing(make_bench("roll_back", too_old))
     rolls_back(bench, 20, 1 / 3)
     # The next trainer begins where the checkpoint ends. What version 20 sampled is trained once more; the rest is
     # refused, because the versions that sampled it do not exist any more.

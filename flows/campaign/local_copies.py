@@ -1,13 +1,15 @@
-"""Local copies of models and data sets that a config names by their ID on a Hugging Face hub.
+"""Local copies of models and data sets that a config names on a Hugging Face hub, or as a stored run.
 
-model.path: ORG/NAME ──────────────┐   HF_ENDPOINT, HF_HOME,        the path of the copy, which holds its revision:
-prompts.source: ORG/NAME ──────────┼─► HF_TOKEN: huggingface_hub ─► …/models--ORG--NAME/snapshots/REVISION
-prompts.source: hf://datasets/… ───┘                                  │
-                                                                      └─► the config that the run stores
+model.path: ORG/NAME ──────────┐   HF_ENDPOINT, HF_HOME,
+prompts.source: ORG/NAME ──────┼─► HF_TOKEN: huggingface_hub ─► …/models--ORG--NAME/snapshots/REVISION ─┐
+prompts.source: hf://datasets/ ┘                                                                        ├─► the config
+model.path: a stored run ────────► its promoted checkpoint ─► HF_HOME/millrace/RUN/VERSION-CHECKSUM ────┘   of the run
 
-A resumed run keeps the copy that it started with. Without a network, copies in the cache are used.
+Paths of teachers are treated as `model.path`. A resumed run keeps the copy that it started with. Without a network,
+copies in the cache are used.
 """
 
+import hashlib
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -17,11 +19,14 @@ from typing import Any, Literal, NamedTuple
 from configs.schema import RunConfig
 from configs.stored import put_key
 from millrace.errors import InputError
+from millrace.evaluation.promotion import fetch_promoted
 from millrace.prompts.files import SUFFIXES
 from millrace.runs.record import latest_attempt
 from millrace.runtime.arguments import attempt_config
 from storage import layout
+from storage.checkpoints import read_latest
 from storage.stores.base import Store
+from storage.stores.factory import open_store
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _FILE_URL = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)")
@@ -57,25 +62,55 @@ class _Reference(NamedTuple):
 
 
 def with_local_copies(config: RunConfig, store: Store, log: Callable[[str], object]) -> RunConfig:
-    """Downloads each model and data set that `config` names by a hub ID, and returns the config with their paths.
+    """Copies each model and data set that `config` names by a hub ID or as a run; returns the config with their paths.
 
     If `store` holds the run already, its copies are kept. `log` gets a line for each copy. Raises InputError if a copy
     can't be had.
     """
     values = config.model_dump(mode="json")
-    keys = ["model.path", *(f"teachers.{name}.path" for name in config.teachers), *_keys(config)]
+    models = ["model.path", *(f"teachers.{name}.path" for name in config.teachers)]
+    keys = [*models, *_keys(config)]
     for name in config.sources:
         # Those that it inherits are not among the values.
         keys += [f"sources.{name}.{key}" for key in _keys(config.by_source()[name])]
-    references = [reference for key in keys if (reference := _parse(key, _value(values, key))) is not None]
-    if not references:
+    named = {key: value for key in keys if (value := _value(values, key)) is not None}
+    references = [reference for key, value in named.items() if (reference := _parse(key, value)) is not None]
+    runs = {key: named[key] for key in models if key in named and _is_run(named[key])}
+    if not references and not runs:
         return config
     stored = attempt_config(latest_attempt(store)).model_dump(mode="json") if store.exists(layout.RUN) else {}
-    for reference in references:
-        copy = _copy(reference, str(_value(stored, reference.key)))
-        log(f'{reference.key} "{reference.value}" is {copy}')
-        put_key(values, reference.key, copy)
+    copies = {reference.key: _copy(reference, str(_value(stored, reference.key))) for reference in references}
+    copies |= {key: _copy_promoted(key, url, str(_value(stored, key))) for key, url in runs.items()}
+    for key, copy in copies.items():
+        log(f'{key} "{named[key]}" is {copy}')
+        put_key(values, key, copy)
     return RunConfig.model_validate(values)
+
+
+def _is_run(value: str) -> bool:
+    """Whether a setting names a stored run. Raises StoreRefused for the URL of no store."""
+    return open_store(value).exists(layout.RUN)
+
+
+def _copy_promoted(key: str, url: str, stored: str) -> str:
+    """The path of a copy of a run's promoted checkpoint: `stored` if that is one that is still there, else the latest.
+
+    Raises InputError if nothing is promoted, and StreamCorrupt.
+    """
+    from huggingface_hub import constants
+
+    store = open_store(url)
+    copies = Path(constants.HF_HOME) / "millrace" / PurePosixPath(store.url).name
+    if Path(stored).parent == copies and Path(stored).exists():
+        return stored
+    record = read_latest(store, layout.PROMOTED)
+    if record is None:
+        raise InputError(f'"{url}", where no checkpoint is promoted', key=key, expected="a run with a promoted one")
+    checksums = " ".join(record.files[name].checksum for name in sorted(record.files))
+    folder = copies / f"v{record.step}-{hashlib.sha256(checksums.encode()).hexdigest()[:12]}"
+    if not folder.exists():
+        fetch_promoted(store, folder)
+    return str(folder)
 
 
 def _keys(config: RunConfig) -> list[str]:

@@ -1,4 +1,4 @@
-"""Models and data sets by their ID on a hub: a run starts with a local copy and keeps it."""
+"""Models and data sets on a hub, and models of stored runs: a run starts with a local copy and keeps it."""
 
 import hashlib
 import json
@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,8 +19,11 @@ from support.stores.dict_store import DictStore
 
 from configs.load import load_config
 from configs.schema import RunConfig
-from flows.campaign.hub import with_local_copies
+from flows.campaign.local_copies import with_local_copies
+from millrace.evaluation.promotion import Promotion, PromotionDecision
 from millrace.runs.record import create_run
+from storage import layout
+from storage.checkpoints import CheckpointWriter
 from storage.stores.local import LocalStore
 
 Repositories = dict[str, Mapping[str, bytes]]
@@ -111,7 +115,7 @@ def serve_hub() -> Iterator[Hub]:
 CHILD = """
 import json, sys
 from configs.load import load_config
-from flows.campaign.hub import with_local_copies
+from flows.campaign.local_copies import with_local_copies
 from millrace.errors import InputError
 from storage.stores.factory import open_store
 
@@ -256,3 +260,34 @@ def test_paths_urls_and_built_in_prompts_are_not_ids(tmp_path: Path, monkeypatch
         values = {"model": {"path": path}, "prompts": {"source": source}, "training": {"max_steps": 1}}
         config = RunConfig.model_validate(values)
         assert with_local_copies(config, DictStore(), pytest.fail) is config
+
+
+def promote(run: Path, step: int) -> None:
+    """Promotes a model of one file at this version of the run."""
+    store = LocalStore(run)
+    if not store.exists(layout.RUN):
+        create_run(store, run.name, RunConfig.model_validate({"training": {"max_steps": 1}}).model_dump(mode="json"))
+    decision = PromotionDecision(promoted=True, policy_version=step, accuracy=None, sentence="better", bar=None)
+    promotion = Promotion(decision=decision, evaluation={}, incarnation=0, attempt=0)
+    CheckpointWriter(store, layout.PROMOTED).commit(step, {"config.json": f"[{step}]".encode()}, asdict(promotion))
+
+
+def test_a_stored_run_gives_a_copy_of_its_promoted_checkpoint_which_a_resumed_run_keeps(
+    hub: Hub, ask: Ask, tmp_path: Path
+) -> None:
+    promote(tmp_path / "before", 20)
+    setting = f"model.path={tmp_path / 'before'}"
+    first = ask(setting)
+    assert (Path(first["model"]) / "config.json").read_text() == "[20]"
+    stored = load_config(tmp_path / "config.yaml", [f"model.path={first['model']}"])
+    create_run(LocalStore(tmp_path / "run"), "run", stored.model_dump(mode="json"))
+    promote(tmp_path / "before", 40)
+    assert ask(setting)["model"] == first["model"]
+    newer = ask(setting, store=tmp_path / "another")
+    assert (Path(newer["model"]) / "config.json").read_text() == "[40]"
+
+
+def test_a_stored_run_that_promoted_nothing_is_a_user_error(hub: Hub, ask: Ask, tmp_path: Path) -> None:
+    config = RunConfig.model_validate({"training": {"max_steps": 1}}).model_dump(mode="json")
+    create_run(LocalStore(tmp_path / "before"), "before", config)
+    assert ask(f"model.path={tmp_path / 'before'}")["key"] == "model.path"
