@@ -18,6 +18,7 @@ from configs.losses import LOSS_NAMES
 from configs.recipe import choose_recipe
 from configs.requests import ReplayRequest
 from configs.schema import RunConfig
+from configs.sources import key_in
 from configs.stored import AnnotatorPools
 from flows.campaign.attempt import arguments_of, attempt_under_way, run_together
 from flows.campaign.prepare import check_user_functions
@@ -141,9 +142,12 @@ def _check_teachers(config: RunConfig, runs: Sequence[SourceRun]) -> None:
         stored = AnnotatorPools.of(run.config)
         for source in config.by_source():
             wanted, found = (pools.of_source("teachers", source) for pools in (config.annotators, stored))
-            if wanted not in (None, found):
-                expected = f"{found or 'null'}, as in {run.url}, because a replay computes no teacher"
-                raise InputError(wanted, key="training.distillation.teacher", expected=expected)
+            if wanted is not None and wanted != found:
+                expected = (
+                    f"{'null' if found is None else found.removeprefix('teachers/')}, because {run.url} stored that"
+                )
+                key = key_in(source, "training.distillation.teacher")
+                raise InputError(wanted.removeprefix("teachers/"), key=key, expected=expected)
 
 
 def _check_request(request: ReplayRequest) -> None:
