@@ -2,7 +2,7 @@
 
     ║ trajectories/<g> ║ part k ───────────────┐
                                                ├─► zip by row ─► groups of all parts ─► take: oldest weights first
-    ║ <pool>/<g>/<k mod A>-of-A ║ part, by pool ┘
+    ║ <pool>/<g>/<k mod A>-of-A ║ part ────────┘
 
 A part is ready once every pool of scorers and teachers has passed it; each row has the score and the teacher of its
 source's pools. Ready parts count as scored.

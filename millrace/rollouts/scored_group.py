@@ -210,10 +210,10 @@ def merge_annotations(
         if len(of_kind) == 1:
             (merged[kind],) = of_kind.values()
             continue
-        begins = {pool: number * expected.rows for number, pool in enumerate(of_kind)}
+        begins: dict[str | None, int] = {pool: number * expected.rows for number, pool in enumerate(of_kind)}
         sources = trajectories.table["source"].to_pylist()
         # No pool serves a source without one, so any of them says `elsewhere`.
-        rows = [begins.get(pools.of_source(kind, source) or "", 0) + row for row, source in enumerate(sources)]
+        rows = [begins.get(pools.of_source(kind, source), 0) + row for row, source in enumerate(sources)]
         merged[kind] = pa.concat_tables(of_kind.values()).take(pa.array(rows))
     return merged
 

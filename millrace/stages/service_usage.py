@@ -28,7 +28,8 @@ class ServiceUsage:
         for remote in self._remote:
             usage = Usage(**{count: stage.value(f"{_key(remote)}/{count}") for count in _COUNTS})
             pool = pools.of_source("scores", remote.source)
-            remote.endpoint.begin(usage, pools.replicas[pool or ""] + 1)
+            assert pool is not None, "every source has scorers"
+            remote.endpoint.begin(usage, pools.replicas[pool] + 1)
 
     def values(self, in_flight: Mapping[RemoteReward, int] = _NOTHING) -> dict[str, Any]:
         """For the status record; `in_flight` is the number of requests that were or will be made before the next look.
