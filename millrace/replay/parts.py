@@ -1,8 +1,8 @@
 """Groups of a stored run with their annotations, by the id of their first row: in any order, each verified when read.
 
 (generator, row) ─► which part? by the commit records ─┬─► ║ trajectories/<g> ║ part k ───────────────┐
-                                                       └─► ║ <pool>/<g>/<k mod A>-of-A ║ ────────────┴─► zip
-                         cache: the parts used last ◄──────────────────────────────────────────────────┘
+                                                       └─► ║ <pool>/<g>/<k mod A>-of-A ║ ─────────────┴─► zip
+                         cache: the parts used last ◄───────────────────────────────────────────────────┘
 """
 
 from collections.abc import Iterable, Sequence

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.stores.dict_store import DictStore
+from support.streams.rows import teacher_rows
 from support.weights.versions import trained
 
 from millrace.evaluation.results import write_result
@@ -22,7 +23,7 @@ from millrace.weights.store import ANCHOR_EVERY, StoreReceiver, StoreSender
 from storage import layout
 from storage.checkpoints import CheckpointWriter, checkpoints_backwards, load_file, read_latest
 from storage.errors import PartRemoved, StreamCorrupt
-from storage.schema import SCORE, TRAINER_LOGPROBS
+from storage.schema import SCORE, TEACHER, TRAINER_LOGPROBS, TRAJECTORY
 from storage.stores.base import BytesLike, Entry
 from storage.stores.local import LocalStore
 from storage.streams.log import LogReader
@@ -98,6 +99,17 @@ def test_rows_that_one_of_two_rewards_has_not_scored_stay(small_run: Any, dict_s
     gc(dict_store, KEEP_NO_ROWS)
     assert read_removed(dict_store, layout.trajectories(0)) == 1
     assert read_removed(dict_store, layout.annotations("scores/other", 0, 0, 1)) == 1
+    assert read_removed(dict_store, layout.trajectories(1)) > 1
+
+
+def test_rows_that_a_teacher_has_not_passed_stay(small_run: Any, dict_store: DictStore) -> None:
+    path = layout.annotations("teachers/expert", 0, 0, 1)
+    first = StreamReader(dict_store, layout.trajectories(0), TRAJECTORY).next()
+    assert first is not None
+    late = StreamWriter(dict_store, path, TEACHER, "teach-0")
+    late.write(teacher_rows(0, [None] * first.record.rows), tokens=first.record.tokens)
+    gc(dict_store, KEEP_NO_ROWS)
+    assert read_removed(dict_store, layout.trajectories(0)) == read_removed(dict_store, path) == 1
     assert read_removed(dict_store, layout.trajectories(1)) > 1
 
 
