@@ -70,6 +70,12 @@ def test_a_teacher_that_nobody_has_and_one_that_is_not_there_are_named(
     assert (key, read) in [(mistake.key, mistake.read) for mistake in mistakes(settings)]
 
 
+def test_an_unknown_key_of_a_teacher_is_named_with_the_known_ones() -> None:
+    settings = {**values("expert"), "teachers": {"expert": {"path": "x", "copies": 2}}}
+    (mistake,) = mistakes(settings)
+    assert (mistake.key, mistake.expected) == ("teachers.expert.copies", "one of path, replicas, device, threads")
+
+
 def test_a_resumed_run_keeps_its_teachers() -> None:
     config = RunConfig.model_validate(values("expert", sums="before"))
     other = with_overrides(config.model_dump(mode="json"), ["teachers.expert.path=other"], where="run.yaml")
