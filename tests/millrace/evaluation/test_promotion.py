@@ -357,4 +357,4 @@ def test_a_stage_killed_anywhere_promotes_once_when_it_runs_again(
     carry_out(run.store, made)
     assert run.whole() == [5], place
     assert fsck(run.store).findings == [], place
-    assert fetch_promoted(run.store, tmp_path / "model").evaluation.policy_version == 5
+    assert fetch_promoted(run.store, tmp_path / "model").evaluation["policy_version"] == 5
