@@ -29,12 +29,12 @@ from storage.streams.record import Record
 
 Kind = Literal["consumed", "metrics", "scores", "teachers", "trainer_logprobs", "trajectories", "unfinished"]
 """The kinds in the order in which their logs are read: no stream refers to rows of an earlier kind."""
-_PLACE = r"[^/]+)/(?P<generator>\d+)/(?P<annotator>\d+)-of-(?P<num_annotators>\d+)"
+_PLACE = r"(?P<generator>\d+)/(?P<annotator>\d+)-of-(?P<num_annotators>\d+)"
 _KINDS: dict[Kind, tuple[str, pa.Schema]] = {
     "consumed": (layout.CONSUMED, CONSUMED),
     "metrics": (r"streams/metrics/[^/]+-\d+", METRIC),
-    "scores": (rf"streams/(?P<pool>scores/{_PLACE}", SCORE),
-    "teachers": (rf"streams/(?P<pool>teachers/{_PLACE}", TEACHER),
+    "scores": (rf"streams/(?P<pool>scores/[^/]+)/{_PLACE}", SCORE),
+    "teachers": (rf"streams/(?P<pool>teachers/[^/]+)/{_PLACE}", TEACHER),
     "trainer_logprobs": (layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS),
     "trajectories": (r"streams/trajectories/(?P<generator>\d+)", TRAJECTORY),
     "unfinished": (r"streams/unfinished/(?P<generator>\d+)", UNFINISHED),
