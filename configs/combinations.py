@@ -47,6 +47,7 @@ def impossible_combinations(config: "RunConfig") -> Iterator[UserError]:
     yield from _half_schedules(config)
     yield from _penalties_without_reference(config)
     yield from _wrong_names(config)
+    yield from _wrong_teachers(config)
 
 
 def _broken(rules: Sequence[Rule], run: "RunConfig", source: str, config: "RunConfig") -> Iterator[UserError]:
@@ -87,13 +88,33 @@ def _wrong_names(config: "RunConfig") -> Iterator[UserError]:
         if name not in names:
             expected = f"sources of the run: {', '.join(names)}"
             yield UserError(key="evaluation.weights", read=f"set for {name}, which is not a source", expected=expected)
-    if config.sources and len(config.scorers.own) == len(config.sources):
+    own = [source.scoring.replicas for source in config.sources.values()]
+    if config.sources and None not in own:
         expected = "null for one source at least, because the run's own scorers need work"
-        name, source = next(iter(config.sources.items()))
-        yield UserError(key=f"sources.{name}.scoring.replicas", read=str(source.scoring.replicas), expected=expected)
+        yield UserError(
+            key=f"sources.{next(iter(config.sources))}.scoring.replicas", read=str(own[0]), expected=expected
+        )
     if HELD_OUT in config.sources:
         expected = "another name, because results of evaluations name the accuracy over all sources so"
         yield UserError(key=f"sources.{HELD_OUT}", read="a source", expected=expected)
+
+
+def _wrong_teachers(config: "RunConfig") -> Iterator[UserError]:
+    """Yield a mistake for each teacher that is used and not there, or there and not used."""
+    used: set[str] = set()
+    for name, source in config.by_source().items():
+        if (teacher := source.training.distillation.teacher) is None:
+            continue
+        used.add(teacher)
+        if teacher not in config.teachers:
+            expected = (
+                f"one of {', '.join(config.teachers)}" if config.teachers else "a teacher of the section teachers"
+            )
+            key = _where_set(config, name, "training.distillation.teacher")
+            yield UserError(key=key, read=json.dumps(teacher), expected=expected)
+    for name in config.teachers.keys() - used:
+        expected = "a source with it as training.distillation.teacher, or no such teacher"
+        yield UserError(key=f"teachers.{name}", read="a teacher of no source", expected=expected)
 
 
 def _shown(config: "RunConfig", key: str) -> str:
@@ -142,7 +163,8 @@ def _half_schedules(config: "RunConfig") -> Iterator[UserError]:
 def _rewards_without_entries(run: "RunConfig", name: str, config: "RunConfig") -> Iterator[UserError]:
     # These look up the prompt's entry in the data set.
     for reward in {config.scoring.reward, *config.scoring.weights} & {"reasoning_gym", "verifiers"}:
-        for source in _sources(config):
+        # A stored run keeps the source of each prompt.
+        for source in () if config.prompts.demonstrations else _sources(config):
             if not source.startswith(f"{reward}:"):
                 yield UserError(
                     key=_where_set(run, name, "scoring.reward"),
@@ -160,6 +182,30 @@ def _num_sums(digits: int) -> int:
     """Count the pairs of numbers of up to `digits` digits whose sum has no more digits."""
     limit: int = 10**digits
     return limit * (limit + 1) // 2
+
+
+def _demonstrates(config: "RunConfig") -> bool:
+    return config.generation.engine == "demonstrations"
+
+
+def _of_samples_only() -> Iterator[Rule]:
+    """Yield a rule for each setting that has a meaning only where a policy samples the responses."""
+    for key, without in (
+        ("generation.temperature", 1.0),
+        ("generation.top_p", 1.0),
+        ("generation.top_k", None),
+        ("prompts.curriculum_window", None),
+        ("training.selection.drop_zero_advantage", False),
+        ("training.schedule.ess_scaling", False),
+        ("training.kl.importance_weighted", False),
+        *((f"training.masks.{name}", None) for name in ("min_token_ratio", "max_token_ratio")),
+        *((f"training.masks.{name}", None) for name in ("max_kl", "max_kl_negative")),
+    ):
+        yield Rule(
+            f"{key} generation.engine",
+            lambda c, get=attrgetter(key), without=without: _demonstrates(c) and get(c) != without,  # type: ignore[misc]
+            f"{json.dumps(without)}, because no policy samples demonstrations",
+        )
 
 
 def _pool_rules(
@@ -233,9 +279,42 @@ _RULES = (
     ),
     Rule(
         "training.router_replay generation.engine",
-        lambda c: c.training.router_replay and c.generation.engine == "vllm",
-        "false, or the engine transformers, because vllm does not record experts",
+        lambda c: c.training.router_replay and c.generation.engine != "transformers",
+        "false, or the engine transformers, because no other one records experts",
     ),
+    # ---- demonstrations ----
+    Rule(
+        "prompts.demonstrations generation.engine",
+        lambda c: c.prompts.demonstrations != _demonstrates(c),
+        lambda c: "true with this engine" if _demonstrates(c) else "false, or the engine demonstrations",
+    ),
+    Rule(
+        "training.loss generation.engine",
+        lambda c: ":" not in c.training.loss.name and (c.training.loss.name == "cross_entropy") != _demonstrates(c),
+        lambda c: (
+            "cross_entropy, because demonstrations have no log-probabilities of a policy that sampled them"
+            if _demonstrates(c)
+            else "a loss with an advantage, or the engine demonstrations: on its own samples a policy learns nothing"
+        ),
+    ),
+    Rule(
+        "generation.group_size generation.engine",
+        lambda c: (c.generation.group_size == 1) != _demonstrates(c),
+        lambda c: (
+            "1, the demonstration" if _demonstrates(c) else "at least 2, because advantages compare the responses"
+        ),
+    ),
+    Rule(
+        "model.path generation.engine",
+        lambda c: c.model.path is None and _demonstrates(c),
+        "the folder of a model, because bootstrap's knows the characters of answers only",
+    ),
+    Rule(
+        "prompts.where prompts.demonstrations",
+        lambda c: c.prompts.where is not None and not c.prompts.demonstrations,
+        "null, because only rollouts that are learned are chosen",
+    ),
+    *_of_samples_only(),
     Rule(
         "environment.max_turns environment.name",
         lambda c: c.environment.name is not None and c.environment.max_turns == 1,
@@ -289,12 +368,12 @@ _RULES = (
     ),
     # ---- hosts ----
     *_pool_rules(
-        ("generate", "score", "train", "evaluate"),
+        ("generate", "score", "teach", "train", "evaluate"),
         "storage.root placement.{stage}.work_pool",
         lambda c: c.storage.root.startswith("memory:"),
         "a root that other hosts can reach, such as s3://bucket/prefix or a shared folder",
     ),
-    # Scorers and the evaluation read the store alone.
+    # Scorers, teachers and the evaluation read the store alone.
     *_pool_rules(
         ("generate", "train"),
         "weights.transport placement.{stage}.work_pool",
@@ -344,8 +423,8 @@ _RULES = (
     ),
     Rule(
         "placement.generate.devices generation.engine",
-        lambda c: c.placement.generate.devices is not None and c.generation.engine == "transformers",
-        "null, because transformers generates on the CPU, or the engine vllm",
+        lambda c: c.placement.generate.devices is not None and c.generation.engine != "vllm",
+        "null, because it generates on the CPU, or the engine vllm",
     ),
     Rule(
         "placement.generate.devices placement.train.devices placement.colocated",
@@ -409,7 +488,7 @@ _RULES = (
     ),
     Rule(
         "staleness.control training.loss",
-        lambda c: c.staleness.control == "adaptive" and c.training.loss.name == "reinforce",
+        lambda c: c.staleness.control == "adaptive" and c.training.loss.name in ("reinforce", "cross_entropy"),
         "a loss with importance ratios, such as aipo, which bound what staleness does to it",
     ),
     Rule(
@@ -419,15 +498,22 @@ _RULES = (
     ),
 )
 
-_RULES_OF_ALL = tuple(
+_RULES_OF_ALL = (
+    *(
+        Rule(
+            f"placement.{stage}.devices scoring.reward scoring.device",
+            lambda c, stage=stage: (  # type: ignore[misc]
+                getattr(c.placement, stage).devices is not None
+                and not (c.loads_scoring_model and c.scoring.device == "cuda")
+            ),
+            "null, because only a model that scorers load with the device cuda uses a GPU",
+        )
+        for stage in ("score", "evaluate")
+    ),
     Rule(
-        f"placement.{stage}.devices scoring.reward scoring.device",
-        lambda c, stage=stage: (  # type: ignore[misc]
-            getattr(c.placement, stage).devices is not None
-            and not (c.loads_scoring_model and c.scoring.device == "cuda")
-        ),
-        "null, because only a model that scorers load with the device cuda uses a GPU",
-    )
-    for stage in ("score", "evaluate")
+        "placement.teach.devices",
+        lambda c: c.placement.teach.devices is not None and all(each.device == "cpu" for each in c.teachers.values()),
+        "null, because no teacher has the device cuda",
+    ),
 )
 """Rules about the whole run, which one source can't break."""

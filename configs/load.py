@@ -57,6 +57,16 @@ _FREE_ON_RESUME = frozenset(
     key for key in _LEAVES if key in _FREE_KEYS or key.endswith(".threads") or key.startswith(_FREE_SECTIONS)
 )
 
+SUPERVISED = (
+    "generation.engine=demonstrations", "prompts.demonstrations=true", "training.loss=cross_entropy",
+    "generation.group_size=1", "pipeline.mode=sync",
+    # What a config for sampled responses may hold and demonstrations do not have.
+    "generation.engine_args={}", "generation.temperature=1.0", "generation.top_p=1.0", "generation.top_k=null",
+    "generation.groups_per_batch=1", "staleness.control=fixed", "training.selection.drop_zero_advantage=false",
+    "weights.transport=auto", "placement.colocated=false", "placement.generate.devices=null",
+)  # fmt: skip
+"""Overrides that make a config one of supervised fine-tuning."""
+
 IMMUTABLE_ON_RESUME = _LEAVES - _FREE_ON_RESUME
 """Settings that define the run cannot change on resume: their dotted keys."""
 
@@ -188,7 +198,7 @@ def _read_mapping(file: str) -> dict[str, object]:
 
 def _is_in_mapping(key: str) -> bool:
     parent, _, _ = key.rpartition(".")
-    return parent in _MAPPINGS or parent.rpartition(".")[0].endswith("evaluation.sets")
+    return parent in _MAPPINGS or parent.rpartition(".")[0].endswith(("evaluation.sets", "teachers"))
 
 
 def _is_nested(key: str, text: str) -> bool:

@@ -25,7 +25,7 @@ class AipoConfig(Parameters):
 class PlainConfig(Parameters):
     """Losses without parameters."""
 
-    name: Literal["reinforce", "topr"]
+    name: Literal["reinforce", "topr", "cross_entropy"]
 
 
 class _ClippedConfig(Parameters):

@@ -154,6 +154,8 @@ class PlacementConfig(Section):
     """Generators; each is a separate job."""
     score: PlaceConfig = Field(default_factory=PlaceConfig)
     """Scorers; each is a separate job."""
+    teach: PlaceConfig = Field(default_factory=PlaceConfig)
+    """Teachers; each is a separate job."""
     train: TrainPlaceConfig = Field(default_factory=TrainPlaceConfig)
     """Trainer and sync_weights; they share memory, so they are one job, with a further job for each further host."""
     evaluate: PlaceConfig = Field(default_factory=PlaceConfig)

@@ -28,9 +28,9 @@ from configs.operation import (
 )
 from configs.section import Section, Text, choices, is_section
 from configs.sources import SECTIONS, SourceConfig, overlaid
-from configs.stored import DEFAULT_SOURCE, ScorerPools, staleness_bound
+from configs.stored import DEFAULT_SOURCE, AnnotatorPools, staleness_bound
 from configs.task import EnvironmentConfig, EvaluationConfig, PromptsConfig, ScoringConfig
-from configs.training import TrainingConfig
+from configs.training import TeacherConfig, TrainingConfig
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SOURCE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
@@ -72,6 +72,8 @@ class RunConfig(Section):
     """Seed of all random numbers of the run."""
     pipeline: PipelineConfig = Field(default_factory=PipelineConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
+    teachers: dict[str, TeacherConfig] = Field(default_factory=dict)
+    """Teachers by name, such as `{expert: {path: models/expert}}`; `training.distillation.teacher` names one."""
     sources: dict[str, SourceConfig] = Field(default_factory=dict)
     """Sources of a mixture by name, each with its `weight` and keys of its own, such as
     `{sums: {weight: 2}, words: {prompts: {source: words.jsonl}}}`; {}: the run has one source."""
@@ -111,9 +113,16 @@ class RunConfig(Section):
         return {name: config.effective_training for name, config in self.by_source().items()}
 
     @property
-    def scorers(self) -> ScorerPools:
-        """Which scorers score which sources."""
-        return ScorerPools.of(self.model_dump(mode="json", include={"scoring", "sources"}))
+    def annotators(self) -> AnnotatorPools:
+        """Which scorers and teachers annotate which sources."""
+        sections: Any = {"scoring": True, "sources": True, "teachers": True, "training": {"distillation"}}
+        return AnnotatorPools.of(self.model_dump(mode="json", include=sections))
+
+    def teacher_of(self, replica: int) -> tuple[str, TeacherConfig]:
+        """Name and settings of the teacher that a replica of the stage `teach` computes."""
+        pool, _ = self.annotators.annotator("teachers", replica)
+        name = pool.removeprefix("teachers/")
+        return name, self.teachers[name]
 
     @property
     def loads_scoring_model(self) -> bool:
@@ -182,12 +191,12 @@ class RunConfig(Section):
             raise ValueError("1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit")
         return name
 
-    @field_validator("sources")
+    @field_validator("sources", "teachers")
     @classmethod
-    def _have_plain_names(cls, sources: dict[str, SourceConfig]) -> dict[str, SourceConfig]:
-        if wrong := [name for name in sources if not _SOURCE_NAME.fullmatch(name)]:
+    def _have_plain_names(cls, by_name: dict[str, Any]) -> dict[str, Any]:
+        if wrong := [name for name in by_name if not _SOURCE_NAME.fullmatch(name)]:
             raise ValueError(f"names of 1 to 32 letters, digits, '_' and '-', the first a letter; found {wrong[0]!r}")
-        return sources
+        return by_name
 
     @field_serializer("sources")
     def _without_inherited(self, sources: dict[str, SourceConfig]) -> dict[str, Any]:

@@ -7,50 +7,77 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 DEFAULT_SOURCE = "default"
 """The name of the only source of a run that names none."""
 _UNSET = object()
 
 
-@dataclass(frozen=True)
-class ScorerPools:
-    """Which scorers score which sources: those that sources share, and those of a source that has its own.
+AnnotationKind = Literal["scores", "teachers"]
+"""What annotators write about trajectories: rewards, or a teacher's log-probabilities. Pools' names begin with it."""
 
-    The name of a pool is that of its streams: the run's `scoring.reward`, or `<reward>@<source>`.
+
+@dataclass(frozen=True)
+class AnnotatorPools:
+    """Which annotators annotate which sources: scorers, of a source alone or shared, and teachers.
+
+    The name of a pool is the folder of its streams: `scores/<reward>` of the run's own `scoring.reward`,
+    `scores/<reward>@<source>`, or `teachers/<name>`.
     """
 
     replicas: Mapping[str, int]
-    """Pool → number of its scorers; the shared pool is the first."""
-    own: Mapping[str, str] = field(default_factory=dict)
-    """Source → its pool, if it has one of its own."""
+    """Pool → number of its annotators; the scorers that sources share are the first."""
+    own: Mapping[tuple[AnnotationKind, str], str | None] = field(default_factory=dict)
+    """Kind and source → its pool, if that is another than most sources have; None: it has no teacher."""
+    teacher: str | None = None
+    """The pool of the teacher that most sources have."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
         """The pools of a run with this config. Raises KeyError, TypeError or AttributeError if that is damaged."""
-        shared: str = config["scoring"]["reward"]
-        sources = config.get("sources", {})
-        replicas = {name: source.get("scoring", {}).get("replicas") for name, source in sources.items()}
-        own = {name: f"{shared}@{name}" for name, count in replicas.items() if count is not None}
-        return cls({shared: config["scoring"]["replicas"], **{own[name]: replicas[name] for name in own}}, own)
+        shared = f"scores/{config['scoring']['reward']}"
+        replicas = {shared: config["scoring"]["replicas"]}
+        own: dict[tuple[AnnotationKind, str], str | None] = {}
+        for name, source in config.get("sources", {}).items():
+            if (count := source.get("scoring", {}).get("replicas")) is not None:
+                own["scores", name] = f"{shared}@{name}"
+                replicas[f"{shared}@{name}"] = count
+            distillation = source.get("training", {}).get("distillation", {})
+            if "teacher" in distillation:
+                own["teachers", name] = _teachers(distillation["teacher"])
+        # In an order that does not depend on that of the config.
+        replicas |= {f"teachers/{name}": each["replicas"] for name, each in sorted(config.get("teachers", {}).items())}
+        return cls(replicas, own, _teachers(config.get("training", {}).get("distillation", {}).get("teacher")))
 
-    @property
-    def total(self) -> int:
-        """Number of scorers of all pools."""
-        return sum(self.replicas.values())
+    def of_kind(self, kind: AnnotationKind) -> dict[str, int]:
+        """Pool → number of its annotators, of one kind."""
+        return {pool: count for pool, count in self.replicas.items() if kind_of(pool) == kind}
 
-    def of_source(self, source: str) -> str:
-        """The pool that scores this source."""
-        return self.own.get(source, next(iter(self.replicas)))
+    def total(self, kind: AnnotationKind) -> int:
+        """Number of annotators of all pools of a kind."""
+        return sum(self.of_kind(kind).values())
 
-    def scorer(self, replica: int) -> tuple[str, int]:
-        """The pool of a replica of the stage, and its number in that; the shared pool has the first replicas."""
-        for pool, count in self.replicas.items():
+    def of_source(self, kind: AnnotationKind, source: str) -> str | None:
+        """The pool that annotates this source; None if it has no teacher."""
+        return self.own.get((kind, source), self.teacher if kind == "teachers" else next(iter(self.replicas)))
+
+    def annotator(self, kind: AnnotationKind, replica: int) -> tuple[str, int]:
+        """The pool of a replica of the kind's stage, and its number in that; the first pool has the first replicas."""
+        for pool, count in self.of_kind(kind).items():
             if replica < count:
                 return pool, replica
             replica -= count
-        raise ValueError(f"there are only {self.total} scorers")
+        raise ValueError(f"there are only {self.total(kind)} annotators")
+
+
+def kind_of(pool: str) -> AnnotationKind:
+    """What the annotators of a pool write."""
+    return "scores" if pool.startswith("scores/") else "teachers"
+
+
+def _teachers(name: str | None) -> str | None:
+    return None if name is None else f"teachers/{name}"
 
 
 def changed_keys(old_config: Mapping[str, Any], new_config: Mapping[str, Any], prefix: str = "") -> list[str]:

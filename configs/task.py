@@ -34,9 +34,9 @@ class PromptsConfig(Section):
 
     source: Text = "arithmetic"
     """Training prompts: `arithmetic` or `chains`; the path or URL of a .jsonl, .json, .csv or .parquet file, or of a
-    folder saved by `datasets`; ORG/NAME of a data set on a hub, or one of its files as
-    `hf://datasets/ORG/NAME/FILE`; `reasoning_gym:TASK,…`; or `verifiers:ENVIRONMENT`, with `#eval` appended for its
-    evaluation set."""
+    folder saved by `datasets`, or with `demonstrations` of a stored run; ORG/NAME of a data set on a hub, or one of its
+    files as `hf://datasets/ORG/NAME/FILE`; `reasoning_gym:TASK,…`; or `verifiers:ENVIRONMENT`, with `#eval` appended
+    for its evaluation set."""
     eval_source: Text | None = None
     """Evaluation prompts, in the same form as `source`, left out of training; null: some of `source` are held out."""
     prompt_field: Text = "prompt"
@@ -47,6 +47,16 @@ class PromptsConfig(Section):
     answer_format: Literal["text", "gsm8k", "boxed"] = "text"
     """Where the answer is in that text: `text`: all of it; `gsm8k`: after the last `####`, without thousands
     separators; `boxed`: in the last `\\boxed{…}`."""
+    demonstrations: bool = False
+    """Whether `source` holds responses to learn from, for `generation.engine: demonstrations`: conversations that end
+    with the assistant's turn, prompts with a `response_field`, or the folder or URL of a stored run. Without an answer
+    of its own, a demonstration's last turn is the reference answer."""
+    response_field: Text = "response"
+    """Key or column with the response of a demonstration: text that follows the prompt. Without it, all turns of the
+    assistant in the conversation are learned."""
+    where: Text | None = None
+    """SQL condition on the rollouts of a stored run that are learned, such as `reward >= 1 and staleness = 0`, over the
+    columns of `consumed`; null: all that have a reward."""
     template: Text | None = None
     """Text the policy reads, with `{prompt}` where the prompt goes; null: the prompt alone. Not for chat, which has
     the model's own template."""

@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from configs.generation import Precision
 from configs.losses import AipoConfig, KlConfig, LossConfig, MasksConfig
-from configs.section import Count, NonNegative, Parameters, Positive, Section, Text, one_of_or_path
+from configs.section import Count, NonNegative, Parameters, Positive, Replicas, Section, Text, one_of_or_path
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
@@ -92,13 +92,40 @@ class SelectionConfig(Section):
     `{chain_sum: 0.5}`; 1 for the others. Only for prompts from `reasoning_gym`."""
 
 
+class TeacherConfig(Section):
+    """A model that the policy is trained towards."""
+
+    path: Text
+    """Folder of a Hugging Face causal language model with the policy's tokenizer, or its ORG/NAME on a hub; path or URL
+    of a stored run, whose promoted checkpoint then teaches; or `start`: the policy before its first update."""
+    replicas: Replicas = 1
+    """Number of processes that compute its log-probabilities."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Device of each of them; with `cuda` each has its own GPU."""
+    threads: Count = 1
+    """CPU threads of each of them."""
+
+
+class DistillationConfig(Section):
+    """On-policy distillation: each token's advantage is `reward_coefficient` times that of its response, plus
+    `coefficient` times log π_T − log π, whose mean over the policy's samples descends KL(π‖π_T) (docs/teachers.md)."""
+
+    teacher: Text | None = None
+    """Name of one of `teachers`; null: none."""
+    coefficient: Positive = 1.0
+    """Factor of log π_T − log π, per nat."""
+    reward_coefficient: NonNegative = 1.0
+    """Factor of the advantage by rewards where there is a teacher; 0: the teacher alone counts."""
+
+
 class ObjectiveConfig(Section):
     """What the tokens of a response are trained towards; a source of a mixture may have its own."""
 
     loss: LossConfig = Field(default_factory=AipoConfig)
     """Policy-gradient loss, by name or as `{name: ppo_clip, clip_high: 0.28}`. It weights a token: `aipo` with its
     importance ratio π/μ, clipped from above; `reinforce` with 1; `ppo_clip` with the ratio while that is within bounds.
-    docs/losses.md lists all losses and their parameters. Or your own, as `package.module:function`."""
+    `cross_entropy` needs no advantage: it learns demonstrations. docs/losses.md lists all losses and their parameters.
+    Or your own, as `package.module:function`."""
     masks: MasksConfig = Field(default_factory=MasksConfig)
     aggregation: Literal["token_mean", "sequence_mean", "prompt_mean", "constant"] = "token_mean"
     """How token losses are summed: `token_mean`: mean over all tokens of the batch; `sequence_mean`: mean over each
@@ -111,6 +138,7 @@ class ObjectiveConfig(Section):
     minus the group's mean, over the batch's standard deviation; `maxrl`: minus the group's mean, over that mean. Or
     your own, as `package.module:function`."""
     kl: KlConfig = Field(default_factory=KlConfig)
+    distillation: DistillationConfig = Field(default_factory=DistillationConfig)
     entropy_coefficient: NonNegative = 0.0
     """Factor of the entropy of the policy's next token that is subtracted from each token's loss, per nat; keeps the
     policy from becoming certain too early (arXiv 1602.01783); 0: none, usually at most 0.01."""
@@ -200,7 +228,9 @@ class TrainingConfig(ObjectiveConfig):
 
     @property
     def pulls_without_advantage(self) -> bool:
-        """Whether rollouts without an advantage add to the gradient: by KL, entropy, the experts' balance or a loss of
-        one's own."""
+        """Whether rollouts without an advantage by rewards add to the gradient: by KL, entropy, a teacher, the experts'
+        balance, cross-entropy or a loss of one's own."""
         coefficients = (self.kl.coefficient, self.entropy_coefficient, self.router_aux_loss_coefficient)
-        return any(coefficients) or ":" in self.loss.name
+        if any(coefficients) or self.distillation.teacher is not None:
+            return True
+        return self.loss.name == "cross_entropy" or ":" in self.loss.name

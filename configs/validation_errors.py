@@ -13,6 +13,7 @@ from configs.errors import ConfigError, UserError
 from configs.schema import OF_SOURCE, known_fields, schema_key
 from configs.section import Section
 from configs.task import EvaluationSetConfig
+from configs.training import TeacherConfig
 
 _LONGEST_SHOWN = 80
 _FIELDS = known_fields()
@@ -58,6 +59,8 @@ def _without_choice(path: tuple[int | str, ...]) -> tuple[tuple[int | str, ...],
             return ("training", "loss", *rest), losses.PARAMETERS[name]
         case ("evaluation", "sets", _, _, *_):
             return path, EvaluationSetConfig
+        case ("teachers", _, _, *_):
+            return path, TeacherConfig
         case ("sources", source, *of_source):
             own, section = _without_choice(tuple(of_source))
             return ("sources", source, *own), section

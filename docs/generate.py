@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 from configs.schema import OF_SOURCE, RunConfig, dotted_fields
 from configs.section import choices, is_section
 from configs.sources import SECTIONS, SourceConfig
-from configs.training import TrainingConfig
+from configs.training import TeacherConfig, TrainingConfig
 from dashboard.integrations.prometheus import FAMILIES
 from flows.cli.main import build_parser
 from millrace.training.losses.factory import LOSSES
@@ -49,6 +49,7 @@ def config() -> str:
     sections: dict[str, list[Sequence[str | None]]] = {}
     fields = dotted_fields(RunConfig, with_parameters=True)
     fields |= {f"{OF_SOURCE}{name}": field for name, field in SourceConfig.model_fields.items()}
+    fields |= {f"teachers.NAME.{name}": field for name, field in TeacherConfig.model_fields.items()}
     for key, field in fields.items():
         if field.description and not is_section(field.annotation) and not key.startswith("training.loss."):
             default = _default(field.get_default(call_default_factory=True))

@@ -20,11 +20,23 @@ Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Demonstration:
+    """A response to learn from, in place of one that is sampled: messages, or the tokens of a stored rollout."""
+
+    messages: tuple[Message, ...] = ()
+    """From the assistant's first turn that is learned to its last; one turn where the prompt is plain text."""
+    tokens: tuple[int, ...] = ()
+    """[R] token ids, end tokens included; empty if there are messages."""
+    environment_spans: tuple[tuple[int, int], ...] = ()
+    """Of `tokens`, as in `Response`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
     """One item of a prompt set."""
 
     prompt_id: str
-    """Stable name of the prompt, unique in its set."""
+    """Stable name of the prompt, unique in its set; stored rollouts of one prompt share it."""
     text: str
     """The question as in its source, without template; for a conversation, the content of its last message."""
     answer: str
@@ -36,11 +48,17 @@ class Prompt:
     """The conversation that the policy continues; empty for plain text."""
     tools: tuple[Message, ...] = ()
     """The functions that the policy may call, in addition to those of the run."""
+    demonstration: Demonstration | None = None
+    """The response to learn from, if the source holds one."""
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Prompt":
         """The inverse of `dataclasses.asdict`, after a way through JSON."""
-        return cls(**{**values, "messages": tuple(values["messages"]), "tools": tuple(values["tools"])})
+        changed: dict[str, Any] = {name: tuple(values[name]) for name in ("messages", "tools")}
+        if values["demonstration"] is not None:
+            shown = {name: tuple(value) for name, value in values["demonstration"].items()}
+            changed["demonstration"] = Demonstration(**shown)
+        return cls(**{**values, **changed})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,8 @@ start.json                              which files that folder has, with their 
 start_hashes.json                       SHA-256 of the start model's files, wherever they are
 streams/trajectories/<g>/{seg,log}/     one writer per generator
 streams/unfinished/<g>/{seg,log}/       a drained generator's unfinished responses, for its successor
-streams/scores/<reward>/<g>/<s>-of-<S>/ aligned with the trajectories of generator g
+streams/scores/<reward>/<g>/<s>-of-<S>/ scores, aligned with the trajectories of generator g
+streams/teachers/<name>/<g>/<t>-of-<T>/ a teacher's log-probabilities, aligned with them too
 streams/metrics/<stage>-<r>/            one writer per stage replica
 streams/consumed/                       the trainer's: the outcome of each trajectory it took
 streams/trainer_logprobs/               the trainer's: its log-probabilities of each trained token
@@ -91,33 +92,34 @@ def unfinished(generator: int) -> str:
     return f"streams/unfinished/{generator}"
 
 
-def scores(pool: str, generator: int, scorer: int, num_scorers: int) -> str:
-    """The stream in which scorer `scorer` of a pool of `num_scorers` scores its share of a generator's trajectories.
+def annotations(pool: str, generator: int, annotator: int, num_annotators: int) -> str:
+    """The stream in which annotator `annotator` of a pool of `num_annotators` annotates its share of a generator's
+    trajectories.
 
-    The pool of most sources has the name of the run's own `scoring.reward`, whatever rewards they have. So a run keeps
-    its scores when sources are added.
+    The pool of most sources' scorers has the name of the run's own `scoring.reward`, whatever rewards they have. So a
+    run keeps its scores when sources are added.
     """
-    return f"streams/scores/{pool}/{generator}/{scorer}-of-{num_scorers}"
+    return f"streams/{pool}/{generator}/{annotator}-of-{num_annotators}"
 
 
-def scores_of_part(pool: str, generator: int, part: int, num_scorers: int) -> str:
-    """The stream with a pool's scores of a trajectory part."""
-    return scores(pool, generator, scorer_of_part(part, num_scorers), num_scorers)
+def annotations_of_part(pool: str, generator: int, part: int, num_annotators: int) -> str:
+    """The stream with a pool's annotations of a trajectory part."""
+    return annotations(pool, generator, annotator_of_part(part, num_annotators), num_annotators)
 
 
-def scorer_of_part(part: int, num_scorers: int) -> int:
-    """Which scorer scores a trajectory part. They take turns, so they need not talk."""
-    return part % num_scorers
+def annotator_of_part(part: int, num_annotators: int) -> int:
+    """Which annotator of a pool has a trajectory part. They take turns, so they need not talk."""
+    return part % num_annotators
 
 
-def scored_part(scorer: int, ordinal: int, num_scorers: int) -> int:
-    """The trajectory part that part number `ordinal` of a scorer's stream scores."""
-    return ordinal * num_scorers + scorer
+def annotated_part(annotator: int, ordinal: int, num_annotators: int) -> int:
+    """The trajectory part that part number `ordinal` of an annotator's stream annotates."""
+    return ordinal * num_annotators + annotator
 
 
-def num_scored_parts(scorer: int, end: int, num_scorers: int) -> int:
-    """How many of the trajectory parts before part `end` are this scorer's."""
-    return len(range(scorer, end, num_scorers))
+def num_annotated_parts(annotator: int, end: int, num_annotators: int) -> int:
+    """How many of the trajectory parts before part `end` are this annotator's."""
+    return len(range(annotator, end, num_annotators))
 
 
 def metrics(stage: str, replica: int) -> str:

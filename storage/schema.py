@@ -59,7 +59,9 @@ TRAJECTORY: pa.Schema = pa.schema(
         column("t_admitted", pa.float64(), "when the prompt was admitted, unix seconds"),
         column("t_started", pa.float64(), "when its first token was requested, unix seconds"),
         column("t_finished", pa.float64(), "when its last token was sampled, unix seconds"),
-        column("meta", pa.string(), "JSON object: the prompt's answer and source, and maybe environment_error"),
+        column(
+            "meta", pa.string(), "JSON object: the prompt's answer and source, maybe environment_error, demonstration"
+        ),
         column("message_roles", _STRINGS, "[M] role of each message of the conversation; empty for plain text"),
         column("message_starts", _INTS, "[M] first token of each message with its marks, in prompt + response"),
         *_DRAWN,
@@ -102,6 +104,22 @@ SCORE: pa.Schema = pa.schema(
         ),
     ]
 )
+
+TEACHER: pa.Schema = pa.schema(
+    [
+        column("row_id", pa.int64(), "row_id of the trajectory in its stream"),
+        column(
+            "teacher_logprobs", _FLOATS, "[R] log-probability under the teacher, as of the trainer; empty unless ok"
+        ),
+        column("status", pa.string(), "ok or error; elsewhere: by another teacher, or by none"),
+        column("error", pa.string(), "one sentence on what failed; null unless error", nullable=True),
+        column("teacher_version", pa.string(), "hash of the teacher's model folder"),
+        column("seconds", pa.float32(), "share of the part's duration, by tokens, seconds"),
+    ]
+)
+
+ANNOTATIONS: dict[str, pa.Schema] = {"scores": SCORE, "teachers": TEACHER}
+"""The columns of annotations by the first part of their pool's name."""
 
 CONSUMED: pa.Schema = pa.schema(
     [

@@ -27,6 +27,7 @@ def validate(table: pa.Table, schema: pa.Schema, *, vocab_size: int = 0, group_s
                   messages ascending, each with a role; as many routed experts for each token;
                   groups whole, of `group_size` rows unless that is 0: one group_id, sample_index from 0
     scores        known statuses, and a finite reward if and only if the status is ok
+    teachers      known statuses; log-probs finite, and none unless the status is ok
     """
     check_columns(table.schema, schema)
     # Otherwise offsets that point outside their column would be followed.
@@ -49,7 +50,7 @@ def validate(table: pa.Table, schema: pa.Schema, *, vocab_size: int = 0, group_s
         _check_is_in(columns, "finish_reason", _FINISH_REASONS)
     if group_size and {"group_id", "sample_index"} <= columns.keys():
         _check_groups(_numpy(columns["group_id"]), _numpy(columns["sample_index"]), group_size)
-    _check_scores(columns)
+    _check_annotations(columns)
     return table
 
 
@@ -169,9 +170,15 @@ def _check_groups(group_ids: npt.NDArray[Any], sample_indices: npt.NDArray[Any],
     _refuse(short, f"the group has fewer than {group_size} rows")
 
 
-def _check_scores(columns: dict[str, pa.Array]) -> None:
+def _check_annotations(columns: dict[str, pa.Array]) -> None:
     if "status" in columns:
         _check_is_in(columns, "status", _STATUSES)
+    if "teacher_logprobs" in columns:
+        logprobs = columns["teacher_logprobs"]
+        _refuse_value(~np.isfinite(_numpy(logprobs.flatten())), "a teacher_logprob is not finite", logprobs)
+        if "status" in columns:
+            failed = _numpy(pc.not_equal(columns["status"], "ok"))
+            _refuse(failed & (_lengths(logprobs) > 0), "teacher_logprobs are there, but status is not ok")
     if "reward" not in columns:
         return
     rewards = columns["reward"]

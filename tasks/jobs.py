@@ -2,7 +2,8 @@
 
 train + sync_weights              one job: weights pass between them in shared memory
 train on each further host        one job each, if the trainer has several hosts
-generate ×G, score ×S, evaluate   one job each
+generate ×G, score ×S, teach ×T   one job each
+evaluate                          one job
 evaluate, promote at the end      one job each
 """
 
@@ -15,7 +16,7 @@ from configs.schema import RunConfig
 from millrace.runtime.arguments import EVALUATE_AT_END, EVALUATE_BESIDE
 from millrace.runtime.devices import Process
 
-StageName = Literal["generate", "score", "train", "sync_weights", "evaluate", "promote"]
+StageName = Literal["generate", "score", "teach", "train", "sync_weights", "evaluate", "promote"]
 
 
 class StageProcess(BaseModel):
@@ -69,15 +70,17 @@ class Job(BaseModel):
 
 def jobs(config: RunConfig) -> list[Job]:
     """All jobs that run side by side in a campaign, the trainer's first."""
-    placement, training = config.placement, config.training
-    groups: list[tuple[StageName, PlaceConfig, int, int]] = [
-        ("train", placement.train, placement.train.hosts, training.threads),
-        ("generate", placement.generate, config.generation.replicas, config.generation.threads),
-        ("score", placement.score, config.scorers.total, config.scoring.threads),
+    placement, pools = config.placement, config.annotators
+    # The threads of each replica.
+    groups: list[tuple[StageName, PlaceConfig, list[int]]] = [
+        ("train", placement.train, [config.training.threads] * placement.train.hosts),
+        ("generate", placement.generate, [config.generation.threads] * config.generation.replicas),
+        ("score", placement.score, [config.scoring.threads] * pools.total("scores")),
+        ("teach", placement.teach, [config.teacher_of(t)[1].threads for t in range(pools.total("teachers"))]),
     ]
     jobs = []
-    for stage, where, count, threads in groups:
-        for replica in range(count):
+    for stage, where, threads_of_replicas in groups:
+        for replica, threads in enumerate(threads_of_replicas):
             processes = [StageProcess(stage=stage, replica=replica, threads=threads)]
             if stage == "train" and replica == 0:
                 processes.append(StageProcess(stage="sync_weights", replica=0, threads=1))

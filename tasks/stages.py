@@ -45,6 +45,7 @@ train = _stage_task("train", "Trains to the last step.", _REPLICA)
 sync_weights = _stage_task("sync_weights", "Delivers policy versions until the campaign ends.", _REPLICA)
 generate = _stage_task("generate", "Generates trajectories until the campaign ends.", _REPLICA)
 score = _stage_task("score", "Scores trajectories until the campaign ends.", _REPLICA)
+teach = _stage_task("teach", "Computes a teacher's log-probabilities until the campaign ends.", _REPLICA)
 verify = _stage_task("verify", "Trains the original batches of a stored run again and compares the results.")
 compare = _stage_task("compare", "Computes several losses on the same stored batches.")
 
@@ -53,6 +54,7 @@ STAGE_TASKS: dict[StageName, Task[..., State[None]]] = {
     "sync_weights": sync_weights,
     "generate": generate,
     "score": score,
+    "teach": teach,
     "evaluate": evaluate,
     "promote": promote,
 }

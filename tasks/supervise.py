@@ -62,7 +62,7 @@ _END_POLL_SECONDS = 0.005
 """Once the process has closed its pipe, which it does when it ends."""
 _GRACE_SECONDS = 20.0
 """From SIGTERM to SIGKILL for a stage that has nothing to lose; `supervision.drain_seconds` for the others."""
-_COMMITTING = frozenset({"train", "generate", "score", "sync_weights"})
+_COMMITTING = frozenset({"train", "generate", "score", "teach", "sync_weights"})
 """Stages that drain: they finish their unit of work and commit it. Killed ones of the other stages are repeated."""
 _STACKS_SECONDS = 1.0
 """Time for a hung stage to write its stacks; one that still can does so at once."""

@@ -62,6 +62,7 @@ class SleepingTrainer(Trainer):
             mismatch_kl=0.0,
             chi_square=0.0,
             kl_to_reference=0.0,
+            kl_to_teacher=0.0,
             entropy=0.0,
             tokens=len(samples),
             non_finite_tokens=0,

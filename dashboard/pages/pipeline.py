@@ -1,4 +1,4 @@
-"""The pipeline as a diagram: four stages from left to right with the queues between them."""
+"""The pipeline as a diagram: its stages from left to right with the queues between them."""
 
 from dash import html
 from dash.development.base_component import Component
@@ -14,11 +14,11 @@ _ARROWS = {1: " ↑", 0: "", -1: " ↓"}
 
 def picture(run: RunData) -> Component:
     now = pipeline_now(run)
-    generate, score, train, sync = map(_stage, now.stages)
+    generate, score, *teach, train, sync = map(_stage, now.stages)
     push = "–" if now.push_seconds is None else f"{now.push_seconds:.2g} s"
     parts = [
-        generate, _edge(_waiting(now.unscored), "not scored"), score, _edge(_waiting(now.scored), "scored, not taken"),
-        train, _edge(push, "to all generators"), sync,
+        generate, _edge(_waiting(now.unscored), "not scored"), score, *teach,
+        _edge(_waiting(now.scored), "scored, not taken"), train, _edge(push, "to all generators"), sync,
     ]  # fmt: skip
     if now.bootstrap is not None:
         parts.insert(0, _bootstrap(now.bootstrap))

@@ -71,7 +71,7 @@ class PipelineNow:
     """None unless the start model is being made."""
 
     stages: Sequence[StageNow]
-    """generate, score, train, sync_weights."""
+    """generate, score, teach if there are teachers, train, sync_weights."""
     unscored: QueueNow
     scored: QueueNow
     push_seconds: float | None
@@ -85,6 +85,8 @@ def pipeline_now(run: RunData) -> PipelineNow:
     stages = []
     for stage in STAGES:
         names = [name for name in facts.doing if name.rpartition("-")[0] == stage]
+        if stage == "teach" and not names:
+            continue
         slowest = max(names, key=lambda name: facts.silent.get(name, -1.0), default=None)
         idle = facts.idle.get(stage)
         devices = {name: run.stage_status[name].get("devices") or () for name in names if name in run.stage_status}

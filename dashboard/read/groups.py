@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from configs.stored import ScorerPools
+from configs.stored import AnnotatorPools
 from dashboard.read.model import RunData
 from dashboard.read.parts import PartReader
 from dashboard.read.same_prompt import PromptIndex, SamePrompt
@@ -89,7 +89,7 @@ class GroupReader:
     """Reads groups of the run in `store`; `config` belongs to the newest attempt. Thread-safe."""
 
     def __init__(self, store: Store, config: Mapping[str, Any]) -> None:
-        self._scorers = ScorerPools.of(config)
+        self._pools = AnnotatorPools.of(config)
         self._num_generators: int = config["generation"]["replicas"]
         self._parts = PartReader(store)
         self._prompts = PromptIndex(self._parts)
@@ -110,7 +110,7 @@ class GroupReader:
                 raise InputError(f"generator {generator} has no row {row} here{details}")
             trajectories = self._rows(layout.trajectories(generator), TRAJECTORY, span, problems)
             source = next((row["source"] for row in trajectories.values()), "")
-            scores = self._scores(generator, self._scorers.of_source(source), span, problems)
+            scores = self._scores(generator, self._pools.of_source("scores", source), span, problems)
             logprobs = self._trainer_logprobs(generator, consumed, problems)
             responses = tuple(
                 StoredResponse(
@@ -201,11 +201,11 @@ class GroupReader:
         rows = table.slice(span[0] - record.first_row_id, len(span)).to_pylist()
         return {row["row_id"]: row for row in rows}
 
-    def _scores(self, generator: int, pool: str, span: range, problems: list[str]) -> dict[int, Row]:
+    def _scores(self, generator: int, pool: str | None, span: range, problems: list[str]) -> dict[int, Row]:
         record = self._parts.index(layout.trajectories(generator), TRAJECTORY, []).record_of(span[0])
-        if record is None:
+        if record is None or pool is None:
             return {}
-        path = layout.scores_of_part(pool, generator, record.part, self._scorers.replicas[pool])
+        path = layout.annotations_of_part(pool, generator, record.part, self._pools.replicas[pool])
         return self._rows(path, SCORE, span, problems)
 
     def _trainer_logprobs(

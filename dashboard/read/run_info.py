@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from configs.stored import AnnotatorPools
 from dashboard.read.model import AttemptInfo, RunInfo
 from millrace.errors import RunMissing
 from millrace.evaluation.promotion import read_decision
@@ -30,9 +31,11 @@ def read_run_info(store: Store, previous: RunInfo | None = None) -> RunInfo:
 
 def replicas(config: Any) -> Sequence[tuple[str, int]]:
     """Returns the (stage, replica) pairs that write metrics."""
+    pools = AnnotatorPools.of(config)
     return [
         *(("generate", replica) for replica in range(config["generation"]["replicas"])),
-        *(("score", replica) for replica in range(config["scoring"]["replicas"])),
+        *(("score", replica) for replica in range(pools.total("scores"))),
+        *(("teach", replica) for replica in range(pools.total("teachers"))),
         ("train", 0),
         ("sync_weights", 0),
     ]

@@ -29,6 +29,7 @@ MEANINGS: Mapping[str, str] = {
     # Stages, and each stage's main work.
     "generate": BLUE,
     "score": ORANGE,
+    "teach": OLIVE,
     "train": GREEN,
     "sync_weights": PINK,
     "sync": PINK,

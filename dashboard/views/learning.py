@@ -205,6 +205,14 @@ VIEW = View(
             from_zero=True,
         ),
         _chart(
+            "kl_to_teacher",
+            "Distance to the teacher",
+            "KL divergence of the policy in training from its teachers, estimated from the sampled tokens; 0 without a "
+            "teacher.",
+            "nats per token",
+            from_zero=True,
+        ),
+        _chart(
             "learning_rate",
             "Learning rate",
             "Learning rate of the schedule at each step; with several updates per batch, their mean.",

@@ -12,6 +12,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 from pydantic import BaseModel, ConfigDict, Field
 
+from configs.load import SUPERVISED
 from configs.schema import RunConfig
 from flows.campaign.flow import OPTIONS, campaign
 from flows.campaign.from_preset import Preset, preset_config
@@ -26,6 +27,8 @@ class Link(BaseModel):
 
     preset: Preset
     """The config to begin with, a file of configs/presets."""
+    sft: bool = False
+    """Whether it learns demonstrations, as `millrace sft` does."""
     settings: list[str] = Field(default_factory=list)
     """Changes to it, one `section.key=value` per entry, as with `millrace run --set`. `model.path` is that of the run
     before unless it is set here."""
@@ -60,7 +63,8 @@ def link_configs(links: list[Link]) -> list[RunConfig]:
     configs: list[RunConfig] = []
     for link in links:
         before = run_store(configs[-1], configs[-1].name).url if configs else None
-        config = preset_config(link.preset, {"model.path": before}, link.settings)
+        settings = [*(SUPERVISED if link.sft else ()), *link.settings]
+        config = preset_config(link.preset, {"model.path": before}, settings)
         if any(config.name == other.name for other in configs):
             raise InputError(f'"{config.name}" twice', key="name", expected="another name for each run of the chain")
         configs.append(config)

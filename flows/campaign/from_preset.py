@@ -1,4 +1,4 @@
-"""The campaign with a short form: a preset, the settings that people change first, and any other one by its key.
+"""Campaigns with a short form: a preset, the settings that people change first, and any other one by its key.
 
 preset ─► changed by the form's fields ─► changed by `advanced` ─► RunConfig ─► the campaign
 """
@@ -9,7 +9,7 @@ from typing import Any, Literal
 from prefect import flow
 from prefect.client.schemas.objects import State
 
-from configs.load import PRESETS, load_config
+from configs.load import PRESETS, SUPERVISED, load_config
 from configs.schema import RunConfig
 from flows.campaign.flow import OPTIONS, campaign
 from flows.campaign.prepare import Resume
@@ -17,6 +17,7 @@ from flows.campaign.prepare import Resume
 Preset = Literal[
     "tiny-cpu",
     "calculator-cpu",
+    "distill-cpu",
     "chain-cpu",
     "gsm8k-cpu",
     "mixture-cpu",
@@ -81,6 +82,48 @@ def campaign_from_preset(
     }
     config = preset_config(preset, fields, advanced or [])
     return campaign.fn(config, config.name, resume, accept_changed_inputs)
+
+
+@flow(**{**OPTIONS, "name": "sft", "flow_run_name": "sft {name}"})
+def sft(
+    model: str,
+    prompts: str,
+    where: str = "",
+    preset: Preset = "tiny-cpu",
+    name: str = "",
+    max_steps: int = 0,
+    max_new_tokens: int = 0,
+    learning_rate: float = 0.0,
+    resume: Resume = "latest",
+    advanced: list[str] | None = None,
+) -> dict[str, Any] | State[dict[str, Any]]:
+    """One attempt of supervised fine-tuning, as `millrace sft`. Returns the result of `campaign`.
+
+    Args:
+        model: Folder of the model to train, model.path.
+        prompts: The demonstrations, prompts.source: a file of conversations, or the folder or URL of a stored run.
+        where: Which rollouts of a stored run are learned, prompts.where, such as `reward >= 1`.
+        preset: The config to begin with, a file of configs/presets. Fields that are left as they are keep its values.
+        name: The run's name, and its folder under storage.root.
+        max_steps: The run's last optimizer step, training.max_steps.
+        max_new_tokens: Length of the longest demonstration, tokens, generation.max_new_tokens.
+        learning_rate: training.learning_rate.
+        resume: As in `campaign-from-preset`.
+        advanced: Any other setting, one `section.key=value` per entry. They win over the fields above.
+
+    Raises ConfigError for a wrong setting, and the errors of `campaign`.
+    """
+    fields = {
+        "name": name or None,
+        "model.path": model,
+        "prompts.source": prompts,
+        "prompts.where": where or None,
+        "training.max_steps": max_steps or None,
+        "generation.max_new_tokens": max_new_tokens or None,
+        "training.learning_rate": learning_rate or None,
+    }
+    config = preset_config(preset, fields, [*SUPERVISED, *(advanced or [])])
+    return campaign.fn(config, config.name, resume)
 
 
 def preset_config(preset: Preset, fields: dict[str, str | float | None], advanced: list[str]) -> RunConfig:

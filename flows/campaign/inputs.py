@@ -3,13 +3,13 @@
 prompts, evaluation sets        ─► number and hash of the rows ┐
 rewards                         ─► version                     ├─► recorded with each attempt,
 losses, advantages, environment ─► hash of their source        │   compared on resume and on other hosts
-models, templates, tools        ─► hash of their files         ┘
+models, teachers, templates     ─► hash of their files         ┘
 """
 
-import hashlib
 import json
 import socket
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -17,15 +17,16 @@ from configs.schema import RunConfig
 from configs.sources import key_in, naming_source
 from millrace.errors import InputError
 from millrace.evaluation.examiner import EvaluationSet, evaluation_sets, with_evaluation_sets
+from millrace.preflight.teacher import START
 from millrace.prompts.dataset import PromptSet, load_prompts
+from millrace.prompts.stored import is_stored_run, stored_parts
 from millrace.rewards.function import source_hash
 from millrace.rewards.scorer import make_scorer
+from millrace.runs.provenance import content_hash, short_hash
 from millrace.runs.record import Attempt, changed_inputs
 from millrace.types import Prompt
 
-_ALL_STAGES = ("generate", "score", "train", "evaluate")
-_MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
-_BLOCK_BYTES, _MAX_BLOCKS = 4096, 4096
+_ALL_STAGES = ("generate", "score", "teach", "train", "evaluate")
 
 
 class SourcePrompts(NamedTuple):
@@ -82,6 +83,9 @@ def run_inputs(
         for name, source in sources.items():
             functions[key_in(name, "training.loss")] = source.training.loss.name
             functions[key_in(name, "training.advantage")] = source.training.advantage
+    if "teach" in stages:
+        teachers = {name: teacher.path for name, teacher in config.teachers.items() if teacher.path != START}
+        files |= {f"teachers.{name}.path": path for name, path in teachers.items()}
     for key, path in functions.items():
         # Built-in functions have names without a colon.
         if path is not None and ":" in path:
@@ -89,7 +93,7 @@ def run_inputs(
     for key, path in files.items():
         if path is not None:
             try:
-                inputs[f"{key} {path}"] = _hash_files(Path(path).expanduser())
+                inputs[f"{key} {path}"] = content_hash(Path(path).expanduser())
             except OSError as error:
                 read = f"{path}, which can't be read: {error.strerror}"
                 raise InputError(read, key=key, expected="a file or a folder") from error
@@ -105,6 +109,8 @@ def _prompt_hashes(name: str, config: RunConfig, loaded: SourcePrompts, *, with_
         hashes = {source: _hash_prompts([*prompts.train, *prompts.eval])}
     else:
         hashes = {source: _hash_prompts(prompts.train), eval_source: _hash_prompts(prompts.eval)}
+    if config.prompts.demonstrations and is_stored_run(config.prompts.source):
+        hashes[f"{key_in(name, 'prompts.source')} rollouts"] = stored_parts(config.prompts.source)
     for set_name, settings in config.evaluation.sets.items() if with_sets else ():
         # With the number: a change of it is a changed setting, not a changed input.
         key = f"{key_in(name, f'evaluation.sets.{set_name}')} {settings.source}, first {settings.num_prompts}"
@@ -129,29 +135,11 @@ def has_model_input(inputs: Mapping[str, str], config: RunConfig) -> bool:
 
 def _hash_prompts(prompts: Sequence[Prompt]) -> str:
     """In order, because groups count them; without their lines in the file, which may be formatted anew."""
-    rows = ([prompt.text, prompt.answer, prompt.messages, prompt.tools] for prompt in prompts)
-    return f"{len(prompts):,} prompts {_hash(json.dumps(row).encode() for row in rows)}"
-
-
-def _hash_files(path: Path) -> str:
-    """Hashes a file, or the files of a model folder that affect the policy or its tokens."""
-    files = sorted(file for pattern in _MODEL_FILES for file in path.glob(pattern)) if path.is_dir() else [path]
-    return f"files {_hash(part for file in files for part in (file.name.encode(), *_sample(file)))}"
-
-
-def _sample(file: Path) -> Iterable[bytes]:
-    """The file's size and evenly spaced blocks, of a small file all of it: training changes every tensor a little."""
-    size = file.stat().st_size
-    yield str(size).encode()
-    with file.open("rb") as content:
-        for start in range(0, size, max(_BLOCK_BYTES, size // _MAX_BLOCKS)):
-            content.seek(start)
-            yield content.read(_BLOCK_BYTES)
-
-
-def _hash(parts: Iterable[bytes]) -> str:
-    """SHA-256 of the parts, 12 hex digits."""
-    whole = hashlib.sha256()
-    for part in parts:
-        whole.update(hashlib.sha256(part).digest())
-    return whole.hexdigest()[:12]
+    rows = (
+        [
+            *(prompt.text, prompt.answer, prompt.messages, prompt.tools),
+            *([] if prompt.demonstration is None else [asdict(prompt.demonstration)]),
+        ]
+        for prompt in prompts
+    )
+    return f"{len(prompts):,} prompts {short_hash(json.dumps(row).encode() for row in rows)}"

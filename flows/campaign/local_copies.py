@@ -5,7 +5,8 @@ prompts.source: ORG/NAME ──────┼─► HF_TOKEN: huggingface_hub �
 prompts.source: hf://datasets/ ┘                                                                        ├─► the config
 model.path: a stored run ────────► its promoted checkpoint ─► HF_HOME/millrace/RUN/VERSION-CHECKSUM ────┘   of the run
 
-A resumed run keeps the copy that it started with. Without a network, copies in the cache are used.
+Paths of teachers are treated as `model.path`. A resumed run keeps the copy that it started with. Without a network,
+copies in the cache are used.
 """
 
 import hashlib
@@ -67,13 +68,14 @@ def with_local_copies(config: RunConfig, store: Store, log: Callable[[str], obje
     can't be had.
     """
     values = config.model_dump(mode="json")
-    keys = ["model.path", *_keys(config)]
+    models = ["model.path", *(f"teachers.{name}.path" for name in config.teachers)]
+    keys = [*models, *_keys(config)]
     for name in config.sources:
         # Those that it inherits are not among the values.
         keys += [f"sources.{name}.{key}" for key in _keys(config.by_source()[name])]
     named = {key: value for key in keys if (value := _value(values, key)) is not None}
     references = [reference for key, value in named.items() if (reference := _parse(key, value)) is not None]
-    runs = {key: named[key] for key in named.keys() & {"model.path"} if _is_run(named[key])}
+    runs = {key: named[key] for key in models if key in named and _is_run(named[key])}
     if not references and not runs:
         return config
     stored = attempt_config(latest_attempt(store)).model_dump(mode="json") if store.exists(layout.RUN) else {}
@@ -126,7 +128,7 @@ def _value(values: Mapping[str, Any], key: str) -> Any:
 
 def _parse(key: str, value: str | None) -> _Reference | None:
     """Parses a setting; None for a path, another URL, or built-in prompts."""
-    names_model = key.endswith(("model.path", "scoring.model"))
+    names_model = key.endswith(("model.path", "scoring.model")) or key.startswith("teachers.")
     if value is None:
         return None
     if not names_model and (url := _FILE_URL.fullmatch(value)):

@@ -18,7 +18,7 @@ from flows.campaign.inputs import SourcePrompts, has_model_input, run_inputs
 from millrace.doctor.driver import query_gpus
 from millrace.errors import InputError, RunExists
 from millrace.generation.environments.base import environment_class
-from millrace.preflight import model_folder
+from millrace.preflight import model_folder, teacher
 from millrace.preflight.memory import check_generator_gpus, check_memory, check_trainer_gpus
 from millrace.preflight.model import check_training, read_model
 from millrace.preflight.model_folder import check_folder_files, check_weight_files
@@ -66,6 +66,7 @@ def check(
             warm_up(stages_here(config))
         model, wait_for_folder = _check_model(config, here)
         _check_gpu_memory(config, here)
+    _check_teachers(config)
     check_user_functions(config)
     scorer = make_scorer(config.by_source())
     rewards = scorer.check()
@@ -146,6 +147,16 @@ def _check_model(config: RunConfig, stages: Collection[str]) -> tuple[Mapping[st
         wait = ask_in_background(model_folder.MODULE, {"folder": str(folder)}, "the model folder").result
     check_training(model, config.training)
     return model, wait
+
+
+def _check_teachers(config: RunConfig) -> None:
+    """Raises InputError about the first teacher that can't teach the policy."""
+    if not config.teachers:
+        return
+    teachers = {name: each.path for name, each in config.teachers.items()}
+    policy = config.model.path if _has_model(config) else None
+    question = {"teachers": teachers, "policy": policy and str(Path(policy).expanduser())}
+    ask(teacher.MODULE, question, "the teachers")
 
 
 def _check_gpu_memory(config: RunConfig, stages: Collection[str]) -> None:

@@ -63,7 +63,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="millrace", description="Asynchronous RL post-training as Prefect flows.")
     parser.add_argument("--version", action=_PrintVersion, nargs=0, help="print the version of Millrace")
     parsers = parser.add_subparsers(dest="command", required=True)
-    add_command(parsers, _RUN)
+    for command in (_RUN, _SFT):
+        add_command(parsers, command)
     for module in (runs, before_run, replay, show, maintenance):
         for command in module.COMMANDS:
             add_command(parsers, command)
@@ -71,6 +72,21 @@ def build_parser() -> argparse.ArgumentParser:
         page.add_parser(parsers)
         parsers.choices[name].set_defaults(run_command=page.run)
     return parser
+
+
+def _sft(arguments: argparse.Namespace) -> int:
+    from configs.load import SUPERVISED
+
+    settings = list(SUPERVISED)
+    if arguments.source is not None:
+        where = _RIGHT if arguments.where is None else arguments.where
+        settings += [f"prompts.source={json.dumps(arguments.source)}", f"prompts.where={json.dumps(where)}"]
+    elif arguments.where is not None:
+        from millrace.errors import InputError
+
+        raise InputError("given", key="--where", expected="--from with it, the stored run whose rollouts it chooses")
+    arguments.set = [*settings, *arguments.set]
+    return _run(arguments)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -98,28 +114,35 @@ def _run(arguments: argparse.Namespace) -> int:
         return run_campaign(config, run_id, arguments.resume, accepted, wait_for_server, run_again(arguments, run_id))
 
 
-_RUN = Command(
-    "run",
-    _run,
-    "run a campaign",
+_OF_A_RUN = [
+    option("config", type=Path, help="a YAML file, such as configs/presets/tiny-cpu.yaml"),
+    SET,
+    option("--run-id", help="the run's name and folder; made from the config's name and the time if absent"),
+    option("--root", help="folder or URL under which the run lives; short for --set storage.root=…"),
+    option(
+        "--resume",
+        nargs="?",
+        choices=("required", "latest"),
+        const="required",
+        default="never",
+        help="continue the run --run-id from its last checkpoint; `latest`: start it if it does not exist",
+    ),
+    option(
+        "--accept-changed-inputs",
+        action="store_true",
+        help="continue although prompts, rewards or another input have changed; this is recorded",
+    ),
+]
+_RIGHT = "reward >= 1"
+_RUN = Command("run", _run, "run a campaign", _OF_A_RUN)
+_SFT = Command(
+    "sft",
+    _sft,
+    "run a campaign that learns demonstrations: those in prompts.source, or rollouts of a stored run",
     [
-        option("config", type=Path, help="a YAML file, such as configs/presets/tiny-cpu.yaml"),
-        SET,
-        option("--run-id", help="the run's name and folder; made from the config's name and the time if absent"),
-        option("--root", help="folder or URL under which the run lives; short for --set storage.root=…"),
-        option(
-            "--resume",
-            nargs="?",
-            choices=("required", "latest"),
-            const="required",
-            default="never",
-            help="continue the run --run-id from its last checkpoint; `latest`: start it if it does not exist",
-        ),
-        option(
-            "--accept-changed-inputs",
-            action="store_true",
-            help="continue although prompts, rewards or another input have changed; this is recorded",
-        ),
+        *_OF_A_RUN,
+        option("--from", dest="source", metavar="RUN_URL", help="learn rollouts of this run, a folder or URL"),
+        option("--where", metavar="SQL", help=f"only rollouts for which this holds (default: '{_RIGHT}')"),
     ],
 )
 

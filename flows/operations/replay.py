@@ -7,7 +7,7 @@ Each stage runs in its own process, supervised by a task; score and train are th
 SIGTERM drain them, as in a campaign: the trainer finishes its step and its checkpoint.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from prefect import Task, flow
@@ -18,6 +18,8 @@ from configs.losses import LOSS_NAMES
 from configs.recipe import choose_recipe
 from configs.requests import ReplayRequest
 from configs.schema import RunConfig
+from configs.sources import key_in
+from configs.stored import AnnotatorPools
 from flows.campaign.attempt import arguments_of, attempt_under_way, run_together
 from flows.campaign.prepare import check_user_functions
 from flows.display.artifacts import artifact_key, show
@@ -60,7 +62,7 @@ def replay(request: ReplayRequest) -> dict[str, Any]:
     store = _prepare(request, config)
     with attempt_under_way(store, 0, "replay") as (arguments, _):
         if request.rescore is not None:
-            _finish(config, arguments, score, range(config.scorers.total), config.scoring.threads)
+            _finish(config, arguments, score, range(config.annotators.total("scores")), config.scoring.threads)
         threads = config.training.threads
         match request.job:
             case "verify":
@@ -105,6 +107,7 @@ def check(request: ReplayRequest) -> RunConfig:
     runs = [SourceRun(open_store(url)) for url in request.sources]
     check_same_tokens(runs)
     config = _config(request, runs[0])
+    _check_teachers(config, runs)
     if request.start_step is not None:
         runs[0].checkpoint(request.start_step)
     if request.job is not None:
@@ -122,7 +125,7 @@ def check(request: ReplayRequest) -> RunConfig:
     if request.rescore is not None:
         make_scorer(config.by_source()).check()
     # They run one after the other.
-    scorers, trainers = config.scorers.total if request.rescore else 0, int(request.job == "train")
+    scorers, trainers = config.annotators.total("scores") if request.rescore else 0, int(request.job == "train")
     for stage, count in (("score", scorers), ("train", trainers)):
         with leased_devices(config, [(stage, replica) for replica in range(count)], request.run_id):
             pass
@@ -131,6 +134,20 @@ def check(request: ReplayRequest) -> RunConfig:
         raise RunExists(f"run {request.run_id!r} exists already", file=store.url, expected="another --run-id")
     probe(open_store(request.root))
     return config
+
+
+def _check_teachers(config: RunConfig, runs: Sequence[SourceRun]) -> None:
+    """Raises InputError unless the runs stored the rows of every teacher that the replay trains with."""
+    for run in runs:
+        stored = AnnotatorPools.of(run.config)
+        for source in config.by_source():
+            wanted, found = (pools.of_source("teachers", source) for pools in (config.annotators, stored))
+            if wanted is not None and wanted != found:
+                expected = (
+                    f"{'null' if found is None else found.removeprefix('teachers/')}, because {run.url} stored that"
+                )
+                key = key_in(source, "training.distillation.teacher")
+                raise InputError(wanted.removeprefix("teachers/"), key=key, expected=expected)
 
 
 def _check_request(request: ReplayRequest) -> None:

@@ -64,6 +64,10 @@ class ChatRenderer(ABC):
         """The tokens up to where the assistant's turn begins. Raises ChatError if they can't be written so."""
 
     @abstractmethod
+    def write(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> Sequence[int]:
+        """The tokens of a conversation that the assistant ends. Raises ChatError if they can't be written."""
+
+    @abstractmethod
     def next_turn(
         self, context: Sequence[int], turn: Sequence[int], messages: Sequence[Message], tools: Sequence[Message] = ()
     ) -> Rendered:

@@ -8,7 +8,8 @@ messages ───────────────────────�
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -21,7 +22,7 @@ from millrace.chat.template import TemplateRenderer
 from millrace.errors import ChatError, InputError
 from millrace.models.loading import end_token_ids, load_tokenizer
 from millrace.prompts.messages import checked_tools, templated
-from millrace.types import Message, Prompt
+from millrace.types import Message, Prompt, Response
 
 
 class PromptEncoder:
@@ -55,19 +56,94 @@ class PromptEncoder:
         if self.renderer is None:
             text = templated(self._prompts.template, prompt.text)
             return Rendered(tuple(self.tokenizer(text)["input_ids"]))
+        with _naming(prompt):
+            tokens, starts = self.renderer.render(self._messages(prompt), self.tools_of(prompt))
+        return Rendered((*tokens, *self._prefix), starts)
+
+    def demonstrate(self, prompt: Prompt) -> Response:
+        """The response that the prompt's source demonstrates, after the tokens of `encode`. Its log μ are 0.
+
+        What others say between the assistant's turns belongs to an environment. Raises ChatError, naming the prompt, if
+        the conversation can't be written turn after turn.
+        """
+        shown = prompt.demonstration
+        assert shown is not None
+        spans = shown.environment_spans
+        starts: tuple[tuple[str, int], ...] = ()
+        if shown.tokens:
+            tokens = shown.tokens
+        elif self.renderer is None:
+            text = str(shown.messages[0]["content"])
+            tokens = (*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.stop_token_ids[0])
+        else:
+            with _naming(prompt):
+                tokens, spans, starts = self._turns(prompt, shown.messages, self.renderer)
+        return Response(
+            tokens=tokens,
+            rollout_logprobs=(0.0,) * len(tokens),
+            version_spans=(),
+            finish_reason="stop",
+            environment_spans=spans,
+            message_starts=starts,
+        )
+
+    def _messages(self, prompt: Prompt) -> tuple[Message, ...]:
         messages = prompt.messages or ({"role": "user", "content": prompt.text},)
         system = self._prompts.system_prompt
         if system is not None and messages[0]["role"] != "system":
             messages = ({"role": "system", "content": system}, *messages)
-        try:
-            tokens, starts = self.renderer.render(messages, self.tools_of(prompt))
-        except ChatError as error:
-            raise ChatError(error.read, file=f"prompt {prompt.prompt_id}", expected=error.expected) from error
-        return Rendered((*tokens, *self._prefix), starts)
+        return messages
+
+    def _turns(
+        self, prompt: Prompt, turns: Sequence[Message], renderer: ChatRenderer
+    ) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...], tuple[tuple[str, int], ...]]:
+        """Tokens, environment spans and message starts of a response of several messages, each as in `Response`.
+
+        Turns follow each other as those do that a policy samples: none is written anew.
+        """
+        tools, conversation = self.tools_of(prompt), (*self._messages(prompt), *turns)
+        context = self.encode(prompt).tokens
+        known = len(conversation) - len(turns)
+        turn = self._turn(conversation[: known + 1], context, tools, renderer)
+        tokens, spans, starts = turn, list[tuple[int, int]](), list[tuple[str, int]]()
+        for number in range(known + 1, len(conversation)):
+            if conversation[number]["role"] != "assistant":
+                continue
+            before = (*context, *tokens[: len(tokens) - len(turn)])
+            between = renderer.next_turn(before, turn, conversation[known + 1 : number], tools)
+            spans.append((len(tokens), len(tokens) + len(between.tokens)))
+            starts += [(role, len(tokens) + at) for role, at in between.message_starts]
+            opened = renderer.render(conversation[:number], tools).tokens
+            turn = self._turn(conversation[: number + 1], opened, tools, renderer)
+            tokens, known = (*tokens, *between.tokens, *turn), number
+        return tokens, tuple(spans), tuple(starts)
+
+    def _turn(
+        self, conversation: Sequence[Message], opened: Sequence[int], tools: Sequence[Message], renderer: ChatRenderer
+    ) -> tuple[int, ...]:
+        """The tokens of the last message of a conversation, the assistant's, after those that open its turn."""
+        written = tuple(renderer.write(conversation, tools))
+        # Where an engine would stop; templates may write more behind it.
+        end = next((i for i in range(len(opened), len(written)) if written[i] in self.stop_token_ids), None)
+        if written[: len(opened)] != tuple(opened) or end is None:
+            raise ChatError(
+                f"{renderer.name} does not write the assistant's turn as it begins one, or without an end token",
+                expected="one that does, and text that begins as prompts.response_prefix",
+            )
+        return written[len(opened) : end + 1]
 
     def tools_of(self, prompt: Prompt) -> tuple[Message, ...]:
         """The functions that the policy may call when it answers `prompt`."""
         return (*self.tools, *prompt.tools)
+
+
+@contextmanager
+def _naming(prompt: Prompt) -> Iterator[None]:
+    """Has the errors of renderers name the prompt."""
+    try:
+        yield
+    except ChatError as error:
+        raise ChatError(error.read, file=f"prompt {prompt.prompt_id}", expected=error.expected) from error
 
 
 def load_run_tokenizer(folder: Path, model: ModelConfig) -> PreTrainedTokenizerBase:

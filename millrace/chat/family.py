@@ -60,11 +60,11 @@ class FamilyRenderer(ChatRenderer):
             raise ChatError(f"the renderer {family} does not fit the tokenizer: {one_line(error)}") from error
 
     def render(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> Rendered:
-        try:
-            rendered = self._renderer.render(list(messages), tools=list(tools) or None, add_generation_prompt=True)
-        except Exception as error:
-            raise ChatError(f"{self.name} refuses the conversation: {one_line(error)}") from error
+        rendered = self._rendered(messages, tools, turn_follows=True)
         return Rendered(tuple(rendered.token_ids), _starts(rendered.message_indices, messages, 0))
+
+    def write(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> Sequence[int]:
+        return tuple(self._rendered(messages, tools, turn_follows=False).token_ids)
 
     def next_turn(
         self, context: Sequence[int], turn: Sequence[int], messages: Sequence[Message], tools: Sequence[Message] = ()
@@ -92,6 +92,13 @@ class FamilyRenderer(ChatRenderer):
                 self.next_turn(self.render(question, tools).tokens, turn, question, tools)
                 return
         raise ChatError(f"{self.name} can't append another turn to the policy's")
+
+    def _rendered(self, messages: Sequence[Message], tools: Sequence[Message], *, turn_follows: bool) -> Any:
+        """What the library writes, with `token_ids` and `message_indices`."""
+        try:
+            return self._renderer.render(list(messages), tools=list(tools) or None, add_generation_prompt=turn_follows)
+        except Exception as error:
+            raise ChatError(f"{self.name} refuses the conversation: {one_line(error)}") from error
 
 
 def family_of(model_type: str, tokenizer: PreTrainedTokenizerBase) -> FamilyRenderer | None:

@@ -44,6 +44,9 @@ class TemplateRenderer(ChatRenderer):
         tokens = self._apply(messages, tools, turn_follows=True)
         return Rendered(tuple(tokens), self._starts(messages, tools, tokens))
 
+    def write(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> Sequence[int]:
+        return self._apply(messages, tools)
+
     def next_turn(
         self, context: Sequence[int], turn: Sequence[int], messages: Sequence[Message], tools: Sequence[Message] = ()
     ) -> Rendered:

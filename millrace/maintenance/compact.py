@@ -2,7 +2,7 @@
 
     ║ trajectories/<g> ║ part k ──────────────────┐
                                                   ├─► row by row ─► trajectories-00000.parquet, -00001, …
-    ║ scores/<reward>/<g>/<k mod S>-of-S ║ part ──┘    (zstd, row groups, files of bounded size)
+    ║ scores/<pool>/<g>/<k mod S>-of-S ║ part ────┘    (zstd, row groups, files of bounded size)
     ║ consumed ║ ───────────────────────────────────► consumed-00000.parquet, …
     ║ metrics/<stage>-<r> ║ ────────────────────────► metrics-00000.parquet, …
 
@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from configs.stored import ScorerPools
-from millrace.maintenance.contents import Contents, StoredStream, run_scorers
-from millrace.rollouts.scored_group import merge_scores
+from configs.stored import AnnotatorPools
+from millrace.maintenance.contents import Contents, StoredStream, run_annotators
+from millrace.rollouts.scored_group import merge_annotations
 from storage import layout
 from storage.errors import PartCorrupt, StreamCorrupt
 from storage.schema import CONSUMED, METRIC, SCORE, TRAJECTORY
@@ -105,21 +105,23 @@ def _batches(tables: Iterable[pa.Table], file_bytes: int) -> Iterator[pa.Table]:
 def _scored_tables(contents: Contents, done: Compacted) -> Iterator[pa.Table]:
     """The readable trajectories of each generator, part by part, with their scores."""
     store = contents.store
-    scorers = run_scorers(store)
+    pools = run_annotators(store)
     for stream in contents.of_kind("trajectories"):
         parts = {
-            pool: [_parts(store, layout.scores(pool, stream.generator, s, count), SCORE, done) for s in range(count)]
-            for pool, count in scorers.replicas.items()
+            pool: [
+                _parts(store, layout.annotations(pool, stream.generator, s, count), SCORE, done) for s in range(count)
+            ]
+            for pool, count in pools.of_kind("scores").items()
         }
         for record, table in _parts(store, stream.path, TRAJECTORY, done):
             scores = {
-                pool: next(of_pool[layout.scorer_of_part(record.part, len(of_pool))], (None, None))
+                pool: next(of_pool[layout.annotator_of_part(record.part, len(of_pool))], (None, None))
                 for pool, of_pool in parts.items()
             }
             if table is None:
                 done.missing_rows += record.rows
                 continue
-            score = _merged(Part(record=record, table=table), scores, scorers, stream, done)
+            score = _merged(Part(record=record, table=table), scores, pools, stream, done)
             done.rows += table.num_rows
             for column in _SCORES:
                 values = pa.nulls(table.num_rows, column.type) if score is None else score[column.name]
@@ -130,7 +132,7 @@ def _scored_tables(contents: Contents, done: Compacted) -> Iterator[pa.Table]:
 def _merged(
     trajectories: Part,
     scores: Mapping[str, tuple[Record | None, pa.Table | None]],
-    scorers: ScorerPools,
+    pools: AnnotatorPools,
     stream: StoredStream,
     done: Compacted,
 ) -> pa.Table | None:
@@ -143,7 +145,7 @@ def _merged(
     if len(parts) < len(scores):
         return None
     try:
-        return merge_scores(trajectories, parts, scorers, stream.generator)
+        return merge_annotations(trajectories, parts, pools, stream.generator)["scores"]
     except StreamCorrupt:
         part = trajectories.record.part
         done.problems.append(f"{stream.name}: the scores of part {part} belong to other rows and were left out")

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from configs.stored import ScorerPools
+from configs.stored import AnnotatorPools
 from millrace.errors import RunMissing
 from millrace.evaluation.results import Result, ResultsReader, best_result
 from millrace.runs.record import latest_attempt
@@ -22,18 +22,19 @@ from millrace.training.checkpoints.names import weights_checksum
 from storage import layout
 from storage.checkpoints import Checkpoint, checkpoint_of
 from storage.errors import StreamCorrupt, damaged_record
-from storage.schema import CONSUMED, METRIC, SCORE, TRAINER_LOGPROBS, TRAJECTORY, UNFINISHED
+from storage.schema import CONSUMED, METRIC, SCORE, TEACHER, TRAINER_LOGPROBS, TRAJECTORY, UNFINISHED
 from storage.stores.base import Entry, Store
 from storage.streams.log import LogCursor, LogReader
 from storage.streams.record import Record
 
-Kind = Literal["consumed", "metrics", "scores", "trainer_logprobs", "trajectories", "unfinished"]
+Kind = Literal["consumed", "metrics", "scores", "teachers", "trainer_logprobs", "trajectories", "unfinished"]
 """The kinds in the order in which their logs are read: no stream refers to rows of an earlier kind."""
-_SCORES = r"streams/scores/(?P<pool>[^/]+)/(?P<generator>\d+)/(?P<scorer>\d+)-of-(?P<num_scorers>\d+)"
+_PLACE = r"(?P<generator>\d+)/(?P<annotator>\d+)-of-(?P<num_annotators>\d+)"
 _KINDS: dict[Kind, tuple[str, pa.Schema]] = {
     "consumed": (layout.CONSUMED, CONSUMED),
     "metrics": (r"streams/metrics/[^/]+-\d+", METRIC),
-    "scores": (_SCORES, SCORE),
+    "scores": (rf"streams/(?P<pool>scores/[^/]+)/{_PLACE}", SCORE),
+    "teachers": (rf"streams/(?P<pool>teachers/[^/]+)/{_PLACE}", TEACHER),
     "trainer_logprobs": (layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS),
     "trajectories": (r"streams/trajectories/(?P<generator>\d+)", TRAJECTORY),
     "unfinished": (r"streams/unfinished/(?P<generator>\d+)", UNFINISHED),
@@ -49,12 +50,12 @@ class StoredStream:
     """Its folder, relative to the run."""
     kind: Kind
     generator: int = 0
-    """trajectories, scores, unfinished: the generator of the trajectories."""
+    """trajectories, scores, teachers, unfinished: the generator of the trajectories."""
     pool: str = ""
-    """scores: the name of the scorers' pool, as in `ScorerPools`."""
-    scorer: int = 0
-    num_scorers: int = 1
-    """scores: the stream has the scores of the trajectory parts k with k mod num_scorers = scorer."""
+    """scores, teachers: the name of the annotators' pool, as in `AnnotatorPools`."""
+    annotator: int = 0
+    num_annotators: int = 1
+    """scores, teachers: the stream annotates the trajectory parts k with k mod num_annotators = annotator."""
 
     @property
     def name(self) -> str:
@@ -102,7 +103,7 @@ class Contents:
     def streams(self) -> list[StoredStream]:
         """Every stream with a record or a part file, sorted by kind, generator and path.
 
-        Logs read in this order never show a score whose trajectory is not committed yet.
+        Logs read in this order never show an annotation whose trajectory is not committed yet.
         """
         folders = {path.rpartition("/")[0] for path in self.entries}
         paths = {folder[: -len("/log")] for folder in folders if folder.endswith(("/log", "/seg"))}
@@ -112,6 +113,11 @@ class Contents:
     def of_kind(self, kind: Kind) -> list[StoredStream]:
         """The streams of one kind, by generator."""
         return [stream for stream in self.streams if stream.kind == kind]
+
+    @property
+    def annotations(self) -> list[StoredStream]:
+        """The streams of scorers and teachers, by generator."""
+        return [*self.of_kind("scores"), *self.of_kind("teachers")]
 
     def below(self, folder: str) -> list[Entry]:
         """The files below a folder, sorted by path."""
@@ -163,13 +169,13 @@ def best_stored(store: Store, checkpoints: Iterable[Checkpoint]) -> Result | Non
     return best_result(results)
 
 
-def run_scorers(store: Store) -> ScorerPools:
-    """The scorers by the config of the latest attempt. Raises StreamCorrupt."""
+def run_annotators(store: Store) -> AnnotatorPools:
+    """The pools by the config of the latest attempt. Raises StreamCorrupt."""
     attempt = latest_attempt(store)
     try:
-        return ScorerPools.of(attempt.config)
+        return AnnotatorPools.of(attempt.config)
     except (KeyError, TypeError, AttributeError) as error:
-        raise StreamCorrupt(attempt.path, f"its config does not name reward and scorers: {error!r}") from error
+        raise StreamCorrupt(attempt.path, f"its config does not name reward and annotators: {error!r}") from error
 
 
 def _parse_stream(path: str) -> StoredStream | None:
@@ -178,5 +184,5 @@ def _parse_stream(path: str) -> StoredStream | None:
             fields: dict[str, Any] = match.groupdict()
             fields |= {name: int(value) for name, value in fields.items() if name != "pool"}
             stream = StoredStream(path=path, kind=kind, **fields)
-            return stream if stream.scorer < stream.num_scorers else None
+            return stream if stream.annotator < stream.num_annotators else None
     return None

@@ -1,4 +1,4 @@
-"""Checks of values that are stored twice: in records and rows, scores and trajectories, checkpoint and streams.
+"""Checks of values that are stored twice: in records and rows, annotations and trajectories, checkpoint and streams.
 
 records ─► true cursor at the same place ─┐
                                           ├─ equal? ─► consumed = trained + dropped ≤ scored ≤ generated?
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.errors import LedgerMismatch
-from millrace.maintenance.contents import Contents, StoredStream, run_scorers
+from millrace.maintenance.contents import Contents, StoredStream, run_annotators
 from millrace.rollouts.consumed import TRAINED, read_consumed
 from millrace.rollouts.ledger import Account, Amount, amount_scored
 from millrace.rollouts.loader import consumed_by
@@ -45,18 +45,20 @@ def contradictions(record: Record, rows: pa.Table) -> Iterator[str]:
             yield f"{name} of the rows is {value}, but the record says {recorded}"
 
 
-def misaligned_scores(stream: StoredStream, scores: Sequence[Record], trajectories: Sequence[Record]) -> Iterator[str]:
-    """Yields a clause for each part of scores with other rows than its trajectories.
+def misaligned_annotations(
+    stream: StoredStream, annotations: Sequence[Record], trajectories: Sequence[Record]
+) -> Iterator[str]:
+    """Yields a clause for each part of annotations with other rows than its trajectories.
 
     Row ids are consecutive in each part, so ranges are compared.
     """
     ranges = {record.part: f"{record.rows} rows from {record.first_row_id} on" for record in trajectories}
-    for record in scores:
-        part = layout.scored_part(stream.scorer, record.part, stream.num_scorers)
+    for record in annotations:
+        part = layout.annotated_part(stream.annotator, record.part, stream.num_annotators)
         rows = f"{record.rows} rows from {record.first_row_id} on"
         if ranges.get(part) != rows:
             expected = f"trajectory part {part} has {ranges.get(part, 'no rows')}"
-            yield f"part {record.part} holds the scores of {rows}, but {expected}"
+            yield f"part {record.part} annotates {rows}, but {expected}"
 
 
 def check_ledger(contents: Contents, checkpoint: Checkpoint) -> None:
@@ -66,7 +68,7 @@ def check_ledger(contents: Contents, checkpoint: Checkpoint) -> None:
     checkpoint can't be read.
     """
     logs = {path: log for path, log in contents.logs.items() if log.damage is None}
-    scorers = run_scorers(contents.store)
+    pools = run_annotators(contents.store)
     cursors = _cursors(checkpoint)
     if not cursors.keys() <= logs.keys():
         return
@@ -83,8 +85,8 @@ def check_ledger(contents: Contents, checkpoint: Checkpoint) -> None:
     for generator in range(len(checkpoint.state["intake"])):
         generated += committed(layout.trajectories(generator))
         scored += amount_scored(
-            sum((committed(layout.scores(pool, generator, s, count)) for s in range(count)), Amount())
-            for pool, count in scorers.replicas.items()
+            sum((committed(layout.annotations(pool, generator, s, count)) for s in range(count)), Amount())
+            for pool, count in pools.replicas.items()
         )
     account = Account.from_json(checkpoint.state["account"])
     consumed = consumed_by(checkpoint.state["intake"])
@@ -100,9 +102,9 @@ def _cursors(checkpoint: Checkpoint) -> dict[str, LogCursor]:
     cursors = {}
     for generator, stream in enumerate(checkpoint.state["intake"]):
         cursors[layout.trajectories(generator)] = LogCursor.from_json(stream["trajectories"])
-        for pool, of_pool in stream["scores"].items():
-            for scorer, cursor in enumerate(of_pool):
-                cursors[layout.scores(pool, generator, scorer, len(of_pool))] = LogCursor.from_json(cursor)
+        for pool, of_pool in stream["annotations"].items():
+            for annotator, cursor in enumerate(of_pool):
+                cursors[layout.annotations(pool, generator, annotator, len(of_pool))] = LogCursor.from_json(cursor)
     return cursors
 
 

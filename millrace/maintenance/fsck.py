@@ -21,7 +21,7 @@ from typing import Any, Literal
 from millrace.errors import InputError, LedgerMismatch
 from millrace.evaluation.results import parse_result
 from millrace.maintenance.contents import Contents, StoredLog, StoredStream
-from millrace.maintenance.cross_checks import check_ledger, contradictions, misaligned_scores
+from millrace.maintenance.cross_checks import check_ledger, contradictions, misaligned_annotations
 from millrace.maintenance.orphans import find_orphans
 from millrace.models.start_folder import parse_manifest
 from millrace.prompts.blocks import parse_block
@@ -134,7 +134,7 @@ class _Check:
         checkpoints = {log: self._checkpoints(log) for log in layout.FILE_LOGS}[layout.CHECKPOINTS]
         for stream in self.contents.streams:
             self._stream(stream)
-        for stream in self.contents.of_kind("scores"):
+        for stream in self.contents.annotations:
             self._alignment(stream)
         if checkpoints:
             self._ledger(*checkpoints[-1])
@@ -245,7 +245,7 @@ class _Check:
         if trajectories not in logs:
             self._find("note", stream.path, "not compared with its trajectories: they are not in this run")
             return
-        for reason in misaligned_scores(stream, logs[stream.path].parts, logs[trajectories].parts):
+        for reason in misaligned_annotations(stream, logs[stream.path].parts, logs[trajectories].parts):
             self._find("damaged", stream.path, reason)
 
     def _ledger(self, file: str, checkpoint: Checkpoint) -> None:

@@ -1,7 +1,7 @@
 """Removes from a run everything that is no longer needed, and nothing else.
 
-    trajectories   part 0 │ 1 │ 2 │ 3 │ 4 │ 5 …       each part goes together with its scores, oldest first
-                   removed│ may go    │ needed        needed: by a kept checkpoint's cursors, or not scored yet
+    trajectories   part 0 │ 1 │ 2 │ 3 │ 4 │ 5 …       each part goes together with its annotations, oldest first
+                   removed│ may go    │ needed        needed: by a kept checkpoint's cursors, or not annotated
                           └── as far as the retention allows; the trainer's log-probabilities too
     weights        anchor │ delta … │ anchor │ delta │ delta      a delta needs all versions from its anchor on
                          may go     │ needed by the newest two
@@ -105,7 +105,7 @@ def plan(store: Store, retention: Retention, *, now: float | None = None) -> Rem
         kept_weights += 1
     _plan_files(made, contents, layout.WEIGHTS, kept_weights)
     _plan_files(made, contents, layout.PROMOTED, retention.keep_checkpoints)
-    # In this order each score finds its trajectory.
+    # In this order each annotation finds its trajectory.
     for stream in contents.streams:
         contents.read_sound_log(stream.path)
     _plan_rows(made, _prunable_streams(contents, kept), retention, newest=kept[-1].step if kept else 0, now=now)
@@ -180,18 +180,18 @@ def _files(checkpoint: Checkpoint) -> frozenset[str]:
 
 @dataclass(kw_only=True)
 class _PrunableStream:
-    """One generator's trajectories with their scores, or the trainer's log-probabilities; parts go oldest first."""
+    """A generator's trajectories with their annotations, or the trainer's log-probabilities; parts go oldest first."""
 
     path: str
     parts: list[Record]
     files: list[list[Entry]]
-    """[parts] the existing files of each part, its scores included."""
+    """[parts] the existing files of each part, its annotations included."""
     end: int
     """Parts removed by earlier calls and this one."""
     needed: int = 0
-    """The first part that a kept checkpoint, a scorer or the generator itself still needs."""
-    scores: list[tuple[str, int, int]] = field(default_factory=list)
-    """Path, scorer and number of scorers of each of its score streams."""
+    """The first part that a kept checkpoint, an annotator or the generator itself still needs."""
+    annotations: list[tuple[str, int, int]] = field(default_factory=list)
+    """Path, annotator and number of annotators of each of the streams that annotate it."""
 
     def bytes(self, part: int) -> int:
         """Size of a part's files."""
@@ -220,16 +220,16 @@ def _prunable_streams(contents: Contents, kept: list[Checkpoint]) -> list[_Pruna
             pruned.needed = max((part + 1 for part, entries in enumerate(files) if entries), default=0)
             continue
         needed = [len(parts), *(_first_read(checkpoint.state, stream.generator) for checkpoint in kept)]
-        scores = [scores for scores in contents.of_kind("scores") if scores.generator == stream.generator]
-        for pool, num_scorers in {(scores.pool, scores.num_scorers) for scores in scores}:
-            for scorer in range(num_scorers):
-                path = layout.scores(pool, stream.generator, scorer, num_scorers)
-                scored = contents.read_sound_log(path).parts
-                needed.append(layout.scored_part(scorer, len(scored), num_scorers))
-                pruned.scores.append((path, scorer, num_scorers))
-                for record in scored:
-                    files[layout.scored_part(scorer, record.part, num_scorers)] += listed(path, record)
-        pruned.needed = min(needed) if kept and scores else 0
+        streams = [each for each in contents.annotations if each.generator == stream.generator]
+        for pool, count in {(each.pool, each.num_annotators) for each in streams}:
+            for annotator in range(count):
+                path = layout.annotations(pool, stream.generator, annotator, count)
+                annotated = contents.read_sound_log(path).parts
+                needed.append(layout.annotated_part(annotator, len(annotated), count))
+                pruned.annotations.append((path, annotator, count))
+                for record in annotated:
+                    files[layout.annotated_part(annotator, record.part, count)] += listed(path, record)
+        pruned.needed = min(needed) if kept and streams else 0
     return prunable
 
 
@@ -238,12 +238,12 @@ def _first_read(state: dict[str, Any], generator: int) -> int:
     if generator >= len(state["intake"]):
         return 0
     cursors = state["intake"][generator]
-    scored = [
-        layout.scored_part(scorer, LogCursor.from_json(cursor).part, len(of_pool))
-        for of_pool in cursors["scores"].values()
-        for scorer, cursor in enumerate(of_pool)
+    annotated = [
+        layout.annotated_part(annotator, LogCursor.from_json(cursor).part, len(of_pool))
+        for of_pool in cursors["annotations"].values()
+        for annotator, cursor in enumerate(of_pool)
     ]
-    return min(LogCursor.from_json(cursors["trajectories"]).part, *scored)
+    return min(LogCursor.from_json(cursors["trajectories"]).part, *annotated)
 
 
 def _plan_rows(
@@ -267,7 +267,9 @@ def _plan_rows(
         if left > retention.max_bytes:
             made.notes.append(f"{left:,} bytes of rows are still needed, more than the {retention.max_bytes:,} allowed")
     for stream in streams:
-        counts = {path: layout.num_scored_parts(scorer, stream.end, num) for path, scorer, num in stream.scores}
+        counts = {
+            path: layout.num_annotated_parts(annotator, stream.end, num) for path, annotator, num in stream.annotations
+        }
         made.marks |= {path: count for path, count in {stream.path: stream.end, **counts}.items() if count > 0}
         for part in range(stream.end):
             for entry in stream.files[part]:

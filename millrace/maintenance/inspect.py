@@ -11,7 +11,15 @@ from storage.stores.base import Store
 from storage.streams.record import NO_VERSION
 from storage.streams.stream import Part, StreamReader, read_removed
 
-_FLOW: tuple[Kind, ...] = ("trajectories", "unfinished", "scores", "consumed", "trainer_logprobs", "metrics")
+_FLOW: tuple[Kind, ...] = (
+    "trajectories",
+    "unfinished",
+    "scores",
+    "teachers",
+    "consumed",
+    "trainer_logprobs",
+    "metrics",
+)
 """Every kind of stream, in the order in which rows flow."""
 
 

@@ -163,7 +163,7 @@ def read_measured(store: Store) -> MeasuredRun:
         steps=kept,
         rollouts=rollouts,
         generators=generators,
-        scorers=read("score", config.scorers.total),
+        scorers=read("score", config.annotators.total("scores")),
         trainer=trainer,
         push_seconds=_mean_push(generators, trainer, _read_metrics(store, "sync_weights", 0, window)[1]),
     )

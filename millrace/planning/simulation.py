@@ -80,7 +80,7 @@ class Campaign:
             group_size=max_group_size(config),
         )
         self._generators = [SimulatedGenerator(number, self, slots) for number in range(generation.replicas)]
-        self._replicas = {"generate": generation.replicas, "score": config.scorers.total, "train": 1}
+        self._replicas = {"generate": generation.replicas, "score": config.annotators.total("scores"), "train": 1}
         scoring, training = config.scoring, config.training
         self._threads = {"generate": generation.threads, "score": scoring.threads, "train": training.threads}
         # A heap of (time, order, action, arguments).

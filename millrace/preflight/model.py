@@ -44,8 +44,12 @@ def read_model(model: ModelConfig, recipe: Recipe) -> Mapping[str, Any]:
             "intermediate_size": recipe.intermediate_size,
             "num_hidden_layers": recipe.num_layers,
         }
-    folder = Path(model.path).expanduser()
-    path, key, subject = folder / "config.json", "model.path", f"'{folder}', which"
+    return read_folder(Path(model.path).expanduser(), "model.path")
+
+
+def read_folder(folder: Path, key: str) -> Mapping[str, Any]:
+    """Return config.json of the model folder that the setting `key` names. Raises ModelFolderError as `read_model`."""
+    path, subject = folder / "config.json", f"'{folder}', which"
     require(folder.is_dir(), f"{subject} is not a folder", "a Hugging Face model folder, or ORG/NAME of a hub", key=key)
     require(path.is_file(), f"{subject} has no config.json", "a model folder", key=key)
     config = read_object(path)

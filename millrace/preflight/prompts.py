@@ -5,8 +5,9 @@
 The child process keeps transformers out of the parent, which does not need it otherwise.
 """
 
+import hashlib
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
@@ -17,14 +18,18 @@ from configs.task import EnvironmentConfig, PromptsConfig
 from millrace.errors import ChatError, InputError, PromptsError
 from millrace.preflight.child import serve
 from millrace.prompts.dataset import PromptSet
+from millrace.prompts.stored import is_stored_run
 from millrace.rewards.scorer import Scorer
+from millrace.runs.provenance import read_start_hashes
 from millrace.types import Prompt
+from storage.stores.factory import open_store
 
 if TYPE_CHECKING:
     from millrace.chat.encoder import PromptEncoder
 
 _LONGEST_SECONDS = 10
 """For one prompt: writing it takes milliseconds."""
+_TOKENIZER = "tokenizer.json"
 _ONLY_CHAT = ("system_prompt", "response_prefix", "tools")
 
 
@@ -52,6 +57,9 @@ def check_prompts(
             expected = "a model with a chat template there, because the one that bootstrap makes has none"
             raise InputError(f"{read} and model.path is null", key=key, expected=expected)
         return None
+    folder = Path(model.path).expanduser()
+    if prompts.demonstrations and is_stored_run(prompts.source):
+        _check_tokenizer(prompts.source, folder)
     question = {
         "model": model.model_dump(),
         "prompts": prompts.model_dump(),
@@ -64,8 +72,18 @@ def check_prompts(
     return longest
 
 
+def _check_tokenizer(run_url: str, folder: Path) -> None:
+    """Raises InputError if the run's rollouts are the tokens of another tokenizer than that in the model's folder."""
+    expected = (read_start_hashes(open_store(run_url)) or {}).get(_TOKENIZER)
+    file = folder / _TOKENIZER
+    if expected is not None and (not file.exists() or hashlib.sha256(file.read_bytes()).hexdigest() != expected):
+        read = f"another one than the {_TOKENIZER} of {run_url}"
+        raise InputError(read, key=str(file), expected="the same, because its tokens are learned as they are stored")
+
+
 def longest_prompt(question: Mapping[str, Any]) -> int:
     """The child process: return and raise what `check_prompts` does. Imports transformers."""
+    from millrace.generation.engines.demonstrations import check_length
     from millrace.generation.environments.base import environment_class
     from millrace.generation.environments.episodes import prompt_encoder
 
@@ -92,13 +110,16 @@ def longest_prompt(question: Mapping[str, Any]) -> int:
         question["limits"][name] for name in ("context", "vocab_size", "max_new_tokens")
     )
     longest = 0
-    for prompt in (*train, *held_out):
-        tokens, place = _encode(encoder, prompt), _name(prompt)
-        length = len(tokens)
+    learned = train if prompts.demonstrations else ()
+    for number, prompt in enumerate((*train, *held_out)):
+        tokens, response = _encode(encoder, prompt, demonstrates=number < len(learned))
+        length, place = len(tokens), _name(prompt)
+        check_length(prompt.prompt_id, len(response), max_new_tokens)
         if not tokens:
             raise InputError("it has no tokens", file=place, expected="text that the tokenizer knows")
-        if vocab_size is not None and max(tokens) >= vocab_size:
-            read = f"it holds token {max(tokens)} of the tokenizer, and the model knows {vocab_size} tokens"
+        highest = max(*tokens, *response)
+        if vocab_size is not None and highest >= vocab_size:
+            read = f"it holds token {highest} of the tokenizer, and the model knows {vocab_size} tokens"
             raise InputError(read, file=place, expected="a tokenizer of the model's own")
         if context is not None and length + max_new_tokens > context:
             read = f"it has {length} tokens and generation.max_new_tokens is {max_new_tokens}"
@@ -108,8 +129,11 @@ def longest_prompt(question: Mapping[str, Any]) -> int:
     return longest
 
 
-def _encode(encoder: "PromptEncoder", prompt: Prompt) -> Sequence[int]:
-    """Return the prompt's tokens. Raises ChatError for a chat template that does not come to an end."""
+def _encode(encoder: "PromptEncoder", prompt: Prompt, *, demonstrates: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the tokens of the prompt and of its demonstration, () unless `demonstrates`.
+
+    Raises ChatError for a chat template that does not come to an end.
+    """
 
     def give_up(signal_number: int, frame: FrameType | None) -> NoReturn:
         read = f"the chat template has not written it within {_LONGEST_SECONDS} s"
@@ -118,7 +142,7 @@ def _encode(encoder: "PromptEncoder", prompt: Prompt) -> Sequence[int]:
     signal.signal(signal.SIGALRM, give_up)
     signal.alarm(_LONGEST_SECONDS)
     try:
-        return encoder.encode(prompt).tokens
+        return encoder.encode(prompt).tokens, encoder.demonstrate(prompt).tokens if demonstrates else ()
     finally:
         signal.alarm(0)
 

@@ -17,6 +17,7 @@ from configs.task import PromptsConfig
 from millrace.errors import PromptsError
 from millrace.prompts.files import read_prompts
 from millrace.prompts.packages import listed_prompts, prompt_sources
+from millrace.prompts.stored import is_stored_run, stored_demonstrations
 from millrace.prompts.sums import ARITHMETIC, CHAINS, arithmetic_prompts, chain_prompts, commuted
 from millrace.types import Prompt
 
@@ -81,7 +82,7 @@ def load_prompts(config: PromptsConfig) -> PromptSet:
         (47, 8, 'arithmetic')
     """
     source, eval_source = config.source, config.eval_source
-    prompts = load_source(source, config)
+    prompts = load_source(source, config, learned=config.demonstrations)
     if eval_source is None:
         train, held_out = _hold_out(prompts, config.num_eval, commuted if source == ARITHMETIC else _asked)
         if not train:
@@ -97,20 +98,29 @@ def load_prompts(config: PromptsConfig) -> PromptSet:
     return PromptSet(train=tuple(train), eval=tuple(held_out))
 
 
-def load_source(source: str, config: PromptsConfig, key: str = "prompts.source") -> list[Prompt]:
+def load_source(
+    source: str, config: PromptsConfig, key: str = "prompts.source", *, learned: bool = False
+) -> list[Prompt]:
     """All prompts of one source, in its order, read as `config` says. Raises as `load_prompts` does.
 
-    `key` is the key of the config that holds `source`; errors name it.
+    `key` is the key of the config that holds `source`; errors name it. `learned`: whether the policy learns from its
+    demonstrations, so that each prompt must have one.
     """
     try:
-        return _load(source, config)
+        return _load(source, config, learned=learned)
     except PromptsError as error:
         if error.key == "prompts.source":
             error.key = key
         raise
 
 
-def _load(source: str, config: PromptsConfig) -> list[Prompt]:
+def _load(source: str, config: PromptsConfig, *, learned: bool) -> list[Prompt]:
+    if config.demonstrations and is_stored_run(source):
+        return stored_demonstrations(source, config.where)
+    if learned and config.where is not None:
+        raise PromptsError(f'"{source}" and prompts.where is set', key="prompts.source", expected="a stored run")
+    if learned and (source in (ARITHMETIC, CHAINS) or prompt_sources(source, config)):
+        raise PromptsError(f'"{source}"', key="prompts.source", expected="a file of demonstrations, or a stored run")
     if sources := prompt_sources(source, config):
         listed = listed_prompts(sources)
         return listed if config.chat else [replace(prompt, messages=()) for prompt in listed]
@@ -118,7 +128,7 @@ def _load(source: str, config: PromptsConfig) -> list[Prompt]:
         return arithmetic_prompts(config.digits)
     if source == CHAINS:
         return chain_prompts()
-    return read_prompts(source, config)
+    return read_prompts(source, config, learned=learned)
 
 
 def _hold_out(

@@ -22,6 +22,7 @@ from millrace.errors import PromptsError, one_line
 from millrace.prompts.answers import EXPECTED, reference_answer
 from millrace.prompts.messages import (
     WrittenNumber,
+    checked_demonstration,
     checked_messages,
     checked_text,
     checked_text_or_number,
@@ -30,7 +31,7 @@ from millrace.prompts.messages import (
     parsed_messages,
     shown,
 )
-from millrace.types import Prompt
+from millrace.types import Demonstration, Message, Prompt
 from storage.json_text import parse_json
 
 _MESSAGES = "messages"
@@ -45,10 +46,11 @@ _Records = Iterator[tuple[str, int, object]]
 """(`line` or `row`, its number from 1, the record)."""
 
 
-def read_prompts(source: str, config: PromptsConfig) -> list[Prompt]:
+def read_prompts(source: str, config: PromptsConfig, *, learned: bool = False) -> list[Prompt]:
     """The prompts of a file or folder, at a path or fsspec URL, in its order: at least one.
 
-    Raises PromptsError naming the file and the line or row.
+    With `prompts.demonstrations` they have a demonstration; unless they are `learned`, it may be missing. Raises
+    PromptsError naming the file and the line or row.
     """
     name = PurePosixPath(source).name
     prompts: dict[str, Prompt] = {}
@@ -57,20 +59,15 @@ def read_prompts(source: str, config: PromptsConfig) -> list[Prompt]:
         if not isinstance(record, dict):
             expected = f"one with the keys {config.prompt_field} and {config.answer_field}"
             raise PromptsError("no object", file=where, expected=expected)
-        conversation = parsed_messages(record.get(config.prompt_field, record.get(_MESSAGES)), where)
-        messages = checked_messages(conversation, where) if isinstance(conversation, list) else ()
-        written = checked_text_or_number(record, config.answer_field, where)
-        answer = reference_answer(written, config.answer_format)
-        if answer is None:
-            expected = EXPECTED[config.answer_format]
-            raise PromptsError(shown(written), file=where, key=config.answer_field, expected=expected)
+        messages, shown_turns = _conversation(record, config, where, learned=learned)
         prompt = Prompt(
             prompt_id=checked_text_or_number(record, "id", where) if "id" in record else f"{name}:{number}",
             text=str(messages[-1]["content"]) if messages else checked_text(record, config.prompt_field, where),
-            answer=answer,
+            answer=_answer(record, config, shown_turns, where),
             source=name,
             messages=messages,
             tools=checked_tools(record[_TOOLS], where) if record.get(_TOOLS) else (),
+            demonstration=Demonstration(messages=shown_turns) if shown_turns else None,
         )
         if prompt.prompt_id in prompts:
             raise PromptsError(f'"{prompt.prompt_id}" again', file=where, key="id", expected="each id once")
@@ -78,6 +75,39 @@ def read_prompts(source: str, config: PromptsConfig) -> list[Prompt]:
     if not prompts:
         raise PromptsError("no prompts", file=source, expected="at least one")
     return list(prompts.values())
+
+
+def _conversation(
+    record: dict[str, Any], config: PromptsConfig, where: str, *, learned: bool
+) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+    """The messages of a record that the policy answers, () for plain text, and those of its demonstration."""
+    conversation = parsed_messages(record.get(config.prompt_field, record.get(_MESSAGES)), where)
+    is_list = isinstance(conversation, list)
+    has_response = record.get(config.response_field) is not None
+    if config.demonstrations and (has_response or (learned and not is_list)):
+        response = {"role": "assistant", "content": checked_text(record, config.response_field, where)}
+        return checked_messages(conversation, where) if is_list else (), (response,)
+    if not isinstance(conversation, list):
+        return (), ()
+    if config.demonstrations and (learned or _ends_with_assistant(conversation)):
+        return checked_demonstration(conversation, where)
+    return checked_messages(conversation, where), ()
+
+
+def _ends_with_assistant(conversation: list[Any]) -> bool:
+    return bool(conversation) and isinstance(conversation[-1], dict) and conversation[-1].get("role") == "assistant"
+
+
+def _answer(record: dict[str, Any], config: PromptsConfig, turns: Sequence[Message], where: str) -> str:
+    """The reference answer of a record; by default that of a demonstration is its last turn."""
+    if turns and record.get(config.answer_field) is None:
+        return str(turns[-1]["content"])
+    written = checked_text_or_number(record, config.answer_field, where)
+    answer = reference_answer(written, config.answer_format)
+    if answer is None:
+        expected = EXPECTED[config.answer_format]
+        raise PromptsError(shown(written), file=where, key=config.answer_field, expected=expected)
+    return answer
 
 
 def _records(source: str, config: PromptsConfig) -> _Records:
@@ -194,10 +224,12 @@ def _labels(schema: pa.Schema) -> dict[str, list[str]]:
 def _chosen_columns(names: Sequence[str], source: str, config: PromptsConfig) -> list[str]:
     """Selects the columns of `names` that prompts are made of. Raises PromptsError if any is missing or twice there."""
     prompt = config.prompt_field if config.prompt_field in names or _MESSAGES not in names else _MESSAGES
-    used = (prompt, config.answer_field)
+    # Only demonstrations may have no answer.
+    used = (prompt,) if config.demonstrations else (prompt, config.answer_field)
+    optional = (config.answer_field, config.response_field) if config.demonstrations else ()
     if missing := [name for name in used if name not in names]:
         raise PromptsError("missing", file=source, key=f"column {missing[0]}", expected=f"it among {', '.join(names)}")
-    chosen = [name for name in names if name in (*used, "id", _TOOLS)]
+    chosen = [name for name in names if name in (*used, *optional, "id", _TOOLS)]
     if twice := [name for name in chosen if chosen.count(name) > 1]:
         raise PromptsError("there twice", file=source, key=f"column {twice[0]}", expected="each once")
     return chosen

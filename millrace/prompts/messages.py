@@ -100,14 +100,31 @@ def checked_messages(value: object, where: str) -> tuple[Message, ...]:
 
     Parts of text are joined; the arguments of tool calls become objects. Raises PromptsError for anything else.
     """
-    if not isinstance(value, list) or not value:
-        raise PromptsError(shown(value), file=where, key="the conversation", expected="a list of at least one message")
-    messages = tuple(_message(item, f"{where} message {number}") for number, item in enumerate(value, start=1))
+    messages = _messages(value, where)
     if messages[-1]["role"] == "assistant":
         raise PromptsError(
             "the assistant's", file=where, key="the last message", expected="one for the policy to answer"
         )
     return messages
+
+
+def checked_demonstration(value: object, where: str) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+    """A conversation that the assistant ends: the messages before its first turn, at least one, and those from there.
+
+    Raises PromptsError for anything else.
+    """
+    messages = _messages(value, where)
+    roles = [message["role"] for message in messages]
+    if roles[-1] != "assistant":
+        read = f"the {roles[-1]}'s"
+        raise PromptsError(read, file=where, key="the last message", expected="a turn of the assistant to learn from")
+    first = roles.index("assistant")
+    if first == 0:
+        raise PromptsError("the assistant's", file=where, key="the first message", expected="one that it answers")
+    if doubled := [n for n in range(1, len(roles)) if roles[n - 1] == roles[n] == "assistant"]:
+        expected = "one of another between its turns"
+        raise PromptsError("the assistant's too", file=where, key=f"message {doubled[0] + 1}", expected=expected)
+    return messages[:first], messages[first:]
 
 
 def checked_tools(value: object, where: str) -> tuple[Message, ...]:
@@ -123,6 +140,12 @@ def checked_tools(value: object, where: str) -> tuple[Message, ...]:
             expected = 'one with a name, {"type": "function", "function": {"name": …}}'
             raise PromptsError(shown(tool), file=where, key="a tool", expected=expected)
     return tuple(_without_nulls(tool) for tool in tools)
+
+
+def _messages(value: object, where: str) -> tuple[Message, ...]:
+    if not isinstance(value, list) or not value:
+        raise PromptsError(shown(value), file=where, key="the conversation", expected="a list of at least one message")
+    return tuple(_message(item, f"{where} message {number}") for number, item in enumerate(value, start=1))
 
 
 def _message(value: object, where: str) -> Message:

@@ -1,11 +1,11 @@
-"""Groups of a stored run with their scores, by the id of their first row: in any order, each verified when read.
+"""Groups of a stored run with their annotations, by the id of their first row: in any order, each verified when read.
 
 (generator, row) ─► which part? by the commit records ─┬─► ║ trajectories/<g> ║ part k ───────────────┐
-                                                       └─► ║ scores/<pool>/<g>/<k mod S>-of-S ║ ─────┴─► zip
-                         cache: the parts used last ◄──────────────────────────────────────────────────┘
+                                                       └─► ║ <pool>/<g>/<k mod A>-of-A ║ ─────────────┴─► zip
+                         cache: the parts used last ◄───────────────────────────────────────────────────┘
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from configs.stored import ScorerPools
+from configs.stored import AnnotationKind, AnnotatorPools, kind_of
 from millrace.errors import ReplayError
-from millrace.rollouts.scored_group import ScoredGroup, merge_scores, zip_groups
+from millrace.rollouts.scored_group import ScoredGroup, merge_annotations, zip_groups
 from storage import layout
 from storage.errors import StreamCorrupt
-from storage.schema import SCORE, TRAJECTORY
+from storage.schema import ANNOTATIONS, TRAJECTORY
 from storage.stores.base import Store
 from storage.streams.record import Record
 from storage.streams.stream import Part, StreamReader, read_part
@@ -32,18 +32,19 @@ class Scores:
     """The place of the scores of a run's trajectories: in the run itself, or in a replay that scored them anew."""
 
     store: Store
-    scorers: ScorerPools
+    pools: AnnotatorPools
+    """The scorers there, and the run's teachers."""
 
 
 class ScoredParts:
-    """The trajectories of `num_generators` generators in `store`, with their `scores`."""
+    """The trajectories of `num_generators` generators in `store` with their teachers' rows, and their `scores`."""
 
     def __init__(self, store: Store, num_generators: int, scores: Scores) -> None:
         self.store = store
         self._scores = scores
         self.records = [data_records(store, layout.trajectories(g), TRAJECTORY) for g in range(num_generators)]
         """[generators] the commit records of the parts, by ordinal."""
-        self._score_records: dict[str, Sequence[Record]] = {}
+        self._annotation_records: dict[str, Sequence[Record]] = {}
         self._groups = lru_cache(maxsize=CACHED_PARTS)(self._read_groups)
 
     def parts_of(self, generator: int, first_row_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -79,34 +80,40 @@ class ScoredParts:
 
     def scores(self, generator: int, ordinal: int, columns: Sequence[str] | None = None) -> pa.Table | None:
         """The scores of a part's rows; None if a pool has not scored it. Raises PartCorrupt or PartRemoved."""
-        by_pool = {pool: self._scores_by(pool, generator, ordinal, columns) for pool in self._scores.scorers.replicas}
-        scores = {pool: part for pool, part in by_pool.items() if part is not None}
-        if len(scores) < len(by_pool):
-            return None
-        trajectories = Part(record=self.records[generator][ordinal], table=pa.table({}))
-        if len(scores) > 1:
-            trajectories = self.trajectories(generator, ordinal, ["source"])
-        return merge_scores(trajectories, scores, self._scores.scorers, generator)
+        merged = self._annotations(self._scores.pools.of_kind("scores"), generator, ordinal, columns)
+        return None if merged is None else merged["scores"]
 
     def is_scored(self, generator: int, ordinal: int) -> bool:
-        """Whether all pools have scored a part."""
-        return all(self._score_record(pool, generator, ordinal)[1] for pool in self._scores.scorers.replicas)
+        """Whether all pools of scorers have scored a part."""
+        return all(self._record_of(pool, generator, ordinal)[2] for pool in self._scores.pools.of_kind("scores"))
 
-    def _scores_by(self, pool: str, generator: int, ordinal: int, columns: Sequence[str] | None) -> Part | None:
-        path, record = self._score_record(pool, generator, ordinal)
-        if record is None:
-            return None
-        return Part(record=record, table=read_part(self._scores.store, path, SCORE, record, columns))
+    def _annotations(
+        self, pools: Iterable[str], generator: int, ordinal: int, columns: Sequence[str] | None = None
+    ) -> dict[AnnotationKind, pa.Table] | None:
+        """The annotations of a part's rows by these pools, merged by kind; None if one of them has not passed it."""
+        parts: dict[str, Part] = {}
+        for pool in pools:
+            store, path, record = self._record_of(pool, generator, ordinal)
+            if record is None:
+                return None
+            parts[pool] = Part(record=record, table=read_part(store, path, _schema(pool), record, columns))
+        trajectories = Part(record=self.records[generator][ordinal], table=pa.table({}))
+        if len(parts) > 1:
+            trajectories = self.trajectories(generator, ordinal, ["source"])
+        return merge_annotations(trajectories, parts, self._scores.pools, generator)
 
-    def _score_record(self, pool: str, generator: int, ordinal: int) -> tuple[str, Record | None]:
-        """The stream of a pool's scores of a part, and their commit record."""
-        num_scorers = self._scores.scorers.replicas[pool]
-        path = layout.scores_of_part(pool, generator, ordinal, num_scorers)
-        if path not in self._score_records:
-            self._score_records[path] = data_records(self._scores.store, path, SCORE)
-        records = self._score_records[path]
-        number = layout.num_scored_parts(layout.scorer_of_part(ordinal, num_scorers), ordinal, num_scorers)
-        return path, records[number] if number < len(records) else None
+    def _record_of(self, pool: str, generator: int, ordinal: int) -> tuple[Store, str, Record | None]:
+        """The stream of a pool's annotations of a part, and their commit record."""
+        store, count = (
+            self._scores.store if kind_of(pool) == "scores" else self.store,
+            self._scores.pools.replicas[pool],
+        )
+        path = layout.annotations_of_part(pool, generator, ordinal, count)
+        if path not in self._annotation_records:
+            self._annotation_records[path] = data_records(store, path, _schema(pool))
+        records = self._annotation_records[path]
+        number = layout.num_annotated_parts(layout.annotator_of_part(ordinal, count), ordinal, count)
+        return store, path, records[number] if number < len(records) else None
 
     def trajectories(self, generator: int, ordinal: int, columns: Sequence[str] | None = None) -> Part:
         """The trajectories of a part. Raises PartCorrupt or PartRemoved."""
@@ -123,16 +130,21 @@ class ScoredParts:
 
     def _read_groups(self, generator: int, ordinal: int) -> dict[int, ScoredGroup]:
         """The groups of a part by the row_id of their first row."""
-        scores = self.scores(generator, ordinal)
-        if scores is None:
+        pools = self._scores.pools.replicas
+        merged = self._annotations(pools, generator, ordinal)
+        if merged is None:
             raise ReplayError(
-                f"part {ordinal} of {layout.trajectories(generator)} has no scores by "
-                f"{' and '.join(map(repr, self._scores.scorers.replicas))}",
+                f"part {ordinal} of {layout.trajectories(generator)} is not annotated by "
+                f"{' and '.join(map(repr, pools))}",
                 file=self._scores.store.url,
-                expected="every part to be scored",
+                expected="every part to be annotated",
             )
-        groups = zip_groups(self.trajectories(generator, ordinal), scores, generator)
+        groups = zip_groups(self.trajectories(generator, ordinal), merged, generator)
         return {group.first_row_id: group for group in groups}
+
+
+def _schema(pool: str) -> pa.Schema:
+    return ANNOTATIONS[kind_of(pool)]
 
 
 def data_records(store: Store, path: str, schema: pa.Schema) -> Sequence[Record]:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from configs.stored import ScorerPools
+from configs.stored import AnnotatorPools
 from millrace.replay.parts import ScoredParts, Scores
 from millrace.rewards.remote import digest
 from millrace.runs.record import latest_attempt
@@ -17,7 +17,7 @@ class RecordedScores:
 
     def __init__(self, store: Store) -> None:
         config = latest_attempt(store).config
-        scores = Scores(store=store, scorers=ScorerPools.of(config))
+        scores = Scores(store=store, pools=AnnotatorPools.of(config))
         self._parts = ScoredParts(store, config["generation"]["replicas"], scores)
 
     def has(self, generator: int, ordinal: int) -> bool:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from configs.stored import ScorerPools
+from configs.stored import AnnotatorPools
 from millrace.replay.parts import ScoredParts, Scores
 from millrace.replay.source_run import SourceRun
 from millrace.runs.record import Attempt, latest_attempt
@@ -45,7 +45,7 @@ def compare_scores(run: SourceRun, store: Store) -> tuple[dict[str, Any], pa.Tab
     """
     num_generators = run.config["generation"]["replicas"]
     replay = latest_attempt(store)
-    rescored = ScoredParts(run.store, num_generators, Scores(store=store, scorers=ScorerPools.of(replay.config)))
+    rescored = ScoredParts(run.store, num_generators, Scores(store=store, pools=AnnotatorPools.of(replay.config)))
     columns = ["row_id", "group_id", "prompt_id", "source", "meta"]
     unread: list[str] = []
     tables = [CHANGED.empty_table()]

@@ -11,24 +11,17 @@ With one source, stored order, whole steps and the run's own groups_per_step, th
 
 from collections.abc import Sequence
 
-import duckdb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from configs.requests import ReplayRequest, Selection
-from millrace.errors import ReplayError
+from millrace.errors import InputError, ReplayError
+from millrace.prompts.stored import rows_where
 from millrace.replay.source_run import SourceRun
 from millrace.rollouts.consumed import TRAINED
 from millrace.rollouts.shaping import ZERO_ADVANTAGE
 from millrace.runs.provenance import read_start_hashes
-
-_WITHOUT_FILES = {
-    "enable_external_access": "false",
-    "python_enable_replacements": "false",
-    "threads": "1",
-    "lock_configuration": "true",
-}
 
 
 def select(run: SourceRun, selection: Selection) -> npt.NDArray[np.int64]:
@@ -41,7 +34,7 @@ def select(run: SourceRun, selection: Selection) -> npt.NDArray[np.int64]:
     last = run.steps[-1] if selection.to_step is None else selection.to_step
     conditions = [
         " or ".join(f"outcome = '{outcome}'" for outcome in outcomes),
-        "verified >= 2",
+        "verified >= least(2, rollouts)",
         f"step >= {first} and step <= {last}",
     ]
     if selection.max_staleness is not None:
@@ -60,16 +53,11 @@ def select(run: SourceRun, selection: Selection) -> npt.NDArray[np.int64]:
 
 
 def _filter(groups: pa.Table, condition: str) -> pa.Table:
-    """The rows that fulfil an SQL condition, which can't read files or other tables."""
     try:
-        with duckdb.connect(config=_WITHOUT_FILES) as database:
-            # As an expression it can't end the statement and begin another.
-            return database.from_arrow(groups).filter(condition).to_arrow_table()
-    except duckdb.Error as error:
-        reason = " ".join(str(error).partition("\n\n")[0].split())
-        columns = ", ".join(groups.column_names[:-1])
-        expected = f"an SQL condition over {columns}"
-        raise ReplayError(f"{condition!r}: {reason}", file="--where", expected=expected) from error
+        return rows_where(groups, condition)
+    except InputError as error:
+        expected = f"an SQL condition over {', '.join(groups.column_names[:-1])}"
+        raise ReplayError(error.read, file="--where", expected=expected) from error
 
 
 Batch = list[tuple[int, int]]

@@ -1,7 +1,7 @@
 """A stored run as the source of a replay: the batches that its trainer consumed, and everything needed to repeat them.
 
 ║ consumed ║ ─► rows that were not rolled back ─► groups: a row per group, in the order of the batches
-║ trajectories ║ + ║ scores ║ ─► read(rows of groups): whole, verified, in any order
+║ trajectories ║ + ║ annotations ║ ─► read(rows of groups): whole, verified, in any order
 ║ trainer_logprobs ║ ─► trainer_logprobs(step)
 checkpoints ─► those that were not rolled back and still have their files
 
@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from configs.stored import ScorerPools
+from configs.stored import AnnotatorPools
 from millrace.errors import ReplayError
 from millrace.replay.parts import ScoredParts, Scores, data_records
 from millrace.replay.results import read_spec
@@ -69,7 +69,7 @@ class SourceRun:
         self.attempt = latest_attempt(store)
         self.config = self.attempt.config
         """As JSON."""
-        self._scores = scores or Scores(store=store, scorers=ScorerPools.of(self.config))
+        self._scores = scores or Scores(store=store, pools=AnnotatorPools.of(self.config))
         self._rows = read_consumed(store)
         if self._rows.num_rows == 0:
             raise ReplayError(f"{layout.CONSUMED} has no rows", file=self.url, expected="a run that finished a step")

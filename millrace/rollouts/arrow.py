@@ -96,10 +96,16 @@ def _column_of_bytes(rows: Sequence[bytes]) -> pa.ListArray:
 def prompt_meta(prompt: Prompt, environment_error: str | None = None) -> str:
     """The JSON of the `meta` column: all that a reward needs to score a stored trajectory.
 
-    That is the prompt and, where an environment raised, its error: such a trajectory gets no score.
+    That is the prompt and, where an environment raised, its error: such a trajectory gets no score. A response that
+    was demonstrated is marked.
     """
     meta: dict[str, Any] = {"prompt": prompt.text, "answer": prompt.answer, "source": prompt.source}
-    extra = {"messages": prompt.messages, "tools": prompt.tools, "environment_error": environment_error}
+    extra = {
+        "messages": prompt.messages,
+        "tools": prompt.tools,
+        "environment_error": environment_error,
+        "demonstration": prompt.demonstration is not None,
+    }
     return json.dumps({**meta, **{name: value for name, value in extra.items() if value}})
 
 

@@ -2,12 +2,13 @@
 
     generated = trained + dropped + buffered + in flight
 
-    ║ trajectories ║ ──in flight──► ║ scores ║ ──buffered──► consumed ─┬─► trained
-                                                                       └─► dropped, by reason
+    ║ trajectories ║ ──in flight──► ║ annotations ║ ──buffered──► consumed ─┬─► trained
+                                                                            └─► dropped, by reason
 
 Trained tokens that are too old to be trainable are counted as `masked` too.
 
-`generated` and `scored` are sums over commit records. Consumption is counted twice: by the position of the trainer's
+A trajectory is scored once all pools of scorers and teachers have passed it. `generated` and `scored` are sums over
+commit records. Consumption is counted twice: by the position of the trainer's
 stream cursors, and by the `Account` that it keeps trajectory by trajectory. The two must agree at every step and after
 every restart. Otherwise the run stops and names the rows that they disagree about.
 """
@@ -17,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from configs.stored import ScorerPools
+from configs.stored import AnnotatorPools
 from millrace.errors import LedgerMismatch
 from storage import layout
 from storage.errors import StreamCorrupt
@@ -100,7 +101,7 @@ class Account:
     ) -> None:
         """Checks the account against the streams, and sets where the trajectories are that it does not have yet.
 
-        `generated` and `scored` are sums over the commit records of the trajectory and score streams. `consumed` is the
+        `generated` and `scored` are sums over the commit records of trajectories and annotations. `consumed` is the
         position of the trainer's cursors by generator, and `balanced` their position when the account last balanced.
         Raises LedgerMismatch, which names the rows that the account and the cursors disagree about.
         """
@@ -165,17 +166,17 @@ def _check_generator(generator: int, passed: Amount, counted: Amount, since: Amo
 
 
 class CommittedAmounts:
-    """How much all generators and scorers of a run have committed. Each look reads only the new commit records.
+    """How much all generators and annotators of a run have committed. Each look reads only the new commit records.
 
     `trajectories` are the readers of the generators' logs. Making one raises StreamCorrupt for a damaged record, or one
     that is missing.
     """
 
-    def __init__(self, store: Store, *, scorers: ScorerPools, num_generators: int) -> None:
+    def __init__(self, store: Store, *, pools: AnnotatorPools, num_generators: int) -> None:
         self.trajectories = [log_at_head(store, layout.trajectories(g)) for g in range(num_generators)]
         self._scored = [
-            [[log_at_head(store, layout.scores(pool, g, s, count)) for s in range(count)]
-             for pool, count in scorers.replicas.items()]
+            [[log_at_head(store, layout.annotations(pool, g, s, count)) for s in range(count)]
+             for pool, count in pools.replicas.items()]
             for g in range(num_generators)
         ]  # fmt: skip
 
@@ -208,7 +209,7 @@ def check_scored(generated: Amount, scored: Amount) -> None:
 
 
 def amount_scored(by_pool: Iterable[Amount]) -> Amount:
-    """How much of a generator's trajectories all pools of scorers have passed, from what each has."""
+    """How much of a generator's trajectories all pools have passed, from what each has."""
     return min(by_pool, key=lambda amount: amount.rollouts)
 
 

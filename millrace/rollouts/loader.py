@@ -1,10 +1,11 @@
-"""Trajectories joined with their scores, handed to the trainer group by group, each exactly once.
+"""Trajectories joined with their annotations, handed to the trainer group by group, each exactly once.
 
     ║ trajectories/<g> ║ part k ───────────────┐
                                                ├─► zip by row ─► groups of all parts ─► take: oldest weights first
-    ║ scores/<pool>/<g>/<k mod S>-of-S ║ part ─┘
+    ║ <pool>/<g>/<k mod A>-of-A ║ part ────────┘
 
-A part is zipped once every pool of scorers has scored it; each row has the score of its source's pool.
+A part is ready once every pool of scorers and teachers has passed it; each row has the score and the teacher of its
+source's pools. Ready parts count as scored.
 
 `take` returns the scored group with the oldest weights that has not been taken. A group that took long to generate
 comes late in its stream, and is taken before newer groups, because it would soon be too old. `state` is the position
@@ -22,15 +23,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from configs.stored import ScorerPools
+from configs.stored import AnnotatorPools, kind_of
 from millrace.rollouts.group_sequence import committed_groups, pass_part
 from millrace.rollouts.ledger import Amount
 from millrace.rollouts.lineage import Lineage
-from millrace.rollouts.scored_group import LostPart, ScoredGroup, merge_scores, zip_groups
+from millrace.rollouts.scored_group import LostPart, ScoredGroup, merge_annotations, zip_groups
 from millrace.rollouts.staleness import consumption_order
 from storage import layout
 from storage.errors import PartCorrupt, StreamCorrupt
-from storage.schema import SCORE, TRAJECTORY
+from storage.schema import ANNOTATIONS, TRAJECTORY
 from storage.stores.base import Store
 from storage.streams.log import LogCursor, LogReader
 from storage.streams.record import Record
@@ -57,20 +58,20 @@ class _OpenPart:
 
     number: int
     trajectories_before: LogCursor
-    scores_before: dict[str, LogCursor]
-    """By pool: the position in the stream of the scorer whose part it is."""
+    annotations_before: dict[str, LogCursor]
+    """By pool: the position in the stream of the annotator whose part it is."""
     taken: _Taken
     waiting: int
     """Groups left to take."""
 
 
 class _GeneratorStream:
-    """One generator's trajectories with their scores."""
+    """One generator's trajectories with their annotations."""
 
     def __init__(
         self,
         store: Store,
-        scorers: ScorerPools,
+        pools: AnnotatorPools,
         generator: int,
         num_generators: int,
         vocab_size: int,
@@ -79,22 +80,27 @@ class _GeneratorStream:
     ) -> None:
         self.generator = generator
         self._store = store
-        self._scorers = scorers
+        self._pools = pools
         self._vocab_size = vocab_size
         self._lineage = lineage
         start = LogCursor().to_json()
-        scores = {pool: [start] * count for pool, count in scorers.replicas.items()}
-        state = state or {"trajectories": start, "scores": scores, "taken_of_parts": []}
+        annotations = {pool: [start] * count for pool, count in pools.replicas.items()}
+        state = state or {"trajectories": start, "annotations": annotations, "taken_of_parts": []}
         self._path = layout.trajectories(generator)
         self._trajectories = StreamReader(store, self._path, TRAJECTORY, LogCursor.from_json(state["trajectories"]))
-        self._scores = {
+        self._annotations = {
             pool: [
-                StreamReader(store, layout.scores(pool, generator, s, count), SCORE, LogCursor.from_json(cursor))
-                for s, cursor in zip(range(count), state["scores"][pool], strict=True)
+                StreamReader(
+                    store,
+                    layout.annotations(pool, generator, number, count),
+                    ANNOTATIONS[kind_of(pool)],
+                    LogCursor.from_json(cursor),
+                )
+                for number, cursor in zip(range(count), state["annotations"][pool], strict=True)
             ]
-            for pool, count in scorers.replicas.items()
+            for pool, count in pools.replicas.items()
         }
-        # Of the next part: the position before its scores, and these, or why they can't be read; by pool.
+        # Of the next part: the position before its annotations, and these, or why they can't be read; by pool.
         self._arrived: dict[str, tuple[LogCursor, Part | PartCorrupt]] = {}
         self._groups = committed_groups(store, generator, num_generators, lineage, self._trajectories.cursor)
         # Parts that may have groups left, in the order of the stream.
@@ -104,7 +110,7 @@ class _GeneratorStream:
             entry["part"]: _Taken(rows=entry["rows"], amount=Amount(rollouts=entry["rollouts"], tokens=entry["tokens"]))
             for entry in state["taken_of_parts"]
         }
-        # Reads the log ahead of the scores, from the first call of `oldest_unscored` on.
+        # Reads the log ahead of the annotations, from the first call of `oldest_unscored` on.
         self._ahead: LogReader | None = None
         self._unscored: list[Record] = []
 
@@ -117,10 +123,10 @@ class _GeneratorStream:
         self._trim()
 
     def _next(self) -> tuple[_OpenPart, Sequence[ScoredGroup | LostPart]] | None:
-        """The next part with its scores, and its groups that were not taken."""
+        """The next part with its annotations, and its groups that were not taken."""
         number = self._trajectories.cursor.part
-        for pool, readers in self._scores.items():
-            reader = readers[layout.scorer_of_part(number, len(readers))]
+        for pool, readers in self._annotations.items():
+            reader = readers[layout.annotator_of_part(number, len(readers))]
             if pool not in self._arrived and not self._arrive(pool, reader):
                 return None
         arrived, self._arrived = self._arrived, {}
@@ -128,7 +134,7 @@ class _GeneratorStream:
         groups: Sequence[ScoredGroup | LostPart]
         group_ids: list[int] | None
         try:
-            whole, record = self._zip({pool: _readable(scores) for pool, (_, scores) in arrived.items()})
+            whole, record = self._zip({pool: _readable(part) for pool, (_, part) in arrived.items()})
             taken = self._taken_earlier.pop(number, _Taken())
             groups = [group for group in whole if group.first_row_id not in taken.rows]
             group_ids = [group.group_id for group in whole]
@@ -151,26 +157,26 @@ class _GeneratorStream:
         part = _OpenPart(
             number=number,
             trajectories_before=trajectories_before,
-            scores_before={pool: before for pool, (before, _) in arrived.items()},
+            annotations_before={pool: before for pool, (before, _) in arrived.items()},
             taken=taken,
             waiting=len(groups),
         )
         return part, groups
 
     def _arrive(self, pool: str, reader: StreamReader) -> bool:
-        """Whether the pool has scored the next part; then its scores are in `_arrived`."""
+        """Whether the pool has passed the next part; then its annotations are in `_arrived`."""
         before = reader.cursor
-        scores: Part | PartCorrupt | None
+        annotations: Part | PartCorrupt | None
         try:
-            scores = reader.next()
+            annotations = reader.next()
         except PartCorrupt as error:
             reader.next_record()
-            scores = error
-        if scores is not None:
-            self._arrived[pool] = before, scores
-        return scores is not None
+            annotations = error
+        if annotations is not None:
+            self._arrived[pool] = before, annotations
+        return annotations is not None
 
-    def _zip(self, scores: Mapping[str, Part]) -> tuple[list[ScoredGroup], Record]:
+    def _zip(self, annotations: Mapping[str, Part]) -> tuple[list[ScoredGroup], Record]:
         trajectories = self._trajectories.next()
         if trajectories is None:
             raise self._missing(self._trajectories.cursor.part)
@@ -181,8 +187,8 @@ class _GeneratorStream:
                 f"its tokens are of a vocabulary of {record.vocab_size}, but the policy's has {self._vocab_size}",
                 record.seq,
             )
-        scored = merge_scores(trajectories, scores, self._scorers, self.generator)
-        return zip_groups(trajectories, scored, self.generator), record
+        merged = merge_annotations(trajectories, annotations, self._pools, self.generator)
+        return zip_groups(trajectories, merged, self.generator), record
 
     def _missing(self, part: int) -> StreamCorrupt:
         return StreamCorrupt(self._path, f"part {part} is missing, but it was scored")
@@ -211,18 +217,18 @@ class _GeneratorStream:
             self._parts.popleft()
 
     def state(self) -> dict[str, Any]:
-        scores = {pool: [reader.cursor for reader in readers] for pool, readers in self._scores.items()}
-        befores = [(part.number, part.scores_before) for part in self._parts]
+        cursors = {pool: [reader.cursor for reader in readers] for pool, readers in self._annotations.items()}
+        befores = [(part.number, part.annotations_before) for part in self._parts]
         befores.append((self._trajectories.cursor.part, {pool: before for pool, (before, _) in self._arrived.items()}))
         for number, by_pool in reversed(befores):
             for pool, before in by_pool.items():
-                scores[pool][layout.scorer_of_part(number, len(scores[pool]))] = before
+                cursors[pool][layout.annotator_of_part(number, len(cursors[pool]))] = before
         # The position before the first part with groups left, and the groups taken after it.
         front = self._parts[0].trajectories_before if self._parts else self._trajectories.cursor
         taken_after = [(part.number, part.taken) for part in self._parts] + list(self._taken_earlier.items())
         return {
             "trajectories": front.to_json(),
-            "scores": {pool: [cursor.to_json() for cursor in cursors] for pool, cursors in scores.items()},
+            "annotations": {pool: [cursor.to_json() for cursor in of_pool] for pool, of_pool in cursors.items()},
             "taken": sum((taken.amount for _, taken in taken_after), Amount()).to_json(),
             "taken_of_parts": [
                 {"part": number, "rows": [*taken.rows], **taken.amount.to_json()}
@@ -232,10 +238,10 @@ class _GeneratorStream:
         }
 
 
-def _readable(scores: Part | PartCorrupt) -> Part:
-    if isinstance(scores, PartCorrupt):
-        raise scores
-    return scores
+def _readable(annotations: Part | PartCorrupt) -> Part:
+    if isinstance(annotations, PartCorrupt):
+        raise annotations
+    return annotations
 
 
 def consumed_by(state: Sequence[dict[str, Any]]) -> list[Amount]:
@@ -257,7 +263,7 @@ class RolloutLoader:
         self,
         store: Store,
         *,
-        scorers: ScorerPools,
+        pools: AnnotatorPools,
         num_generators: int,
         vocab_size: int,
         lineage: Lineage,
@@ -266,7 +272,7 @@ class RolloutLoader:
         states: Sequence[dict[str, Any] | None] = [None] * num_generators if state is None else state
         self._lineage = lineage
         self._streams = [
-            _GeneratorStream(store, scorers, g, num_generators, vocab_size, lineage, states[g])
+            _GeneratorStream(store, pools, g, num_generators, vocab_size, lineage, states[g])
             for g in range(num_generators)
         ]
         # (age, tie-breaker, its stream, its part, group): a heap.

@@ -1,4 +1,4 @@
-"""Groups of trajectories with their scores, joined row by row from one part of each."""
+"""Groups of trajectories with their annotations, joined row by row from one part of each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from configs.stored import ScorerPools
+from configs.stored import AnnotationKind, AnnotatorPools, kind_of
 from millrace.rollouts.arrow import RESPONSE_LISTS, list_slices
 from millrace.rollouts.ledger import Amount
 from millrace.rollouts.staleness import staleness
@@ -21,7 +21,7 @@ from storage.streams.stream import Part
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ScoredGroup:
-    """G trajectories of one prompt, with their scores."""
+    """G trajectories of one prompt, with their scores and their teacher's log-probabilities."""
 
     group_id: int
     source: str
@@ -63,6 +63,8 @@ class ScoredGroup:
     """[G]; None where the reward failed."""
     components: list[str]
     """[G] JSON object: the components of each reward by name."""
+    teacher_logprobs: list[npt.NDArray[np.float32] | None]
+    """[G] of [R] log π_T of the teacher of its source, nats; empty without a teacher, None where it failed."""
     response_seconds: npt.NDArray[np.float64]
     """[G] from the request of each response's first token to its last token."""
     score_seconds: npt.NDArray[np.float32]
@@ -120,8 +122,16 @@ class ScoredGroup:
         return [i for i, reward in enumerate(self.rewards) if reward is not None]
 
     @property
+    def is_taught(self) -> bool:
+        """Whether any member has its teacher's log-probabilities."""
+        return any(logprobs is not None and len(logprobs) for logprobs in self.teacher_logprobs)
+
+    @property
     def trained(self) -> list[int]:
-        """Members that a step trains: the verified ones with a trainable token. All rewards count in the baseline."""
+        """Members that a step trains: those with a reward, a trainable token, and their teacher's log-probabilities.
+
+        All rewards count in the baseline.
+        """
         return [i for i in range(len(self.rewards)) if self.drop_reason_of(i) is None]
 
     @property
@@ -131,7 +141,7 @@ class ScoredGroup:
 
     def drop_reason_of(self, member: int) -> str | None:
         """Why a step that trains the group leaves this member out; None if it is trained."""
-        if self.rewards[member] is None:
+        if self.rewards[member] is None or self.teacher_logprobs[member] is None:
             return "error"
         if self.masks_truncated and self.truncated[member]:
             return "truncated"
@@ -140,10 +150,11 @@ class ScoredGroup:
     @property
     def drop_reason(self) -> str | None:
         """Why no step can train the group; None if one can."""
-        if len(self.verified) < 2:
+        # Members are compared with each other, unless there is only one.
+        if len(self.verified) < min(2, len(self.rewards)):
             return "error"
         reasons = {self.drop_reason_of(i) for i in self.verified}
-        return None if None in reasons else "stale" if "stale" in reasons else "truncated"
+        return None if None in reasons else next(name for name in ("error", "stale", "truncated") if name in reasons)
 
     def amount(self, members: list[int] | None = None) -> Amount:
         """Amount of `members`, or of all."""
@@ -158,7 +169,7 @@ class ScoredGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LostPart:
-    """A part whose trajectories or scores can't be read."""
+    """A part whose trajectories or annotations can't be read."""
 
     generator: int
     record: Record
@@ -175,44 +186,54 @@ class LostPart:
         return self.left
 
 
-def merge_scores(trajectories: Part, scores: Mapping[str, Part], scorers: ScorerPools, generator: int) -> pa.Table:
-    """The scores of a part of trajectories, each row from the pool of its source; `scores` are by pool.
+def merge_annotations(
+    trajectories: Part, annotations: Mapping[str, Part], pools: AnnotatorPools, generator: int
+) -> dict[AnnotationKind, pa.Table]:
+    """The annotations of a part of trajectories by kind, each row from the pool of its source.
 
-    Raises StreamCorrupt where the rows do not correspond.
+    `annotations` are by pool. A row of a source without a pool is one of `elsewhere`. Raises StreamCorrupt where the
+    rows do not correspond.
     """
     expected = trajectories.record
-    for pool, part in scores.items():
+    for pool, part in annotations.items():
         record = part.record
         if (record.first_row_id, record.rows) != (expected.first_row_id, expected.rows):
-            path = layout.scores_of_part(pool, generator, expected.part, scorers.replicas[pool])
+            path = layout.annotations_of_part(pool, generator, expected.part, pools.replicas[pool])
             raise StreamCorrupt(
                 f"{path}/{record.file}",
-                f"holds the scores of {record.rows} rows from {record.first_row_id} on, "
+                f"annotates {record.rows} rows from {record.first_row_id} on, "
                 f"expected {expected.rows} from {expected.first_row_id} on",
                 record.seq,
             )
-    tables = [part.table for part in scores.values()]
-    if len(tables) == 1:
-        return tables[0]
-    begins = {pool: number * expected.rows for number, pool in enumerate(scores)}
-    sources = trajectories.table["source"].to_pylist()
-    rows = [begins[scorers.of_source(source)] + row for row, source in enumerate(sources)]
-    return pa.concat_tables(tables).take(pa.array(rows))
+    merged: dict[AnnotationKind, pa.Table] = {}
+    for kind in dict.fromkeys(map(kind_of, annotations)):
+        of_kind = {pool: part.table for pool, part in annotations.items() if kind_of(pool) == kind}
+        if len(of_kind) == 1:
+            (merged[kind],) = of_kind.values()
+            continue
+        begins: dict[str | None, int] = {pool: number * expected.rows for number, pool in enumerate(of_kind)}
+        sources = trajectories.table["source"].to_pylist()
+        # No pool serves a source without one, so any of them says `elsewhere`.
+        rows = [begins.get(pools.of_source(kind, source), 0) + row for row, source in enumerate(sources)]
+        merged[kind] = pa.concat_tables(of_kind.values()).take(pa.array(rows))
+    return merged
 
 
-def zip_groups(trajectories: Part, scored: pa.Table, generator: int) -> list[ScoredGroup]:
-    """The groups of a part of trajectories with their scores, row by row."""
+def zip_groups(trajectories: Part, merged: Mapping[AnnotationKind, pa.Table], generator: int) -> list[ScoredGroup]:
+    """The groups of a part of trajectories with their annotations, as `merge_annotations` returns them, row by row."""
     table = trajectories.table
     group_ids = table["group_id"].to_numpy()
     starts = np.flatnonzero(np.diff(group_ids, prepend=group_ids[0] - 1))
     ends = [*starts[1:].tolist(), len(group_ids)]
     # Lists are views of their flat values.
     by_member: dict[str, Any] = {name: list_slices(table[name]) for name in ("prompt_tokens", *RESPONSE_LISTS)}
+    oldest, newest = table["min_policy_version"].to_numpy(), table["max_policy_version"].to_numpy()
     by_member["truncated"] = pc.equal(table["finish_reason"], "length").to_pylist()
+    scored = merged["scores"]
     by_member["rewards"] = scored["reward"].to_pylist()
+    by_member["teacher_logprobs"] = _taught(merged["teachers"]) if "teachers" in merged else [_NOT_TAUGHT] * len(oldest)
     response_seconds = table["t_finished"].to_numpy() - table["t_started"].to_numpy()
     score_seconds = scored["seconds"].to_numpy()
-    oldest, newest = table["min_policy_version"].to_numpy(), table["max_policy_version"].to_numpy()
     names = ("group_id", "source", "max_new_tokens", "incarnation", "temperature", "meta")
     by_group = {name: table[name] for name in names}
     return [
@@ -231,3 +252,12 @@ def zip_groups(trajectories: Part, scored: pa.Table, generator: int) -> list[Sco
         )
         for start, end in zip(starts.tolist(), ends, strict=True)
     ]
+
+
+_NOT_TAUGHT = np.zeros(0, dtype=np.float32)
+
+
+def _taught(table: pa.Table) -> list[npt.NDArray[np.float32] | None]:
+    """[rows] as `ScoredGroup.teacher_logprobs`."""
+    logprobs, statuses = list_slices(table["teacher_logprobs"]), table["status"].to_pylist()
+    return [None if status == "error" else values for values, status in zip(logprobs, statuses, strict=True)]

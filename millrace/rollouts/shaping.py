@@ -11,8 +11,9 @@ Soft overlong punishment (DAPO, arXiv 2503.14476, §3.4):
 Advantages are made of the shaped rewards. The stored ones, and all that is shown of them, stay as they are. The shaped
 reward follows from the stored row and the config, so a replay computes the same.
 
-A policy that always fails a prompt, or never does, learns nothing from it (DAPO, §3.2). A group whose rewards are all
-equal has no advantage. With `drop_zero_advantage` it is dropped and another is generated in its place. Nine in ten of
+A policy that always fails a prompt, or never does, learns nothing from its rewards (DAPO, §3.2). A group whose rewards
+are all equal has no advantage. With `drop_zero_advantage` it is dropped, unless it has a teacher, and another is
+generated in its place. Nine in ten of
 ten steps' worth of groups without spread raise an event, at most once a minute.
 """
 
@@ -70,11 +71,12 @@ class SpreadFilter:
     def drop_reason(self, group: ScoredGroup) -> str | None:
         """Counts a group that could be trained; `zero_advantage` if it is to be dropped."""
         rewards = shaped_rewards(group, self._config)
-        spread = min(rewards) < max(rewards)
+        # A response without others, a demonstration, has nothing to differ from.
+        spread = len(group.rewards) == 1 or min(rewards) < max(rewards)
         self._recent.append(spread)
         self._taken[group.source] += 1
         self._without[group.source] += not spread
-        return ZERO_ADVANTAGE if self._config.drop_zero_advantage and not spread else None
+        return ZERO_ADVANTAGE if self._config.drop_zero_advantage and not spread and not group.is_taught else None
 
     def step(self, sources: Collection[str] = ()) -> dict[str, float]:
         """Ends a step. Returns metrics: the share of its groups, dropped ones included, without spread, 0 to 1.

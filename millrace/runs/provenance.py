@@ -10,7 +10,7 @@ import json
 import platform
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -31,6 +31,7 @@ _INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
 """CPU features that decide which kernels numerical libraries use."""
 _PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 """Files of a Hugging Face folder that affect the policy or its tokens."""
+_BLOCK_BYTES, _MAX_BLOCKS = 4096, 4096
 _COMMIT = "# branch.oid "
 
 
@@ -145,3 +146,27 @@ def read_start_hashes(store: Store) -> dict[str, str] | None:
         return parse_as(dict[str, str], bytes(store.get(layout.START_HASHES)), layout.START_HASHES)
     except NotInStore:
         return None
+
+
+def content_hash(path: Path) -> str:
+    """Hash of a file, or of the files of a model folder that affect the policy or its tokens. Raises OSError."""
+    files = sorted(file for pattern in _PATTERNS for file in path.glob(pattern)) if path.is_dir() else [path]
+    return f"files {short_hash(part for file in files for part in (file.name.encode(), *_sample(file)))}"
+
+
+def _sample(file: Path) -> Iterable[bytes]:
+    """The file's size and evenly spaced blocks, of a small file all of it: training changes every tensor a little."""
+    size = file.stat().st_size
+    yield str(size).encode()
+    with file.open("rb") as content:
+        for start in range(0, size, max(_BLOCK_BYTES, size // _MAX_BLOCKS)):
+            content.seek(start)
+            yield content.read(_BLOCK_BYTES)
+
+
+def short_hash(parts: Iterable[bytes]) -> str:
+    """SHA-256 of the parts, 12 hex digits."""
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(hashlib.sha256(part).digest())
+    return whole.hexdigest()[:12]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from configs.stored import ScorerPools, bounds_admission_only
+from configs.stored import AnnotatorPools, bounds_admission_only
 from millrace.evaluation.results import Result, ResultsReader, best_result, measures_by_set
 from millrace.evaluation.schedule import read_early_stop
 from millrace.rollouts.ledger import Account, Amount, CommittedAmounts
@@ -27,7 +27,7 @@ from storage.schema import METRIC
 from storage.stores.base import Store
 from storage.streams.stream import StreamReader
 
-STAGES = ("generate", "score", "train", "sync_weights")
+STAGES = ("generate", "score", "teach", "train", "sync_weights")
 _BUSY = 0.1
 """A stage that is idle for less of the time is the bottleneck."""
 _PUSH_SHARE = 0.5
@@ -45,12 +45,10 @@ class StatusReader:
         self._store = store
         self._run_id: str = read_run(store)["run_id"]
         self._attempt = latest_attempt(store)
-        num_generators, scorers = _layout_of(self._attempt)
+        num_generators, pools = _layout_of(self._attempt)
         # A replay scores and trains another run's trajectories, which are not in its ledger.
         self._is_replay = store.exists(layout.REPLAY)
-        self._committed = CommittedAmounts(
-            store, scorers=scorers, num_generators=0 if self._is_replay else num_generators
-        )
+        self._committed = CommittedAmounts(store, pools=pools, num_generators=0 if self._is_replay else num_generators)
         self._results = ResultsReader(store)
         self._incidents = FolderReader(store, layout.INCIDENTS, partial(parse_as, Incident))
         self._decisions = FolderReader(store, layout.DECISIONS, parse_decision)
@@ -172,18 +170,18 @@ class StatusReader:
         }
 
 
-def _layout_of(attempt: Attempt) -> tuple[int, ScorerPools]:
-    """Number of generators, and the scorers. Raises StreamCorrupt unless all settings needed are valid."""
+def _layout_of(attempt: Attempt) -> tuple[int, AnnotatorPools]:
+    """Number of generators, and the pools of annotators. Raises StreamCorrupt unless all settings needed are valid."""
     config = attempt.config
     try:
-        scorers, num_generators = ScorerPools.of(config), config["generation"]["replicas"]
+        pools, num_generators = AnnotatorPools.of(config), config["generation"]["replicas"]
         needed = (num_generators, attempt.stop_at_step, attempt.max_staleness, config["weights"]["transport"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StreamCorrupt(attempt.path, f"its config is incomplete: {error!r}; {RESTORE}") from error
-    kinds = [type(value) for value in (*needed, *scorers.replicas, *scorers.replicas.values())]
-    if kinds != [int, int, int, str, *[str] * len(scorers.replicas), *[int] * len(scorers.replicas)]:
+    kinds = [type(value) for value in (*needed, *pools.replicas, *pools.replicas.values())]
+    if kinds != [int, int, int, str, *[str] * len(pools.replicas), *[int] * len(pools.replicas)]:
         raise StreamCorrupt(attempt.path, f"its config has values of other types than a run's; {RESTORE}")
-    return num_generators, scorers
+    return num_generators, pools
 
 
 def _seconds_left(attempt: Attempt, step: int, step_seconds: float | None, wall_seconds: float) -> float | None:

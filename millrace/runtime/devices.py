@@ -25,7 +25,7 @@ Process = tuple[str, int]
 Assignment = Mapping[Process, tuple[str, ...]]
 """Names of the GPUs of each process that has some, in the order of its ranks."""
 
-_STAGES = ("train", "generate", "score", "evaluate")
+_STAGES = ("train", "generate", "score", "teach", "evaluate")
 """Stages that may use GPUs, in the order in which they get them."""
 _TURNS = {"train": "generate", "generate": "train"}
 """Stages that take turns on the same GPUs with `placement.colocated`."""
@@ -120,6 +120,8 @@ def _needs(config: RunConfig, processes: Iterable[Process], devices: Sequence[st
             count, group = generator_devices(config), config.generation.engine_args.get(_SIZES[0], 1)
         elif stage in ("score", "evaluate") and config.scoring.device == "cuda" and config.loads_scoring_model:
             count = group = 1
+        elif stage == "teach":
+            count = group = int(config.teacher_of(replica)[1].device == "cuda")
         if count:
             needs.append(_Need((stage, replica), count, group))
 
@@ -199,9 +201,10 @@ def _sum(config: RunConfig, needs: Sequence[_Need]) -> str:
         "train": _count(totals["train"], "trainer rank"),
         "generate": f"{counted} {generators}{factors}",
         "score": _count(totals["score"], "reward model"),
+        "teach": _count(totals["teach"], "teacher"),
         "evaluate": _count(totals["evaluate"], "reward model") + " of the evaluation",
     }
-    shown = [terms[stage] for stage in ("generate", "train", "score", "evaluate") if totals[stage]]
+    shown = [terms[stage] for stage in ("generate", "train", "score", "teach", "evaluate") if totals[stage]]
     total = sum(totals.values())
     if config.placement.colocated and totals["generate"] and totals["train"]:
         total -= min(totals["generate"], totals["train"])

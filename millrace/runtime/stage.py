@@ -57,7 +57,7 @@ _PROGRESS_SECONDS = 0.25
 _TIMES_SECONDS = 2.0
 _ADVANCED_SECONDS = 2.0
 """How often a stage reports within a unit of work."""
-_LONG_RUNNING = frozenset({"generate", "score", "train", "sync_weights"})
+_LONG_RUNNING = frozenset({"generate", "score", "teach", "train", "sync_weights"})
 """Stages that run as long as the campaign: only their times are logged as metrics."""
 _USER_ERRORS = (InputError, StoreRefused, StoreDenied, StoreFull, StreamCorrupt, SchemaUnknown, PartRemoved)
 _EXIT_CODES: dict[type[Exception], int] = {

@@ -18,11 +18,12 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from configs.stored import AnnotationKind
 from millrace.runtime.stage import Stage
 from storage import layout
 from storage.errors import PartCorrupt
 from storage.failpoints import failpoint
-from storage.schema import TRAJECTORY
+from storage.schema import ANNOTATIONS, TRAJECTORY
 from storage.stores.base import Store
 from storage.streams.record import Record
 from storage.streams.stream import Part, StreamReader, StreamWriter
@@ -42,8 +43,8 @@ class PendingRows(Protocol):
 class Annotator(Protocol):
     """Computes the rows of a stage."""
 
-    schema: pa.Schema
-    """Columns of the rows; `row_id` and `status` are among them."""
+    kind: AnnotationKind
+    """What the rows hold."""
 
     def submit(self, generator: int, part: Part) -> PendingRows:
         """Begins to compute the rows of a part of a generator's trajectories."""
@@ -116,10 +117,11 @@ class _Stream:
         source: Store,
         is_wanted: Callable[[int, int], bool] | None,
     ) -> None:
-        pool, self._member = stage.config.scorers.scorer(stage.replica)
-        self._size = stage.config.scorers.replicas[pool]
-        path = layout.scores(pool, generator, self._member, self._size)
-        self.rows = StreamWriter(stage.store, path, annotator.schema, writer=f"{stage.name}-{stage.replica}")
+        pools = stage.config.annotators
+        pool, self._member = pools.annotator(annotator.kind, stage.replica)
+        self._size = pools.replicas[pool]
+        path, schema = layout.annotations(pool, generator, self._member, self._size), ANNOTATIONS[annotator.kind]
+        self.rows = StreamWriter(stage.store, path, schema, writer=f"{stage.name}-{stage.replica}")
         self._trajectories = StreamReader(source, layout.trajectories(generator), TRAJECTORY)
         self._stage, self._annotator, self._generator, self._is_wanted = stage, annotator, generator, is_wanted
         self.pending: deque[_PendingPart] = deque()
@@ -156,7 +158,7 @@ class _Stream:
     def _skip_others(self) -> bool:
         """Passes the parts of other members of the pool; whether all parts before the next own one are committed."""
         ordinal = self.rows.parts + len(self.pending)
-        while self._trajectories.cursor.part < layout.scored_part(self._member, ordinal, self._size):
+        while self._trajectories.cursor.part < layout.annotated_part(self._member, ordinal, self._size):
             if self._trajectories.next_record() is None:
                 return False
         return True

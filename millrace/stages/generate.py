@@ -15,6 +15,7 @@ import torch
 
 from configs.sources import naming_source
 from millrace.generation.engines.base import Engine
+from millrace.generation.engines.demonstrations import Demonstrations
 from millrace.generation.engines.factory import make_engine
 from millrace.generation.environments.episodes import EpisodeRules, Episodes, load_rules, sampling_of
 from millrace.models.start_folder import start_folder
@@ -78,6 +79,8 @@ def main(stage: Stage) -> None:
 def _engine(stage: Stage, folder: Path, rules: Mapping[str, EpisodeRules], sampling: Mapping[str, Sampling]) -> Engine:
     """The run's engine, playing by the rules of each source."""
     config = stage.config
+    if config.generation.engine == "demonstrations":
+        return Demonstrations(folder, {name: of_source.encoder for name, of_source in rules.items()})
     engine = make_engine(
         config.generation,
         folder,

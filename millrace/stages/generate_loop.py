@@ -228,7 +228,7 @@ class Generator:
     def _probe(self, weights: Weights) -> None:
         """Raises an alarm if the engine's log-probabilities under this version differ from the trainer's."""
         probe = weights.manifest.probe
-        if probe is None:
+        if probe is None or not self.engine.has_policy:
             return
         config = self.stage.config
         with self.stage.busy("probe"):

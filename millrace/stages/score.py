@@ -12,6 +12,7 @@ from contextlib import ExitStack
 
 import pyarrow as pa
 
+from configs.stored import AnnotationKind
 from millrace.models.decoder import Decoder, load_decoder
 from millrace.models.start_folder import start_folder
 from millrace.replay.recorded import RecordedScores
@@ -23,7 +24,6 @@ from millrace.rewards.scorer import FailingReward, Scorer, make_scorer
 from millrace.runtime.stage import Stage, run_stage
 from millrace.stages.annotate import annotate
 from millrace.stages.service_usage import ServiceUsage, pause_at_limit
-from storage.schema import SCORE
 from storage.stores.factory import open_store
 from storage.streams.record import Record
 from storage.streams.stream import Part
@@ -40,9 +40,9 @@ def main(stage: Stage) -> None:
 
 def _make_scorer(stage: Stage) -> Scorer:
     """Makes the scorer of the sources that this replica's pool scores."""
-    sources, scorers = stage.config.by_source(), stage.config.scorers
-    pool, _ = scorers.scorer(stage.replica)
-    return make_scorer({name: config for name, config in sources.items() if scorers.of_source(name) == pool})
+    sources, pools = stage.config.by_source(), stage.config.annotators
+    pool, _ = pools.annotator("scores", stage.replica)
+    return make_scorer({name: config for name, config in sources.items() if pools.of_source("scores", name) == pool})
 
 
 def _score_all(stage: Stage, scorer: Scorer, decode: Decoder) -> None:
@@ -63,7 +63,7 @@ def _score_all(stage: Stage, scorer: Scorer, decode: Decoder) -> None:
 class _ScoreAnnotator:
     """Scores parts, and keeps account of the services that it asks."""
 
-    schema = SCORE
+    kind: AnnotationKind = "scores"
 
     def __init__(self, stage: Stage, scorer: Scorer, decode: Decoder, recorded: RecordedScores | None) -> None:
         self._stage, self._scorer, self._decode, self._recorded = stage, scorer, decode, recorded

@@ -24,10 +24,12 @@ class ServiceUsage:
 
     def __init__(self, stage: Stage, scorer: Scorer) -> None:
         self._remote = scorer.remote
-        scorers = stage.config.scorers
+        pools = stage.config.annotators
         for remote in self._remote:
             usage = Usage(**{count: stage.value(f"{_key(remote)}/{count}") for count in _COUNTS})
-            remote.endpoint.begin(usage, scorers.replicas[scorers.of_source(remote.source)] + 1)
+            pool = pools.of_source("scores", remote.source)
+            assert pool is not None, "every source has scorers"
+            remote.endpoint.begin(usage, pools.replicas[pool] + 1)
 
     def values(self, in_flight: Mapping[RemoteReward, int] = _NOTHING) -> dict[str, Any]:
         """For the status record; `in_flight` is the number of requests that were or will be made before the next look.

@@ -21,7 +21,7 @@ from millrace.training.logprobs import KeptTokens
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """A trajectory and its advantage."""
+    """A trajectory, its advantage by rewards, and its teacher's log-probabilities."""
 
     prompt_tokens: npt.NDArray[np.int32]
     """[P] token ids, at least one."""
@@ -46,6 +46,8 @@ class Sample:
     """[K] token ids that truncated sampling could draw from, token by token; empty if nothing was truncated."""
     kept_counts: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     """[R] how many of them belong to each token, 0 if it was not truncated; empty if no token was."""
+    teacher_logprobs: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    """[R] log π_T of the teacher, as `rollout_logprobs` of μ, nats; empty without a teacher."""
     routed_experts: npt.NDArray[np.uint16] = field(default_factory=lambda: np.zeros(0, np.uint16))
     """[P + R - 1, layers, experts per token] flat: the experts that computed each token but the last in the generator;
     empty if they were not recorded."""
@@ -92,6 +94,8 @@ class Microbatch:
     """[N] float32, log μ, nats."""
     advantages_N: torch.Tensor
     """[N] float32, of the token's response."""
+    teacher_logprobs_N: torch.Tensor
+    """[N] float32, log π_T, nats; 0 without a teacher."""
     temperatures_N: torch.Tensor
     """[N] float32, of the token's response."""
     staleness_N: torch.Tensor

@@ -31,6 +31,12 @@ The KL is Schulman's estimate from sampled tokens, δ = log π − log π_ref, t
 It is not weighted by π/μ: on stale rollouts it is off by as much as μ is from π. With `importance_weighted` the value
 is r · k, for r = π/μ and an estimate k above, and the factor of its gradient r · (k + the factor above): that of the
 mean value, on samples of μ too. This is DeepSeek-V3.2's (arXiv 2512.02556) and TRL's `use_bias_correction_kl`.
+
+With a teacher (`training.distillation`) the advantage of a token is that of its response, plus a coefficient times
+log π_T − log π, without gradient. The loss weighs it as any advantage. For a loss that weighs with r, unbounded, the
+mean of the second term's gradient over samples of μ is that of −KL(π‖π_T) at the token: on-policy distillation (arXiv
+2306.13649; Thinking Machines, "On-Policy Distillation", 2025). The teacher computes at the temperature, and among the
+tokens, that μ sampled from.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -125,10 +131,14 @@ class Objective:
         if not kl.coefficient:
             # The reference is for other sources. Here an estimate that overflows would be multiplied by 0.
             reference_N = None
+        advantages_L, distillation = batch.advantages_N[batch.trainable_L], self._training.distillation
+        if distillation.teacher is not None:
+            gained_N = batch.teacher_logprobs_N.to(logprobs_N) - logprobs_N.detach()
+            advantages_L = advantages_L + distillation.coefficient * gained_N[batch.trainable_L]
         inputs = LossInputs(
             trainer_logprobs_N=logprobs_N[batch.trainable_L],
             rollout_logprobs_N=batch.rollout_logprobs_N[batch.trainable_L],
-            advantages_N=batch.advantages_N[batch.trainable_L],
+            advantages_N=advantages_L,
             response_N=batch.response_N[batch.trainable_L],
             num_responses=len(batch.indices),
             staleness_N=batch.staleness_N[batch.trainable_L],

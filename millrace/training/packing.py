@@ -224,6 +224,13 @@ def _pack(
         trainable_L=of_tokens([sample.loss_mask for sample in samples], np.bool_).nonzero().squeeze(1),
         rollout_logprobs_N=of_tokens([sample.rollout_logprobs for sample in samples], np.float32),
         advantages_N=of_responses([sample.advantage for sample in samples], np.float32),
+        teacher_logprobs_N=of_tokens(
+            [
+                sample.teacher_logprobs if len(sample.teacher_logprobs) else np.zeros(len(sample.response_tokens))
+                for sample in samples
+            ],
+            np.float32,
+        ),
         temperatures_N=of_responses([sample.temperature for sample in samples], np.float32),
         staleness_N=of_responses([sample.staleness for sample in samples], np.int64),
         response_N=of_responses(range(len(samples)), np.int64),

@@ -26,6 +26,8 @@ from collections.abc import Callable, Mapping, Sequence
 from math import hypot, isfinite, sqrt
 from types import MappingProxyType
 
+import numpy as np
+
 from configs.sources import naming_source
 from configs.training import TrainingConfig
 from millrace.errors import InputError
@@ -63,6 +65,10 @@ def samples_of(
     samples = []
     for number, (group, version, values) in enumerate(zip(groups, versions, advantages, strict=True)):
         factor, oldest = source_factor(group, selection.source_factors), group.oldest_versions
+        distillation = trainings.get(group.source, training).distillation
+        if distillation.teacher is not None:
+            factor *= distillation.reward_coefficient
+        teacher_logprobs = [np.zeros(0, np.float32) if values is None else values for values in group.teacher_logprobs]
         advantage_of = {i: value * factor for i, value in zip(group.verified, values, strict=True)}
         samples += [
             Sample(
@@ -78,6 +84,7 @@ def samples_of(
                 source=group.source,
                 kept_tokens=group.kept_tokens[i],
                 kept_counts=group.kept_counts[i],
+                teacher_logprobs=teacher_logprobs[i],
                 routed_experts=group.routed_experts[i],
             )
             for i in group.trained

@@ -59,6 +59,9 @@ class StepReport:
     """Mean of (π/μ)² less 1: an estimate of χ²(π‖μ), no unit."""
     kl_to_reference: float
     """Mean of the objective's estimate of KL(π‖reference), nats; 0 without a reference."""
+    kl_to_teacher: float
+    """Mean of log π − log π_T before the first update, over tokens with a teacher: an estimate of KL(π‖π_T), nats; 0
+    without a teacher."""
     entropy: float
     """Of the trained policy's next token at the rollout's temperature, nats."""
     tokens: int
@@ -185,6 +188,7 @@ def report(
     logprobs_N = before_N.cpu().numpy()
     log_ratio = (logprobs_N - rollout_N)[trainable_N]
     ends = np.cumsum([len(sample.response_tokens) for sample in samples])
+    per_sample = np.split(logprobs_N.astype(np.float32), ends[:-1])
     return StepReport(
         loss=float(columns["loss"].sum()) / len(updates),
         grad_norm=fmean(update.grad_norm for update in updates),
@@ -203,12 +207,23 @@ def report(
         mismatch_kl=float((rollout_N[trainable_N] - logprobs_N[trainable_N]).mean()),
         chi_square=chi_square(ratio),
         kl_to_reference=float(columns["kl_to_reference"].mean()),
+        kl_to_teacher=_kl_to_teacher(samples, per_sample),
         entropy=float(columns["entropy"].mean()),
         tokens=int(trainable_N.sum()),
         non_finite_tokens=int(columns["non_finite"].sum()),
         changed_weight_share=changed_weight_share,
-        trainer_logprobs=np.split(logprobs_N.astype(np.float32), ends[:-1]),
+        trainer_logprobs=per_sample,
     )
+
+
+def _kl_to_teacher(samples: Sequence[Sample], logprobs: Sequence[npt.NDArray[np.float32]]) -> float:
+    differences = [
+        (logprobs_R.astype(np.float64) - sample.teacher_logprobs)[sample.loss_mask > 0]
+        for sample, logprobs_R in zip(samples, logprobs, strict=True)
+        if len(sample.teacher_logprobs)
+    ]
+    values = np.concatenate(differences) if differences else np.zeros(0)
+    return float(values.mean()) if len(values) else 0.0
 
 
 def ratio_quantiles(importance_ratio_N: Values) -> list[float]:

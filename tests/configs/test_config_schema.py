@@ -104,6 +104,17 @@ def over_hosts(**where: object) -> dict[str, dict[str, object]]:
     }
 
 
+def demonstrated(**changes: dict[str, object]) -> dict[str, object]:
+    """Sections of a run that learns demonstrations, changed by `changes`."""
+    sections: dict[str, dict[str, object]] = {
+        "model": {"path": "model"},
+        "prompts": {"source": "shown.jsonl", "demonstrations": True},
+        "generation": {"engine": "demonstrations", "group_size": 1},
+        "training": {"max_steps": 3, "loss": "cross_entropy"},
+    }
+    return {name: {**section, **changes.get(name, {})} for name, section in sections.items()}
+
+
 IMPOSSIBLE: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
     "experts": (
         {"training": {"max_steps": 3, "router_replay": True}, "generation": {"engine": "vllm"}},
@@ -279,6 +290,42 @@ IMPOSSIBLE: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
         ("evaluation.weights", "chess"),
     ),
     "a source with the name of the figure over all": ({"sources": {"held_out": {}}}, ("sources.held_out",)),
+    "demonstrations for a policy that samples": (
+        {"prompts": {"demonstrations": True}},
+        ("prompts.demonstrations", "generation.engine"),
+    ),
+    "cross-entropy on a policy's own samples": (
+        {"training": {"max_steps": 3, "loss": "cross_entropy"}},
+        ("training.loss", "generation.engine"),
+    ),
+    "a group of one to compare": (
+        {"generation": {"group_size": 1}},
+        ("generation.group_size", "generation.engine"),
+    ),
+    "several equal demonstrations": (
+        demonstrated(generation={"group_size": 2}),
+        ("generation.group_size", "generation.engine"),
+    ),
+    "a ratio to whoever wrote a demonstration": (
+        demonstrated(training={"loss": "aipo"}),
+        ("training.loss", "generation.engine"),
+    ),
+    "demonstrations that a temperature sampled": (
+        demonstrated(generation={"temperature": 0.5}),
+        ("generation.temperature", "generation.engine"),
+    ),
+    "a mask by the ratio to whoever wrote a demonstration": (
+        demonstrated(training={"masks": {"max_kl": 1.0}}),
+        ("training.masks.max_kl", "generation.engine"),
+    ),
+    "demonstrations for a model to be made": (
+        demonstrated(model={"path": None}),
+        ("model.path", "generation.engine"),
+    ),
+    "a choice of rollouts that are not learned": (
+        {"prompts": {"where": "reward >= 1"}},
+        ("prompts.where", "prompts.demonstrations"),
+    ),
     "adaptive control without ratios": (
         {"staleness": {"control": "adaptive"}, "training": {"max_steps": 3, "loss": "reinforce"}},
         ("staleness.control", "training.loss"),
@@ -313,6 +360,9 @@ def test_adaptive_control_scales_the_learning_rate_by_the_effective_sample_size(
     [
         {"prompts": {"eval_source": "held.jsonl", "num_eval": 1}},
         {"prompts": {"source": "a.jsonl", "template": "<{prompt}>"}},
+        demonstrated(prompts={"source": "runs/mine", "where": "reward >= 1"}),
+        demonstrated(training={"loss": "my_losses:gentle"}),
+        {**demonstrated(), "scoring": {"reward": "reasoning_gym"}},
         {
             "scoring": {"reward": "reasoning_gym"},
             "prompts": {

@@ -76,14 +76,15 @@ def test_a_penalty_of_a_source_needs_the_runs_reference_policy() -> None:
 
 def test_a_source_may_have_scorers_of_its_own() -> None:
     config = mixture({"sums": {}, "chat": {"scoring": {"replicas": 2}}}, scoring={"replicas": 3})
-    assert config.scorers.replicas == {"exact_match": 3, "exact_match@chat": 2}
-    assert [config.scorers.scorer(replica) for replica in (0, 2, 3, 4)] == [
-        ("exact_match", 0),
-        ("exact_match", 2),
-        ("exact_match@chat", 0),
-        ("exact_match@chat", 1),
+    assert config.annotators.replicas == {"scores/exact_match": 3, "scores/exact_match@chat": 2}
+    assert [config.annotators.annotator("scores", replica) for replica in (0, 2, 3, 4)] == [
+        ("scores/exact_match", 0),
+        ("scores/exact_match", 2),
+        ("scores/exact_match@chat", 0),
+        ("scores/exact_match@chat", 1),
     ]
-    assert [config.scorers.of_source(source) for source in config.sources] == ["exact_match", "exact_match@chat"]
+    pools = ["scores/exact_match", "scores/exact_match@chat"]
+    assert [config.annotators.of_source("scores", source) for source in config.sources] == pools
 
 
 def test_the_runs_own_scorers_score_one_source_at_least() -> None:

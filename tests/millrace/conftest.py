@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 import torch
 from support.engines.policies import Offer, offering
+from support.replay.trained_run import TrainedRun, train_and_store
 from support.stores.memory import unused_name
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -102,3 +103,15 @@ def _response(group_id: int, index: int, policy_version: int) -> Response:
         version_spans=((policy_version, 0),),
         finish_reason="stop" if length < 4 else "length",
     )
+
+
+@pytest.fixture(scope="session")
+def unchanged(
+    tmp_path_factory: pytest.TempPathFactory,
+    make_model: Callable[..., LlamaForCausalLM],
+    tokenizer: PreTrainedTokenizerFast,
+) -> TrainedRun:
+    """A stored run, trained once a session, for tests that only read it."""
+    start = tmp_path_factory.mktemp("start")
+    make_model(0).save_pretrained(start)
+    return train_and_store(tmp_path_factory.mktemp("trained") / "run", start, len(tokenizer))

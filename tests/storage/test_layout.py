@@ -25,9 +25,9 @@ def test_each_part_has_one_scorer_and_one_place_in_its_stream(num_scorers: int) 
     streams: list[list[int]] = [[] for _ in range(num_scorers)]
     for part in range(10):
         for scorer, stream in enumerate(streams):
-            assert layout.num_scored_parts(scorer, part, num_scorers) == len(stream)
-        scorer = layout.scorer_of_part(part, num_scorers)
-        assert layout.scored_part(scorer, len(streams[scorer]), num_scorers) == part
+            assert layout.num_annotated_parts(scorer, part, num_scorers) == len(stream)
+        scorer = layout.annotator_of_part(part, num_scorers)
+        assert layout.annotated_part(scorer, len(streams[scorer]), num_scorers) == part
         streams[scorer].append(part)
 
 

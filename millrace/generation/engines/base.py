@@ -10,6 +10,7 @@ ones. `environments/episodes.py` makes trajectories of several turns this way.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 import torch
 
@@ -29,6 +30,8 @@ class Engine(ABC):
     """Version of the loaded weights; 0 is the base model."""
     vocab_size: int
     """The policy's token ids are 0 to vocab_size − 1."""
+    has_policy: ClassVar[bool] = True
+    """Whether it computes with weights; without, it only records their version, and `next_logprobs` is empty."""
 
     @abstractmethod
     def submit(self, requests: Sequence[Request], sampling: Sampling) -> None:

@@ -63,6 +63,9 @@ class CollapseGuard:
 
         Its reward is the mean over the sources by their first weights, so a mixture that changes is no collapse.
         """
+        # Rewards and μ of demonstrations say nothing about the policy.
+        if self._stage.config.generation.engine == "demonstrations":
+            return None
         for source in {group.source for group in groups}:
             of_source = (group.rewards for group in groups if group.source == source)
             rewards = [reward for of_group in of_source for reward in of_group if reward is not None]

@@ -1,7 +1,7 @@
 """The train loop of a campaign: scored groups in, policy versions out.
 
-    ║ trajectories ║ + ║ scores ║ ─► loader ─► readable? policy exists? trainable? selected? ─no─► dropped, counted
-                                                  │ yes
+    ║ trajectories ║ + ║ annotations ║ ─► loader ─► readable? policy exists? trainable? selected? ─no─► dropped
+                                                  │ yes                                                   and counted
     ┌─► groups_per_step of them ─► advantages ─► trainer ─► version + 1 ─► handover ─► sync_weights
     │                                                │
     │                                                ├─► ║ consumed ║ + ║ trainer_logprobs ║ outcome of each
@@ -60,7 +60,7 @@ class TrainLoop:
         # Position of the cursors when the ledger last balanced.
         self.balanced: list[Amount] = []
         streams: dict[str, Any] = {
-            "scorers": self.config.scorers,
+            "pools": self.config.annotators,
             "num_generators": self.config.generation.replicas,
         }
         vocab_size, position = self.trainer.vocab_size, stored.get("intake")

@@ -3,7 +3,7 @@
     −∇ loss = weight · A · ∇ log π        weight: a function of π, of μ, and of the sign of A
 
 π is the policy being trained, μ the behavior policy that sampled the token, r = π/μ the importance ratio, A the
-advantage of the token's response. Losses differ only in the weight. A loss is a function of `LossInputs` and the config
+advantage of the token. Losses differ only in the weight. A loss is a function of `LossInputs` and the config
 section `training`, and returns `LossOutputs`; it keeps no state.
 
 Shapes: N trainable tokens, response after response, each response whole, without padding. The ratio of a response is
@@ -39,7 +39,7 @@ class LossInputs:
     rollout_logprobs_N: torch.Tensor
     """[N] log μ, nats."""
     advantages_N: torch.Tensor
-    """[N] of the token's response."""
+    """[N] of the token: that of its response, plus its teacher's term."""
     response_N: torch.Tensor
     """[N] int64, ascending: index of the token's response in the microbatch, from 0."""
     num_responses: int

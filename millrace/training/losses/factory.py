@@ -17,19 +17,18 @@ LossFunction = Callable[[LossInputs, Any], LossOutputs]
 _BUILT_IN: tuple[LossFunction, ...] = (
     *(weighted.aipo, weighted.reinforce, clipped.ppo_clip, clipped.decoupled_ppo, weighted.tis, weighted.sequence_tis),
     *(weighted.icepop, weighted.sequence_mask, weighted.geometric_mask, weighted.cispo, clipped.gspo, clipped.sapo),
-    *(weighted.dppo_tv, weighted.topr),
+    *(weighted.dppo_tv, weighted.topr, weighted.cross_entropy),
 )
 LOSSES = {function.__name__: function for function in _BUILT_IN}
 
 
 class Loss:
-    """A policy-gradient loss with its parameters."""
-
-    needs_advantage = True
-    """Whether a token without advantage has no gradient, so that a backward pass is spared."""
+    """A loss with its parameters."""
 
     def __init__(self, name: str, function: LossFunction, parameters: object) -> None:
         self.name = name
+        self.needs_advantage = name in LOSSES and name != weighted.cross_entropy.__name__
+        """Whether a token without advantage has no gradient, so that a backward pass is spared."""
         self.parameters = parameters
         self._function = function
 
@@ -44,8 +43,6 @@ class OwnLoss(Loss):
     Raises InputError if it can't be imported, fails or returns something else than `LossOutputs`, and TrainingDiverged
     for a loss that is not finite, unless the config has such tokens masked.
     """
-
-    needs_advantage = False
 
     def __init__(self, path: str, training: TrainingConfig) -> None:
         super().__init__(path, imported_function("training.loss", path, ("tokens", "training")), training)

@@ -62,6 +62,23 @@ def reinforce(inputs: LossInputs, config: loss_configs.PlainConfig) -> LossOutpu
     return weighted(inputs, weight_N, torch.zeros_like(weight_N, dtype=torch.bool))
 
 
+def cross_entropy(inputs: LossInputs, config: loss_configs.PlainConfig) -> LossOutputs:
+    """Cross-entropy of demonstrations: supervised fine-tuning.
+
+    −∇ loss = ∇ log π
+
+    The advantage has no influence. A demonstration is what a μ of a single response samples, log μ = 0, so the reported
+    ratio is the probability of the token.
+    """
+    weight_N = torch.ones_like(inputs.rollout_logprobs_N)
+    return LossOutputs(
+        loss=-inputs.trainer_logprobs_N,
+        weight=weight_N,
+        importance_ratio=importance_ratio(inputs),
+        clipped=torch.zeros_like(weight_N, dtype=torch.bool),
+    )
+
+
 def topr(inputs: LossInputs, config: loss_configs.PlainConfig) -> LossOutputs:
     """TOPR: tapered off-policy REINFORCE (arXiv 2503.14286).
 

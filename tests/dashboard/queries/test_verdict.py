@@ -204,6 +204,12 @@ def test_a_collapse_is_named_until_the_reward_is_back() -> None:
     assert _verdict(_run(trained=back)).clauses[1].cause == "healthy"
 
 
+def test_the_rewards_of_demonstrations_are_no_collapse() -> None:
+    run = _run(trained={"reward_mean": [0.5] * 20 + [0.1] * 20, "mismatch_kl": [2.0] * STEPS})
+    shown = replace(run, info=replace(run.info, config={"generation": {"engine": "demonstrations"}}))
+    assert _verdict(shown).clauses[1].cause == "healthy"
+
+
 @pytest.mark.parametrize(("silent", "level", "cause"), [(40.0, "warning", "silent"), (200.0, "bad", "hanging")])
 def test_a_stage_that_writes_nothing_is_named_and_hangs_after_its_limit(silent: float, level: str, cause: str) -> None:
     verdict = _verdict(_run(silent=silent))

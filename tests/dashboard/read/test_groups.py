@@ -82,7 +82,7 @@ def test_every_group_that_was_taken_is_read_as_its_streams_tell_it(
 
 
 def score_path(run: RunData, generator: int, scorer: int) -> str:
-    return layout.scores(run.info.config["scoring"]["reward"], generator, scorer, 2)
+    return layout.annotations(f"scores/{run.info.config['scoring']['reward']}", generator, scorer, 2)
 
 
 def test_a_group_that_the_trainer_has_not_taken_is_located_by_its_number(

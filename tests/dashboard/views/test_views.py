@@ -30,7 +30,7 @@ _STEP = (
         "mismatch_kl",
         "importance_ratio_mean",
     ),
-    *("chi_square", "kl_to_reference", "changed_weight_share"),
+    *("chi_square", "kl_to_reference", "kl_to_teacher", "changed_weight_share"),
     *("overtaken_groups_mean", "overtaken_groups_max", "masked_token_share", "length_ratio", "reward_ratio"),
     *("zero_advantage_share", "truncated_share", "reward_component/math", "reward_component/format"),
     *("trained_tokens_of_staleness/0", "trained_tokens_of_staleness/2"),

@@ -22,6 +22,13 @@ def test_each_link_starts_from_the_run_before_unless_it_names_a_model(tmp_path: 
     assert third.model.path == "models/other"
 
 
+def test_a_link_may_learn_demonstrations() -> None:
+    shown = ["name=first", "model.path=models/mine", "prompts.source=shown.jsonl"]
+    first, second = link_configs([Link(preset="tiny-cpu", sft=True, settings=shown), Link(preset="tiny-cpu")])
+    assert (first.generation.engine, first.training.loss.name) == ("demonstrations", "cross_entropy")
+    assert second.generation.engine == "transformers"
+
+
 def test_two_links_with_one_name_are_refused() -> None:
     with pytest.raises(InputError) as caught:
         link_configs([Link(preset="tiny-cpu"), Link(preset="tiny-cpu")])

@@ -121,6 +121,26 @@ def test_a_model_changes_with_its_template_and_any_part_of_its_weights(source: P
     assert len({json.dumps(inputs) for inputs in seen}) == 3
 
 
+def test_a_changed_teacher_is_noticed_and_a_missing_one_refused(source: Path) -> None:
+    folder = source.parent / "expert"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    settings = ["teachers.before.path=start", f"teachers.expert.path={folder}", "training.distillation.teacher=expert"]
+    # A teacher of no source would be refused.
+    settings += ["sources.sums.weight=1", "sources.words.training.distillation.teacher=before"]
+    config = configured(source, *settings)
+    key = f"teachers.expert.path {folder}"
+    before = run_inputs(config, ["teach"])
+    (folder / "config.json").write_text("{ }")
+    assert before.keys() == run_inputs(config, ["teach"]).keys() == {key}
+    assert run_inputs(config, ["teach"]) != before
+    (folder / "config.json").unlink()
+    folder.rmdir()
+    with pytest.raises(InputError) as caught:
+        run_inputs(config, ["teach"])
+    assert caught.value.key == "teachers.expert.path"
+
+
 def test_a_host_reads_only_the_inputs_of_its_stages(source: Path) -> None:
     config = configured(source)
     source.unlink()

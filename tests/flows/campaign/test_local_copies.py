@@ -124,6 +124,7 @@ try:
     config = with_local_copies(load_config(sys.argv[1], sys.argv[3:]), open_store(sys.argv[2]), lines.append)
     answer = {"model": config.model.path, "source": config.prompts.source, "eval": config.prompts.eval_source}
     answer |= {name: source.prompts.source for name, source in config.sources.items()}
+    answer |= {name: teacher.path for name, teacher in config.teachers.items()}
 except InputError as error:
     answer = error.fields()
 print(json.dumps({**answer, "lines": lines}))
@@ -285,6 +286,22 @@ def test_a_stored_run_gives_a_copy_of_its_promoted_checkpoint_which_a_resumed_ru
     assert ask(setting)["model"] == first["model"]
     newer = ask(setting, store=tmp_path / "another")
     assert (Path(newer["model"]) / "config.json").read_text() == "[40]"
+
+
+def test_a_teacher_may_be_a_stored_run_or_of_a_hub(hub: Hub, ask: Ask, tmp_path: Path) -> None:
+    promote(tmp_path / "before", 20)
+    hub.repositories["org/expert"] = MODEL
+    settings = [f"teachers.old.path={tmp_path / 'before'}", "training.distillation.teacher=old"]
+    settings += ["teachers.expert.path=org/expert", "sources.sums.training.distillation.teacher=expert"]
+    settings += [
+        "teachers.first.path=start",
+        "sources.words.training.distillation.teacher=first",
+        "sources.all.weight=1",
+    ]
+    teachers = ask(*settings)
+    assert (Path(teachers["old"]) / "config.json").read_text() == "[20]"
+    assert (Path(teachers["expert"]) / "tokenizer.json").read_bytes() == b"tokens"
+    assert teachers["first"] == "start"
 
 
 def test_a_stored_run_that_promoted_nothing_is_a_user_error(hub: Hub, ask: Ask, tmp_path: Path) -> None:

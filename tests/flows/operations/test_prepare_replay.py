@@ -71,3 +71,13 @@ def test_a_reward_that_can_not_rescore_a_source_names_it(run: TrainedRun, tmp_pa
     with pytest.raises(InputError) as raised:
         check(request)
     assert raised.value.key == "sources.words.scoring.reward"
+
+
+def test_a_replay_can_not_train_with_a_teacher_whose_rows_are_not_stored(run: TrainedRun, tmp_path: Path) -> None:
+    settings = ["teachers.expert.path=start", "training.distillation.teacher=expert"]
+    request = ReplayRequest(
+        sources=[str(run.folder)], job="train", settings=settings, run_id="again", root=str(tmp_path / "replays")
+    )
+    with pytest.raises(InputError) as raised:
+        check(request)
+    assert (raised.value.key, raised.value.read) == ("training.distillation.teacher", "expert")

@@ -56,7 +56,7 @@ def test_two_generators_and_two_scorers_share_the_work_and_make_no_group_twice(m
         rows = read_rows(store, layout.trajectories(generator), TRAJECTORY)
         assert {row["group_id"] % 2 for row in rows} == {generator}
         for scorer in (0, 1):
-            assert read_rows(store, layout.scores("exact_match", generator, scorer, 2), SCORE)
+            assert read_rows(store, layout.annotations("scores/exact_match", generator, scorer, 2), SCORE)
 
 
 @pytest.mark.extended

@@ -45,7 +45,7 @@ def test_a_killed_scorer_has_nothing_judged_twice_that_was_committed_and_a_repla
         summary = millrace.finish("judged", **judged_by(service))
         assert armed.missed() == []
     store = millrace.store("judged")
-    rows = read_rows(store, layout.scores("judge", 0, 0, 1), SCORE)
+    rows = read_rows(store, layout.annotations("scores/judge", 0, 0, 1), SCORE)
     assert len(rows) >= 6 * 16 * 8
     assert {row["status"] for row in rows} == {"ok"}
     evaluated = 2 * 32
@@ -63,7 +63,9 @@ def test_a_killed_scorer_has_nothing_judged_twice_that_was_committed_and_a_repla
 
 
 def rewards_of(millrace: Millrace, run_id: str) -> list[Any]:
-    return [row["reward"] for row in read_rows(millrace.store(run_id), layout.scores("judge", 0, 0, 1), SCORE)]
+    return [
+        row["reward"] for row in read_rows(millrace.store(run_id), layout.annotations("scores/judge", 0, 0, 1), SCORE)
+    ]
 
 
 def test_a_limit_ends_the_run_and_a_higher_one_goes_on(millrace: Millrace) -> None:
@@ -74,7 +76,7 @@ def test_a_limit_ends_the_run_and_a_higher_one_goes_on(millrace: Millrace) -> No
         summary = millrace.finish("limited", "--resume", **judged_by(service, max_requests=100_000))
     assert summary["steps"] == 6
     assert_balanced(summary)
-    scored = read_rows(millrace.store("limited"), layout.scores("judge", 0, 0, 1), SCORE)
+    scored = read_rows(millrace.store("limited"), layout.annotations("scores/judge", 0, 0, 1), SCORE)
     generated = read_rows(millrace.store("limited"), layout.trajectories(0), TRAJECTORY)
     assert [row["row_id"] for row in scored] == [row["row_id"] for row in generated][: len(scored)]
 

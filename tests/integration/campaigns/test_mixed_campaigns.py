@@ -171,7 +171,7 @@ def test_a_resumed_run_has_other_weights_and_a_source_more(millrace: Millrace) -
     assert view.evaluation_sets["digits"]["policy_version"].tolist() == [0, STEPS]
     assert view.evaluation_sets["sums"]["policy_version"].tolist() == [0, cut, STEPS]
     rows = read_rows(store, layout.trajectories(0), TRAJECTORY)
-    scores = read_rows(store, layout.scores("exact_match", 0, 0, 1), SCORE)
+    scores = read_rows(store, layout.annotations("scores/exact_match", 0, 0, 1), SCORE)
     versions = {(row["source"], score["verifier_version"]) for row, score in zip(rows, scores, strict=False)}
     (version,) = {version for source, version in versions if source == "digits"}
     assert "own_rewards" not in version
@@ -190,7 +190,7 @@ def test_in_sync_mode_the_run_of_one_source_is_the_run_without_sources(millrace:
     for run_id, sources in {"plain": {}, "named": {"sums": one}}.items():
         millrace.finish(run_id, **settings, sources=sources)
     plain, named = (millrace.store(run_id) for run_id in ("plain", "named"))
-    streams = [(layout.trajectories(0), TRAJECTORY), (layout.scores("exact_match", 0, 0, 1), SCORE)]
+    streams = [(layout.trajectories(0), TRAJECTORY), (layout.annotations("scores/exact_match", 0, 0, 1), SCORE)]
     streams += [(layout.CONSUMED, CONSUMED), (layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS)]
     for path, schema in streams:
         assert untimed(read_rows(named, path, schema)) == untimed(read_rows(plain, path, schema))

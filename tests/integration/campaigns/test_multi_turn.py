@@ -109,4 +109,6 @@ def test_a_campaign_with_a_tool_accounts_for_every_token_of_either_side(millrace
                 # The budget may have cut it.
                 assert calculator.step(turn).text.startswith(answer)
     assert calls > len(rows) / 10
-    assert {score["status"] for score in read_rows(store, layout.scores("exact_match", 0, 0, 1), SCORE)} == {"ok"}
+    assert {
+        score["status"] for score in read_rows(store, layout.annotations("scores/exact_match", 0, 0, 1), SCORE)
+    } == {"ok"}

@@ -49,7 +49,7 @@ def test_a_preset_with_real_data_finishes_and_accounts_for_every_rollout(
     assert summary["ledger"]["trained"]["rollouts"] == 4 * 8 * 8
 
     store = millrace_alone.store(preset)
-    scores = read_rows(store, layout.scores(reward, 0, 0, 1), SCORE)
+    scores = read_rows(store, layout.annotations(f"scores/{reward}", 0, 0, 1), SCORE)
     assert {score["status"] for score in scores} == {"ok"}, "every response was judged"
     rollouts = read_rows(store, layout.trajectories(0), TRAJECTORY)
     assert all(json.loads(row["meta"])["source"].startswith(source) for row in rollouts)

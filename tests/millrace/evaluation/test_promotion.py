@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from configs.operation import PromotionConfig
 from configs.schema import ModelConfig, RunConfig
-from configs.stored import ScorerPools
+from configs.stored import AnnotatorPools
 from configs.training import TrainingConfig
 from millrace.errors import InputError
 from millrace.evaluation.promotion import (
@@ -208,7 +208,7 @@ class Run:
         self.trainer.policy_version = version
         intake = RolloutLoader(
             self.store,
-            scorers=ScorerPools({"exact_match": 1}),
+            pools=AnnotatorPools({"scores/exact_match": 1}),
             num_generators=1,
             vocab_size=self.trainer.vocab_size,
             lineage=Lineage.after(None, 0),
@@ -357,4 +357,4 @@ def test_a_stage_killed_anywhere_promotes_once_when_it_runs_again(
     carry_out(run.store, made)
     assert run.whole() == [5], place
     assert fsck(run.store).findings == [], place
-    assert fetch_promoted(run.store, tmp_path / "model").evaluation.policy_version == 5
+    assert fetch_promoted(run.store, tmp_path / "model").evaluation["policy_version"] == 5

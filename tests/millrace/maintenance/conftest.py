@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from support.stores.dict_store import DictStore
 
-from configs.stored import DEFAULT_SOURCE, ScorerPools
+from configs.stored import DEFAULT_SOURCE, AnnotatorPools
 from millrace.rollouts.arrow import trajectory_table
 from millrace.rollouts.consumed import ConsumedWriter
 from millrace.rollouts.ledger import Account
@@ -45,7 +45,10 @@ class SmallRun:
         self._make_trajectories = make_trajectories
         self._trajectories = [self._generator(g) for g in range(GENERATORS)]
         self._scores = [
-            [StreamWriter(store, layout.scores(REWARD, g, s, SCORERS), SCORE, f"score-{s}") for s in range(SCORERS)]
+            [
+                StreamWriter(store, layout.annotations(f"scores/{REWARD}", g, s, SCORERS), SCORE, f"score-{s}")
+                for s in range(SCORERS)
+            ]
             for g in range(GENERATORS)
         ]
         self._parts: list[list[list[Trajectory]]] = [[] for _ in range(GENERATORS)]
@@ -59,7 +62,7 @@ class SmallRun:
     def open_loader(self, state: list[dict[str, Any]] | None) -> RolloutLoader:
         return RolloutLoader(
             self.store,
-            scorers=ScorerPools({REWARD: SCORERS}),
+            pools=AnnotatorPools({f"scores/{REWARD}": SCORERS}),
             num_generators=GENERATORS,
             vocab_size=VOCAB_SIZE,
             lineage=Lineage.after(None, 0),

@@ -33,7 +33,7 @@ def expected_rows(store: Store) -> Rows:
         scores = {
             row.pop("row_id"): row
             for scorer in range(2)
-            for row in rows_of(store, layout.scores("exact_match", generator, scorer, 2), SCORE)
+            for row in rows_of(store, layout.annotations("scores/exact_match", generator, scorer, 2), SCORE)
         }
         unscored = {name: None for name in SCORE.names if name != "row_id"}
         for row in rows_of(store, layout.trajectories(generator), TRAJECTORY):
@@ -136,9 +136,11 @@ def test_scores_of_other_rows_are_reported_and_left_out(start_run: Any, dict_sto
     run.generate(0)
     run.generate(0)
     run.score(0, 0)
-    scored = StreamReader(dict_store, layout.scores("exact_match", 0, 0, 2), SCORE).next()
+    scored = StreamReader(dict_store, layout.annotations("scores/exact_match", 0, 0, 2), SCORE).next()
     assert scored is not None
-    StreamWriter(dict_store, layout.scores("exact_match", 0, 1, 2), SCORE, "w").write(scored.table, tokens=0)
+    StreamWriter(dict_store, layout.annotations("scores/exact_match", 0, 1, 2), SCORE, "w").write(
+        scored.table, tokens=0
+    )
     assert compact(dict_store).problems == [
         "trajectories/0: the scores of part 1 belong to other rows and were left out"
     ]

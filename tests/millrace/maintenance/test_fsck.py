@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from support.stores.dict_store import DictStore
+from support.streams.rows import teacher_rows
 
 from millrace.errors import InputError
 from millrace.evaluation.results import write_result
@@ -20,12 +21,12 @@ from millrace.rollouts.unfinished import UnfinishedWriter
 from millrace.types import Request, Response, Trajectory
 from storage import layout
 from storage.checkpoints import CheckpointWriter, read_latest
-from storage.schema import CONSUMED, SCORE
+from storage.schema import CONSUMED, SCORE, TEACHER
 from storage.streams.record import encode
 from storage.streams.stream import StreamReader, StreamWriter
 
 TRAJECTORIES = layout.trajectories(0)
-SCORES = layout.scores("exact_match", 0, 0, 2)
+SCORES = layout.annotations("scores/exact_match", 0, 0, 2)
 
 
 def damaged(report: Report) -> list[Finding]:
@@ -56,6 +57,16 @@ def test_a_sound_run_is_verified_whole_and_not_changed(small_run: Any, dict_stor
     parts = [path for path in objects if "/seg/" in path]
     # Six versions, each with a checkpoint and its weights in the store.
     assert (report.streams, report.parts, report.records, report.checkpoints) == (9, len(parts), len(records), 12)
+
+
+def test_rows_of_a_teacher_that_are_not_those_of_the_trajectories_are_damage(
+    small_run: Any, dict_store: DictStore
+) -> None:
+    path = layout.annotations("teachers/expert", 0, 0, 1)
+    StreamWriter(dict_store, path, TEACHER, "teach-0").write(teacher_rows(0, [None] * 99), tokens=0)
+    (finding,) = damaged(fsck(dict_store))
+    assert finding.file.startswith(path)
+    assert "99 rows" in finding.reason
 
 
 def rows_of_consumed(store: DictStore) -> list[dict[str, Any]]:
@@ -145,7 +156,7 @@ def test_scores_of_other_or_missing_rows_are_damage(
     run.score(0, 0)
     table = StreamReader(dict_store, SCORES, SCORE).next()
     assert table is not None
-    second = layout.scores("exact_match", 0, 1, 2)
+    second = layout.annotations("scores/exact_match", 0, 1, 2)
     StreamWriter(dict_store, second, SCORE, "w").write(table.table, tokens=0)
     assert damaged_files(dict_store) == [second]
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.stores.dict_store import DictStore
+from support.streams.rows import teacher_rows
 from support.weights.versions import trained
 
 from millrace.evaluation.results import write_result
@@ -22,7 +23,7 @@ from millrace.weights.store import ANCHOR_EVERY, StoreReceiver, StoreSender
 from storage import layout
 from storage.checkpoints import CheckpointWriter, checkpoints_backwards, load_file, read_latest
 from storage.errors import PartRemoved, StreamCorrupt
-from storage.schema import SCORE, TRAINER_LOGPROBS
+from storage.schema import SCORE, TEACHER, TRAINER_LOGPROBS, TRAJECTORY
 from storage.stores.base import BytesLike, Entry
 from storage.stores.local import LocalStore
 from storage.streams.log import LogReader
@@ -81,7 +82,7 @@ def test_a_part_of_trajectories_and_its_scores_go_together(small_run: Any, dict_
     for generator in range(2):
         end = read_removed(dict_store, layout.trajectories(generator))
         assert end > 2
-        scores = [layout.scores("exact_match", generator, scorer, 2) for scorer in range(2)]
+        scores = [layout.annotations("scores/exact_match", generator, scorer, 2) for scorer in range(2)]
         assert [read_removed(dict_store, path) for path in scores] == [len(range(s, end, 2)) for s in range(2)]
         for path in (layout.trajectories(generator), *scores):
             files = [f"{path}/{record.file}" for record in Contents(dict_store).read_log(path).parts]
@@ -91,13 +92,24 @@ def test_a_part_of_trajectories_and_its_scores_go_together(small_run: Any, dict_
 
 def test_rows_that_one_of_two_rewards_has_not_scored_stay(small_run: Any, dict_store: DictStore) -> None:
     assert paths(plan(dict_store, KEEP_NO_ROWS), "rows")
-    late = StreamWriter(dict_store, layout.scores("other", 0, 0, 1), SCORE, "late")
-    first = StreamReader(dict_store, layout.scores("exact_match", 0, 0, 2), SCORE).next()
+    late = StreamWriter(dict_store, layout.annotations("scores/other", 0, 0, 1), SCORE, "late")
+    first = StreamReader(dict_store, layout.annotations("scores/exact_match", 0, 0, 2), SCORE).next()
     assert first is not None
     late.write(first.table, tokens=first.record.tokens)
     gc(dict_store, KEEP_NO_ROWS)
     assert read_removed(dict_store, layout.trajectories(0)) == 1
-    assert read_removed(dict_store, layout.scores("other", 0, 0, 1)) == 1
+    assert read_removed(dict_store, layout.annotations("scores/other", 0, 0, 1)) == 1
+    assert read_removed(dict_store, layout.trajectories(1)) > 1
+
+
+def test_rows_that_a_teacher_has_not_passed_stay(small_run: Any, dict_store: DictStore) -> None:
+    path = layout.annotations("teachers/expert", 0, 0, 1)
+    first = StreamReader(dict_store, layout.trajectories(0), TRAJECTORY).next()
+    assert first is not None
+    late = StreamWriter(dict_store, path, TEACHER, "teach-0")
+    late.write(teacher_rows(0, [None] * first.record.rows), tokens=first.record.tokens)
+    gc(dict_store, KEEP_NO_ROWS)
+    assert read_removed(dict_store, layout.trajectories(0)) == read_removed(dict_store, path) == 1
     assert read_removed(dict_store, layout.trajectories(1)) > 1
 
 

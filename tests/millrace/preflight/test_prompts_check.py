@@ -101,6 +101,30 @@ def test_bootstrap_makes_its_tokenizer_later(tmp_path: Path) -> None:
     assert checked(tmp_path, TEXT, None) is None
 
 
+SHOWN = [{"messages": [*row["prompt"], {"role": "assistant", "content": "5."}]} for row in CHAT]
+
+
+def test_demonstrations_are_measured_with_their_prompts(tmp_path: Path, folder: Path) -> None:
+    assert checked(tmp_path, SHOWN, folder, demonstrations=True) == checked(tmp_path, CHAT, folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "context", "part"),
+    [
+        ("A long answer.", 2048, "its demonstration has 15 tokens and generation.max_new_tokens is 8"),
+        ("5.", 30, "no more than the model's context together, 30 tokens"),
+    ],
+)
+def test_a_demonstration_that_is_too_long_is_refused(
+    tmp_path: Path, folder: Path, content: str, context: int, part: str
+) -> None:
+    rows = [{"messages": [*row["prompt"], {"role": "assistant", "content": content}]} for row in CHAT]
+    with pytest.raises(InputError) as caught:
+        checked(tmp_path, rows, folder, context=context, demonstrations=True)
+    assert (caught.value.file or "").startswith("prompt asked.jsonl:")
+    assert part in str(caught.value)
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize(
     ("rows", "changes", "part"),

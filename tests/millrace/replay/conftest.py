@@ -1,24 +1,10 @@
-"""A run to replay: trained once a session, see `support.replay.trained_run`."""
+"""A run to replay, see `support.replay.trained_run`."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.replay.trained_run import TrainedRun, train_and_store
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
-
-
-@pytest.fixture(scope="session")
-def unchanged(
-    tmp_path_factory: pytest.TempPathFactory,
-    make_model: Callable[..., LlamaForCausalLM],
-    tokenizer: PreTrainedTokenizerFast,
-) -> TrainedRun:
-    """The run, for tests that only read it."""
-    start = tmp_path_factory.mktemp("start")
-    make_model(0).save_pretrained(start)
-    return train_and_store(tmp_path_factory.mktemp("trained") / "run", start, len(tokenizer))
+from support.replay.trained_run import TrainedRun
 
 
 @pytest.fixture

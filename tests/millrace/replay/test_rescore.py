@@ -26,7 +26,7 @@ def test_rows_are_counted_by_both_rewards(unchanged: TrainedRun, memory_store: M
     create_replay(memory_store, run, "other")
     pairs: list[tuple[float | None, float | None]] = []
     for generator in range(GENERATORS):
-        writer = StreamWriter(memory_store, layout.scores("other", generator, 0, 1), SCORE, "score-0")
+        writer = StreamWriter(memory_store, layout.annotations("scores/other", generator, 0, 1), SCORE, "score-0")
         rewards = run.parts.rewards(generator).tolist()
         for record in run.parts.records[generator]:
             rows = range(record.first_row_id, record.first_row_id + record.rows)
@@ -66,7 +66,7 @@ def test_rows_of_a_mixture_are_counted_by_source(trained: TrainedRun, memory_sto
     create_replay(memory_store, run, "other")
     rows = {"sums": 0, "words": 0}
     for generator in range(GENERATORS):
-        writer = StreamWriter(memory_store, layout.scores("other", generator, 0, 1), SCORE, "score-0")
+        writer = StreamWriter(memory_store, layout.annotations("scores/other", generator, 0, 1), SCORE, "score-0")
         for part, record in enumerate(run.parts.records[generator]):
             sources = run.parts.trajectories(generator, part, ["source"]).table["source"].to_pylist()
             rewards = [2.0 if source == "sums" else None for source in sources]

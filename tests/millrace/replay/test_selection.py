@@ -8,7 +8,7 @@ from support.replay.mixed_run import as_mixture
 from support.replay.trained_run import GENERATORS, GROUPS_PER_STEP, LAST_STEP, TrainedRun, score_rows
 
 from configs.requests import ReplayRequest, Selection
-from configs.stored import ScorerPools
+from configs.stored import AnnotatorPools
 from millrace.errors import ReplayError
 from millrace.replay.parts import Scores
 from millrace.replay.selection import plan, select
@@ -78,10 +78,10 @@ def rescored(run: TrainedRun, store: MemoryStore, rewards: Callable[[int], list[
     """The run with scores by another reward; `rewards` gives those of a part from its number of rows."""
     parts = SourceRun(run.store).parts
     for generator in range(GENERATORS):
-        writer = StreamWriter(store, layout.scores("other", generator, 0, 1), SCORE, "score-0")
+        writer = StreamWriter(store, layout.annotations("scores/other", generator, 0, 1), SCORE, "score-0")
         for record in parts.records[generator]:
             writer.write(score_rows(record.first_row_id, rewards(record.rows)), tokens=record.tokens)
-    return SourceRun(run.store, scores=Scores(store=store, scorers=ScorerPools({"other": 1})))
+    return SourceRun(run.store, scores=Scores(store=store, pools=AnnotatorPools({"scores/other": 1})))
 
 
 def test_a_group_whose_new_scores_failed_is_left_out(

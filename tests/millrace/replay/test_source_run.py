@@ -21,7 +21,7 @@ from support.replay.trained_run import (
     with_value,
 )
 
-from configs.stored import ScorerPools
+from configs.stored import AnnotatorPools
 from millrace.errors import ReplayError
 from millrace.replay.parts import Scores
 from millrace.replay.source_run import SourceRun
@@ -148,11 +148,11 @@ def test_only_checkpoints_with_their_files_count(trained: TrainedRun) -> None:
 def test_other_scores_replace_those_of_the_run(unchanged: TrainedRun, memory_store: MemoryStore) -> None:
     original = SourceRun(unchanged.store)
     for generator in range(GENERATORS):
-        writer = StreamWriter(memory_store, layout.scores("other", generator, 0, 1), SCORE, "score-0")
+        writer = StreamWriter(memory_store, layout.annotations("scores/other", generator, 0, 1), SCORE, "score-0")
         for record in original.parts.records[generator]:
             rewards = [None if row % 3 == 0 else row / 4 for row in range(record.rows)]
             writer.write(score_rows(record.first_row_id, rewards), tokens=record.tokens)
-    run = SourceRun(unchanged.store, scores=Scores(store=memory_store, scorers=ScorerPools({"other": 1})))
+    run = SourceRun(unchanged.store, scores=Scores(store=memory_store, pools=AnnotatorPools({"scores/other": 1})))
     rows = rows_of(run, [5, 12])
     for row, group, scored in zip(run.groups.take(rows).to_pylist(), run.read(rows), original.read(rows), strict=True):
         rewards = [reward for reward in group.rewards if reward is not None]
@@ -160,7 +160,9 @@ def test_other_scores_replace_those_of_the_run(unchanged: TrainedRun, memory_sto
         assert contents(replace(group, rewards=scored.rewards)) == contents(scored)
         assert (row["verified"], row["reward_max"]) == (len(rewards), max(rewards))
     assert run.rewards(rows[0]) == original.rewards(rows[0]), "the trainer's rewards stay"
-    unscored = SourceRun(unchanged.store, scores=Scores(store=unchanged.store, scorers=ScorerPools({"other": 1})))
+    unscored = SourceRun(
+        unchanged.store, scores=Scores(store=unchanged.store, pools=AnnotatorPools({"scores/other": 1}))
+    )
     with pytest.raises(ReplayError):
         next(unscored.read(rows))
 

@@ -22,7 +22,7 @@ def of_step(run: TrainedRun, step: int, place: int = 1) -> tuple[ScoredGroup, st
     """A group that the step trained, and the stream that holds its scores."""
     group = run.steps[step].groups[place]
     part = SourceRun(run.store).parts.parts_of(group.generator, np.array([group.first_row_id]))[0]
-    return group, layout.scores("exact_match", group.generator, int(part) % SCORERS, SCORERS)
+    return group, layout.annotations("scores/exact_match", group.generator, int(part) % SCORERS, SCORERS)
 
 
 def change_row(run: TrainedRun, path: str, schema: pa.Schema, row_id: int, **values: Any) -> None:

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.replay.trained_run import score_rows
 from support.stores.memory import unused_name
+from support.streams.rows import teacher_rows
 
-from configs.stored import DEFAULT_SOURCE, ScorerPools
+from configs.stored import DEFAULT_SOURCE, AnnotationKind, AnnotatorPools, kind_of
 from millrace.errors import LedgerMismatch
 from millrace.rollouts.arrow import trajectory_table
 from millrace.rollouts.ledger import Amount, CommittedAmounts
@@ -22,7 +23,7 @@ from millrace.rollouts.scored_group import LostPart, ScoredGroup
 from millrace.types import Sampling, Trajectory
 from storage import layout
 from storage.errors import StreamCorrupt
-from storage.schema import SCORE, TRAJECTORY
+from storage.schema import ANNOTATIONS, TRAJECTORY
 from storage.stores.memory import MemoryStore
 from storage.streams.log import LogReader
 from storage.streams.stream import StreamWriter
@@ -31,19 +32,31 @@ MakeTrajectories = Callable[..., list[Trajectory]]
 
 GENERATORS, SCORERS, GROUP_SIZE, VOCAB_SIZE = 2, 2, 2, 15
 LINEAGE = Lineage(1, {})
-ONE_POOL = ScorerPools({"r": SCORERS})
-TWO_POOLS = ScorerPools({"r": SCORERS, "r@words": 3}, {"words": "r@words"})
+ONE_POOL = AnnotatorPools({"scores/r": SCORERS})
+_SCORERS_OF_WORDS: dict[tuple[AnnotationKind, str], str | None] = {("scores", "words"): "scores/r@words"}
+TWO_POOLS = AnnotatorPools({"scores/r": SCORERS, "scores/r@words": 3}, _SCORERS_OF_WORDS)
 """Of every four groups two are words. A pool writes wrong scores for the groups of the other."""
-SHAPE: dict[str, Any] = {"scorers": ONE_POOL, "num_generators": GENERATORS}
+ONE_TEACHER = AnnotatorPools({"scores/r": SCORERS, "teachers/a": 2}, {("teachers", "words"): "teachers/a"})
+TWO_TEACHERS = AnnotatorPools(
+    {"scores/r": SCORERS, "scores/r@words": 3, "teachers/much-longer": 1, "teachers/b": 2},
+    _SCORERS_OF_WORDS | {("teachers", "words"): "teachers/b"},
+    teacher="teachers/much-longer",
+)
+SHAPE: dict[str, Any] = {"pools": ONE_POOL, "num_generators": GENERATORS}
+
+
+def taught(pool: str, trajectory: Trajectory | None) -> list[float] | None:
+    """What the teacher of a pool says of a trajectory's tokens: all different; None of one that it does not serve."""
+    return None if trajectory is None else [-float(token) - len(pool) for token in trajectory.response.tokens]
 
 
 class StoredRun:
     """The streams of a run in memory, and the groups that a loader should return."""
 
     def __init__(
-        self, make_trajectories: MakeTrajectories, vocab_size: int = VOCAB_SIZE, scorers: ScorerPools = ONE_POOL
+        self, make_trajectories: MakeTrajectories, vocab_size: int = VOCAB_SIZE, pools: AnnotatorPools = ONE_POOL
     ) -> None:
-        self.scorers = scorers
+        self.pools = pools
         self.store = MemoryStore(unused_name())
         self.make_trajectories = make_trajectories
         self.trajectories = [
@@ -52,14 +65,19 @@ class StoredRun:
             )
             for g in range(GENERATORS)
         ]
-        self.scores_of_pools = {
+        self.annotations = {
             pool: [
-                [StreamWriter(self.store, layout.scores(pool, g, s, count), SCORE, f"score-{s}") for s in range(count)]
+                [
+                    StreamWriter(
+                        self.store, layout.annotations(pool, g, s, count), ANNOTATIONS[kind_of(pool)], f"w-{s}"
+                    )
+                    for s in range(count)
+                ]
                 for g in range(GENERATORS)
             ]
-            for pool, count in scorers.replicas.items()
+            for pool, count in pools.replicas.items()
         }
-        self.scores = self.scores_of_pools["r"]
+        self.scores = self.annotations["scores/r"]
         self.parts: list[list[list[Trajectory]]] = [[] for _ in range(GENERATORS)]
         self.num_passed = [0] * GENERATORS
         self.waiting: list[deque[int]] = [deque() for _ in range(GENERATORS)]
@@ -93,36 +111,42 @@ class StoredRun:
         self.parts[generator].append(trajectories)
         self.versions.update(dict.fromkeys(group_ids, policy_version))
 
-    def score(self, generator: int, scorer: int, pool: str = "r") -> None:
-        """Scores the scorer's next part of that generator, if there is one."""
-        writer = self.scores_of_pools[pool][generator][scorer]
-        number = writer.parts * self.scorers.replicas[pool] + scorer
+    def annotate(self, generator: int, annotator: int, pool: str = "scores/r") -> None:
+        """Annotates the annotator's next part of that generator, if there is one."""
+        writer = self.annotations[pool][generator][annotator]
+        number = writer.parts * self.pools.replicas[pool] + annotator
         if number >= len(self.parts[generator]):
             return
         trajectories = self.parts[generator][number]
         first_row_id = sum(len(part) for part in self.parts[generator][:number])
-        rewards = [
-            reward_of(trajectory) if self.scorers.of_source(trajectory.request.source) == pool else -1.0
+        kind = kind_of(pool)
+        served = [
+            trajectory if self.pools.of_source(kind, trajectory.request.source) == pool else None
             for trajectory in trajectories
         ]
-        writer.write(score_rows(first_row_id, rewards), tokens=tokens_of(trajectories))
-        while self.num_passed[generator] < len(self.parts[generator]) and self._is_scored(generator):
+        if kind == "scores":
+            rewards = [-1.0 if trajectory is None else reward_of(trajectory) for trajectory in served]
+            table = score_rows(first_row_id, rewards)
+        else:
+            table = teacher_rows(first_row_id, [taught(pool, trajectory) for trajectory in served])
+        writer.write(table, tokens=tokens_of(trajectories))
+        while self.num_passed[generator] < len(self.parts[generator]) and self._is_annotated(generator):
             part = self.parts[generator][self.num_passed[generator]]
             self.waiting[generator] += dict.fromkeys(trajectory.request.group_id for trajectory in part)
             self.num_passed[generator] += 1
 
-    def _is_scored(self, generator: int) -> bool:
-        return all(self._has_scored(pool, generator, self.num_passed[generator]) for pool in self.scorers.replicas)
+    def _is_annotated(self, generator: int) -> bool:
+        return all(self._has_passed(pool, generator, self.num_passed[generator]) for pool in self.pools.replicas)
 
-    def _has_scored(self, pool: str, generator: int, part: int) -> bool:
-        round_, scorer = divmod(part, self.scorers.replicas[pool])
-        return self.scores_of_pools[pool][generator][scorer].parts > round_
+    def _has_passed(self, pool: str, generator: int, part: int) -> bool:
+        round_, annotator = divmod(part, self.pools.replicas[pool])
+        return self.annotations[pool][generator][annotator].parts > round_
 
     def generate_and_score(self, generator: int, *policy_versions: int) -> None:
         """Commits and scores a part of two groups for each version."""
         for number, policy_version in enumerate(policy_versions):
             self.generate(generator, num_groups=2, policy_version=policy_version)
-            self.score(generator, number % SCORERS)
+            self.annotate(generator, number % SCORERS)
 
     def first_row_id(self, group: ScoredGroup) -> int:
         """The row at which its generator committed the group."""
@@ -139,12 +163,12 @@ class StoredRun:
         return group
 
     def amounts(self) -> tuple[Amount, Amount]:
-        """(generated, scored by the pool that has scored least)."""
+        """(generated, passed by the pool that has passed least)."""
         scored = Amount()
         for generator, parts in enumerate(self.parts):
             by_pool = [
-                [part for number, part in enumerate(parts) if self._has_scored(pool, generator, number)]
-                for pool in self.scorers.replicas
+                [part for number, part in enumerate(parts) if self._has_passed(pool, generator, number)]
+                for pool in self.pools.replicas
             ]
             least = min(by_pool, key=lambda passed: sum(map(len, passed)))
             scored += amount_of([trajectory for part in least for trajectory in part])
@@ -152,7 +176,7 @@ class StoredRun:
         return amount_of(generated), scored
 
     def loader(self, state: list[dict[str, Any]] | None = None) -> RolloutLoader:
-        shape = {**SHAPE, "scorers": self.scorers}
+        shape = {**SHAPE, "pools": self.pools}
         return RolloutLoader(self.store, **shape, vocab_size=VOCAB_SIZE, lineage=LINEAGE, state=state)
 
 
@@ -195,7 +219,7 @@ def run(make_trajectories: MakeTrajectories) -> StoredRun:
         for num_groups, policy_version in parts:
             run.generate(generator, num_groups, policy_version)
         for scorer in (0, 1, 0):
-            run.score(generator, scorer)
+            run.annotate(generator, scorer)
     return run
 
 
@@ -263,29 +287,38 @@ actions = st.one_of(
 )
 
 
-@pytest.mark.parametrize("scorers", [ONE_POOL, TWO_POOLS], ids=["one pool", "two pools"])
+@pytest.mark.parametrize(
+    "pools",
+    [ONE_POOL, TWO_POOLS, ONE_TEACHER, TWO_TEACHERS],
+    ids=["one pool", "two pools", "one teacher", "two teachers"],
+)
 @settings(deadline=None, max_examples=80)
 @given(data=st.lists(actions, max_size=40))
 def test_each_group_is_taken_once_in_any_order_of_events(
-    data: list[tuple[str, int, int]], make_trajectories: MakeTrajectories, scorers: ScorerPools
+    data: list[tuple[str, int, int]], make_trajectories: MakeTrajectories, pools: AnnotatorPools
 ) -> None:
-    run = StoredRun(make_trajectories, scorers=scorers)
-    amounts = CommittedAmounts(run.store, scorers=scorers, num_generators=GENERATORS)
+    run = StoredRun(make_trajectories, pools=pools)
+    amounts = CommittedAmounts(run.store, pools=pools, num_generators=GENERATORS)
     loader, taken = run.loader(), Amount()
     for time, (action, first, second) in enumerate(data):
         if action == "generate":
             # A part may be of older weights than the one before it.
             run.generate(first, second, policy_version=(7 * time) % 5 + time // 8)
         elif action == "score":
-            pool = list(scorers.replicas)[time % len(scorers.replicas)]
-            run.score(first, second % scorers.replicas[pool], pool)
+            pool = list(pools.replicas)[time % len(pools.replicas)]
+            run.annotate(first, second % pools.replicas[pool], pool)
         elif action == "resume":
             loader = run.loader(through_json(loader.state()))
         else:
             for _ in range(second):
                 group, expected = loader.take(), run.next_group()
                 assert (group.group_id if isinstance(group, ScoredGroup) else group) == expected
-                assert not isinstance(group, ScoredGroup) or -1.0 not in group.rewards
+                if isinstance(group, ScoredGroup):
+                    assert -1.0 not in group.rewards
+                    pool = pools.of_source("teachers", group.source) or ""
+                    for response, logprobs in zip(group.response_tokens, group.teacher_logprobs, strict=True):
+                        assert logprobs is not None
+                        assert logprobs.tolist() == [-float(token) - len(pool) for token in response if pool]
                 taken += group.amount() if group else Amount()
         assert sum(loader.consumed(), Amount()) == taken
         assert amounts.look() == run.amounts()
@@ -330,7 +363,7 @@ def damage(store: MemoryStore, stream: str, part: int) -> int:
     raise AssertionError(f"{stream} has no part {part}")
 
 
-@pytest.mark.parametrize("stream", [layout.trajectories(0), layout.scores("r", 0, 1, SCORERS)])
+@pytest.mark.parametrize("stream", [layout.trajectories(0), layout.annotations("scores/r", 0, 1, SCORERS)])
 def test_a_damaged_part_is_lost_and_its_neighbours_are_taken(run: StoredRun, stream: str) -> None:
     # Part 1 of generator 0's trajectories is part 0 of what scorer 1 made of them.
     damage(run.store, stream, part=1 if stream == layout.trajectories(0) else 0)

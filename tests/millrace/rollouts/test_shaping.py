@@ -48,6 +48,13 @@ def test_groups_without_spread_are_dropped_only_if_configured() -> None:
         assert (chosen.share, chosen.step()) == (0.5, {"zero_advantage_share": 0.5})
 
 
+def test_a_response_without_others_has_nothing_to_differ_from() -> None:
+    spread = SpreadFilter(DROP, 1)
+    assert spread.drop_reason(group([1.0])) is None
+    assert spread.step()["zero_advantage_share"] == 0.0
+    assert [group(rewards).drop_reason for rewards in ([1.0], [None], [1.0, None])] == [None, "error", "error"]
+
+
 def test_a_steps_share_is_of_the_groups_taken_for_it() -> None:
     chosen = SpreadFilter(DROP, 1)
     assert chosen.share is None
@@ -110,3 +117,8 @@ def test_the_advantages_of_a_task_are_multiplied_by_its_factor() -> None:
     ]
     samples = samples_of(groups, TrainingConfig(max_steps=1, selection=SelectionConfig(source_factors=FACTORS)), 1)
     assert [sample.advantage for sample in samples] == [0.25, -0.25, 0.5, -0.5]
+
+
+def test_a_group_with_a_teacher_is_trained_without_spread() -> None:
+    taught = scored_group(0, [[1], [1]], [1.0, 1.0], teacher_logprobs=[[-1.0], [-2.0]])
+    assert SpreadFilter(DROP, 1).drop_reason(taught) is None

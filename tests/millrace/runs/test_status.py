@@ -108,7 +108,7 @@ def test_a_run_with_one_source_has_no_figures_by_source(bench: TrainerBench) -> 
     assert StatusReader(bench.store).look()["sources"] == {}
 
 
-SCORES = layout.scores("exact_match", 0, 0, 1)
+SCORES = layout.annotations("scores/exact_match", 0, 0, 1)
 
 
 @pytest.mark.parametrize(("stream", "number"), [(layout.trajectories(0), -1), (layout.trajectories(0), 3), (SCORES, 3)])

@@ -58,7 +58,7 @@ def score(
     stage = HurriedStage(name="score", arguments=arguments, config=parsed, store=store)
     with _make_scorer(stage) as scorer:
         _score_all(stage, scorer, decoder_of(tokenizer))
-    return read_rows(store, layout.scores(pool, 0, 0, 1), SCORE)
+    return read_rows(store, layout.annotations(f"scores/{pool}", 0, 0, 1), SCORE)
 
 
 def test_the_scores_of_all_sources_are_in_one_stream(tokenizer: PreTrainedTokenizerFast) -> None:

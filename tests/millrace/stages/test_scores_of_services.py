@@ -23,7 +23,7 @@ from storage.schema import SCORE, TRAJECTORY
 from storage.streams.stream import StreamWriter
 
 PARTS, ROWS = 6, 4
-SCORES = layout.scores("judge", 0, 0, 1)
+SCORES = layout.annotations("scores/judge", 0, 0, 1)
 
 
 class HurriedStage(Stage):

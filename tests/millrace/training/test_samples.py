@@ -191,3 +191,20 @@ def test_maxrl_refuses_negative_rewards() -> None:
         maxrl([[1.0, -0.5]])
     assert "-0.5" in refused.value.read
     assert refused.value.expected == "rewards of at least 0"
+
+
+@pytest.mark.parametrize(("teacher", "factor"), [("expert", 0.25), (None, 1.0)])
+def test_where_there_is_a_teacher_rewards_have_a_factor(teacher: str | None, factor: float) -> None:
+    distilled = TrainingConfig.model_validate(
+        {"max_steps": 1, "distillation": {"teacher": teacher, "reward_coefficient": 0.25}}
+    )
+    taught = scored_group(0, [[0], [0, 0], [0]], [1.0, 0.0, 0.0], teacher_logprobs=[[-1.0], None, [-2.0]])
+    samples = samples_of([taught], distilled, 0)
+    assert [sample.advantage for sample in samples] == pytest.approx([factor * 2 / 3, -factor / 3])
+    assert [sample.teacher_logprobs.tolist() for sample in samples] == [[-1.0], [-2.0]]
+
+
+def test_a_response_without_its_teachers_log_probabilities_is_dropped_as_an_error() -> None:
+    group = scored_group(0, [[0], [0]], [1.0, 0.0], teacher_logprobs=[None, [-1.0]])
+    assert ([group.drop_reason_of(i) for i in range(2)], group.drop_reason) == (["error", None], None)
+    assert scored_group(0, [[0], [0]], [1.0, 0.0], teacher_logprobs=[None, None]).drop_reason == "error"

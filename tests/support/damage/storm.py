@@ -36,7 +36,7 @@ from storage.streams.files import FileRef
 from storage.streams.log import LogReader, backwards
 from storage.streams.stream import StreamReader, StreamWriter, read_removed, write_removed
 
-SCORES = layout.scores("exact_match", 0, 0, 1)
+SCORES = layout.annotations("scores/exact_match", 0, 0, 1)
 LONG, SHORT = layout.metrics("train", 0), layout.metrics("score", 0)
 STREAMS = {layout.trajectories(0): TRAJECTORY, SCORES: SCORE, LONG: METRIC, SHORT: METRIC}
 SECTIONS = (*STREAMS, layout.CHECKPOINTS, layout.WEIGHTS)

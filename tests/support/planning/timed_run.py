@@ -85,7 +85,7 @@ def write_timed_run(
     store.put(layout.RUN, json.dumps({**record, "t_started": BEGIN - 1}).encode())
     num_groups = steps * config.training.groups_per_step
     ready = []
-    score, path = _Spans(store, "score", span), layout.scores(config.scoring.reward, 0, 0, 1)
+    score, path = _Spans(store, "score", span), layout.annotations(f"scores/{config.scoring.reward}", 0, 0, 1)
     scores = StreamWriter(store, path, SCORE, writer="score-0")
     for t, trajectories, first_row in _generated(store, config, length, times, num_groups, span):
         score.spend("waiting for trajectories", max(0.0, t - score.t))

@@ -38,7 +38,7 @@ CONFIG: dict[str, Any] = {
     "scoring": {"reward": "exact_match", "replicas": 1},
     "training": {"max_steps": 9, "learning_rate": 0.5, "threads": 1},
 }
-_SCORES = layout.scores("exact_match", 0, 0, 1)
+_SCORES = layout.annotations("scores/exact_match", 0, 0, 1)
 
 
 class ScriptedRun:
@@ -117,7 +117,7 @@ class ScriptedRun:
             table = pa.Table.from_pylist(values, schema=schema)
             record = writer.write(table, tokens=0, min_policy_version=step - 1, max_policy_version=step - 1)
             parts.append(Part(record=record, table=table))
-        return zip_groups(parts[0], parts[1].table, 0)
+        return zip_groups(parts[0], {"scores": parts[1].table}, 0)
 
     def _row(self, step: int, place: int, group_id: int, member: int) -> dict[str, Any]:
         length = 1 + (group_id + member) % 3

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from configs.schema import RunConfig
-from configs.stored import DEFAULT_SOURCE, ScorerPools
+from configs.stored import DEFAULT_SOURCE, AnnotatorPools
 from millrace.models.loading import load_model
 from millrace.models.start_folder import store_start_model
 from millrace.rollouts.arrow import trajectory_table
@@ -115,7 +115,7 @@ class _Maker:
         self.trajectories = [self._writer(g) for g in range(GENERATORS)]
         self.scores = [
             [
-                StreamWriter(self.store, layout.scores("exact_match", g, s, SCORERS), SCORE, f"score-{s}")
+                StreamWriter(self.store, layout.annotations("scores/exact_match", g, s, SCORERS), SCORE, f"score-{s}")
                 for s in range(SCORERS)
             ]
             for g in range(GENERATORS)
@@ -137,7 +137,7 @@ class _Maker:
         self.consumed = ConsumedWriter(self.store, self.incarnation)
         self.intake = RolloutLoader(
             self.store,
-            scorers=ScorerPools({"exact_match": SCORERS}),
+            pools=AnnotatorPools({"scores/exact_match": SCORERS}),
             num_generators=GENERATORS,
             vocab_size=self.vocab_size,
             lineage=self.lineage,

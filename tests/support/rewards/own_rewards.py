@@ -1,6 +1,7 @@
 """Reward functions, good ones and bad ones. Called as `tests.support.rewards.own_rewards:<name>`."""
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -80,3 +81,8 @@ def without_result(prompt: str, response: str, answer: str, meta: dict[str, Any]
 
 def one_over_response(prompt: str, response: str, answer: str, meta: dict[str, Any]) -> float:
     return 1 / int(response)
+
+
+def framed(prompt: str, response: str, answer: str, meta: dict[str, Any]) -> float:
+    """Whether the response is two digits between two signs."""
+    return float(re.fullmatch("=[0-9]{2}=", response) is not None)

@@ -103,7 +103,9 @@ class TrainerBench:
         )
         create_run(store, "bench", self.config.model_dump(mode="json"))
         self._trajectories = StreamWriter(store, layout.trajectories(0), TRAJECTORY, "generate-0")
-        self._scores = StreamWriter(store, layout.scores(self.config.scoring.reward, 0, 0, 1), SCORE, "score-0")
+        self._scores = StreamWriter(
+            store, layout.annotations(f"scores/{self.config.scoring.reward}", 0, 0, 1), SCORE, "score-0"
+        )
         self._groups = GroupSet.empty(0, 1)
         self._unscored: list[tuple[int, list[float | None], int]] = []
         self._script: deque[Callable[[], None]] = deque()

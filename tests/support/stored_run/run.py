@@ -73,7 +73,7 @@ class StoredRun:
         self._trajectories = [
             StreamWriter(store, layout.trajectories(g), TRAJECTORY, f"generate-{g}", **rows) for g in generators
         ]
-        paths = [[layout.scores(_REWARD, g, s, shape.scorers) for s in scorers] for g in generators]
+        paths = [[layout.annotations(f"scores/{_REWARD}", g, s, shape.scorers) for s in scorers] for g in generators]
         self._scores = [
             [StreamWriter(store, path, SCORE, f"score-{s}") for s, path in enumerate(of_generator)]
             for of_generator in paths
@@ -113,7 +113,9 @@ class StoredRun:
             "intake": [
                 {
                     "trajectories": reader.cursor.to_json(),
-                    "scores": {"exact_match": [scores.cursor.to_json() for scores in self._scores_taken[g]]},
+                    "annotations": {
+                        "scores/exact_match": [scores.cursor.to_json() for scores in self._scores_taken[g]]
+                    },
                     "taken": Amount().to_json(),
                 }
                 for g, reader in enumerate(self._taken)
@@ -209,7 +211,7 @@ class StoredRun:
                 "min_policy_version": min(rollout.min_version for rollout in part),
                 "max_policy_version": max(rollout.max_version for rollout in part),
             }
-            scores = self._scores[g][layout.scorer_of_part(writer.parts, self.shape.scorers)]
+            scores = self._scores[g][layout.annotator_of_part(writer.parts, self.shape.scorers)]
             group_ids = list(dict.fromkeys(rollout.group_id for rollout in part))
             writer.write(
                 trajectory_rows(part, incarnation=self._incarnation, epoch=writer.epoch),

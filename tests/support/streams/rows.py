@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from storage.schema import SCORE, TRAJECTORY, in_order
+from storage.schema import SCORE, TEACHER, TRAJECTORY, in_order
 from storage.stores.base import Store
 from storage.streams.log import LogReader
 from storage.streams.stream import StreamReader
@@ -96,6 +96,19 @@ def scores(first_row_id: int = 0, rows: int = 4) -> pa.Table:
         "exchange": [None for _ in ids],
     }
     return _table(values, SCORE)
+
+
+def teacher_rows(first_row_id: int, logprobs: Sequence[Sequence[float] | None]) -> pa.Table:
+    """A teacher's rows with these log-probabilities by token; None: the trajectory is another teacher's."""
+    values = {
+        "row_id": range(first_row_id, first_row_id + len(logprobs)),
+        "teacher_logprobs": [values or [] for values in logprobs],
+        "status": ["elsewhere" if values is None else "ok" for values in logprobs],
+        "error": [None for _ in logprobs],
+        "teacher_version": ["1" for _ in logprobs],
+        "seconds": [0.25 for _ in logprobs],
+    }
+    return _table(values, TEACHER)
 
 
 def _table(values: Mapping[str, object], schema: pa.Schema) -> pa.Table:

@@ -21,11 +21,13 @@ def scored_group(
     max_new_tokens: int = 16,
     source: str = DEFAULT_SOURCE,
     task: str = "test",
+    teacher_logprobs: Sequence[Sequence[float] | None] | None = None,
 ) -> ScoredGroup:
     """Group `number`, of generator number mod 2, its first row ten times that.
 
     `versions` are those that sampled each token of each member; `loss_masks` has 1 for each token of the policy, by
-    default all; `truncated` are the members that were cut off; `task` is the source that the prompt names.
+    default all; `truncated` are the members that were cut off; `task` is the source that the prompt names;
+    `teacher_logprobs` are as in `ScoredGroup`, by default of no teacher.
     """
     starts = [[t for t, version in enumerate(member) if t == 0 or version != member[t - 1]] for member in versions]
     spans = [[member[start] for start in starts_of] for member, starts_of in zip(versions, starts, strict=True)]
@@ -49,6 +51,10 @@ def scored_group(
         meta=json.dumps({"source": task}),
         temperature=1.0,
         rewards=list(rewards),
+        teacher_logprobs=[
+            None if values is None else np.array(values, dtype=np.float32)
+            for values in teacher_logprobs or [[]] * len(versions)
+        ],
         components=["{}" if reward is None else json.dumps({"exact_match": reward}) for reward in rewards],
         response_seconds=np.ones(len(versions)),
         score_seconds=np.ones(len(versions), dtype=np.float32),

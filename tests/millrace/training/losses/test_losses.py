@@ -14,7 +14,8 @@ from millrace.training.losses.base import LossInputs
 from millrace.training.losses.excluded import check_finite
 from millrace.training.losses.factory import LOSSES, Loss, make_loss
 
-NAMES = LOSS_NAMES
+NAMES = tuple(name for name in LOSS_NAMES if name != "cross_entropy")
+"""Policy-gradient losses."""
 TRAINING = TrainingConfig(max_steps=1)
 PARAMETERS: dict[str, dict[str, object]] = {
     "aipo": {"max_importance_ratio": 2.5},
@@ -37,8 +38,18 @@ each_loss = pytest.mark.parametrize("loss", ALL, ids=NAMES)
 
 
 def test_each_loss_has_a_name_in_configs() -> None:
-    assert set(NAMES) == set(LOSSES)
+    assert {*NAMES, "cross_entropy"} == set(LOSSES)
     assert [loss.name for loss in ALL] == list(NAMES)
+
+
+def test_cross_entropy_pulls_each_token_by_1_whatever_its_advantage_and_ratio() -> None:
+    bandit = random_bandit(0)
+    loss = loss_with("cross_entropy")
+    outputs = loss(bandit.tokens())
+    assert torch.equal(outputs.loss, -bandit.logprobs(bandit.logits_NV))
+    assert torch.equal(pulls(loss, bandit.tokens()), torch.ones_like(outputs.loss))
+    assert torch.equal(outputs.weight, torch.ones_like(outputs.loss))
+    assert not loss.needs_advantage
 
 
 CHANGED = {
