@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 
 def _puts(path: str, *moments: str) -> list[str]:
@@ -10,7 +10,13 @@ def _puts(path: str, *moments: str) -> list[str]:
 
 
 _EACH = ("before", "mid", "after")
-_TRAJECTORIES, _SCORES = "streams/trajectories/0", "streams/scores/*"
+_TRAJECTORIES = "streams/trajectories/0"
+
+
+def _annotator(stage: str, streams: str) -> list[str]:
+    rows = [*_puts(f"streams/{streams}/*/seg/*", *_EACH), *_puts(f"streams/{streams}/*/log/*", "mid", "after")]
+    return [f"{stage}.before_commit", *rows]
+
 
 FAILPOINTS: dict[str, list[str]] = {
     "generate-0": [
@@ -19,11 +25,7 @@ FAILPOINTS: dict[str, list[str]] = {
         *_puts(f"{_TRAJECTORIES}/log/*", "mid", "after"),
         *_puts("progress/generate-0.json", "after"),
     ],
-    "score-0": [
-        "score.before_commit",
-        *_puts(f"{_SCORES}/seg/*", *_EACH),
-        *_puts(f"{_SCORES}/log/*", "mid", "after"),
-    ],
+    "score-0": _annotator("score", "scores"),
     "train-0": [
         *("train.mid_step", "train.before_handover", "weights.mid_copy:handover", "train.after_handover"),
         *_puts("checkpoints/data/*", *_EACH),
@@ -43,6 +45,8 @@ FAILPOINTS: dict[str, list[str]] = {
     "fork_server": [f"fork_server.{place}" for place in ("importing", "loaded", "asked", "forked", "served")],
 }
 """Failpoints at which each process of a campaign may be killed."""
+OF_ANNOTATORS = {"score-0": _annotator("score", "scores"), "teach-0": _annotator("teach", "teachers")}
+"""Failpoints of a campaign with a teacher at which only its annotators are killed."""
 WHILE_STORING_UNFINISHED = [
     f"{when}:streams/unfinished/0/{file}/*" for when in ("put.mid", "put.after") for file in ("seg", "log")
 ]
@@ -53,10 +57,10 @@ _KILLS = {"controller": 1, "fork_server": 1}
 campaign."""
 
 
-def campaigns(seed: int) -> Iterator[list[str]]:
+def campaigns(seed: int, failpoints: Mapping[str, list[str]] = FAILPOINTS) -> Iterator[list[str]]:
     """Yields the failpoints of one campaign after another, without end."""
     chooser = random.Random(seed)
-    drawn = {process: _shuffle_forever(points, chooser) for process, points in FAILPOINTS.items()}
+    drawn = {process: _shuffle_forever(points, chooser) for process, points in failpoints.items()}
     storing = itertools.cycle(WHILE_STORING_UNFINISHED)
     for number in itertools.count():
         specs = [
@@ -64,7 +68,7 @@ def campaigns(seed: int) -> Iterator[list[str]]:
             for process, points in drawn.items()
             for point in itertools.islice(points, _KILLS.get(process, 2))
         ]
-        if is_asynchronous(number):
+        if is_asynchronous(number) and "generate-0" in failpoints:
             # In place of one of its kills, because the third one would end the campaign.
             first = next(i for i, spec in enumerate(specs) if spec.startswith("generate-0"))
             specs[first] = f"generate-0 {next(storing)} 2 kill"
