@@ -3,7 +3,7 @@
 The parameters of a choice, such as a loss (`training.loss`), are a small separate schema, and one key of the run.
 
 Unknown keys, wrong types and non-finite numbers are refused. Nothing is converted, except a whole number where a real
-one is expected. `configs.combinations` checks settings against each other.
+one is expected. `configs.checks.combinations` checks settings against each other.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field, field_serializer, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
-from configs.combinations import impossible_combinations
+from configs.checks.combinations import impossible_combinations
 from configs.errors import ConfigError
 from configs.generation import GenerationConfig, adapter_arguments
 from configs.operation import (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from configs.combinations import impossible_combinations
+from configs.checks.combinations import impossible_combinations
 from configs.generation import RESERVED
 from configs.schema import RunConfig, dotted_fields
 from millrace.generation.engines.vllm.startup import vllm_arguments
@@ -321,6 +321,13 @@ IMPOSSIBLE: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
     "demonstrations for a model to be made": (
         demonstrated(model={"path": None}),
         ("model.path", "generation.engine"),
+    ),
+    "a teacher of demonstrations": (
+        {
+            **demonstrated(training={"distillation": {"teacher": "expert"}}),
+            "teachers": {"expert": {"path": "start"}},
+        },
+        ("training.distillation.teacher", "training.loss"),
     ),
     "a choice of rollouts that are not learned": (
         {"prompts": {"where": "reward >= 1"}},
