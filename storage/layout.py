@@ -33,6 +33,8 @@ quarantine/…                            damaged files that fsck moved aside, e
 parquet/                                the run as compact wrote it, for analysis
 replay.json                             a replay's request: its stored runs and options
 replay/…                                its results: verdict.json, rescored.json, comparison.parquet, report.md
+profile.json                            which steps the stages record, if `millrace profile` started the run
+profile/<stage>-<r>.json.gz             what one process did meanwhile; trace.json.gz: all processes in one file
 """
 
 import re
@@ -64,6 +66,8 @@ QUARANTINE = "quarantine"
 PARQUET = "parquet"
 REPLAY = "replay.json"
 REPLAY_RESULTS = "replay"
+PROFILE_REQUEST = "profile.json"
+PROFILE = "profile"
 PROBE = ".probe"
 HEAD = "head.json"
 REMOVED = "removed.json"
@@ -164,6 +168,11 @@ def evaluation(policy_version: int) -> str:
 
 def log_file(stage: str, replica: int) -> str:
     return f"{LOGS}/{stage}-{replica}.log"
+
+
+def profile_trace(name: str) -> str:
+    """The trace `name`: that of a process such as `train-0`, or `trace`, which holds all of them."""
+    return f"{PROFILE}/{name}.json.gz"
 
 
 def record(seq: int) -> str:

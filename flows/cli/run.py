@@ -16,6 +16,7 @@ from flows.display.key_figures import already_finished
 from flows.display.live_view import LiveView, panel
 from flows.display.tables import echo
 from millrace.errors import StageDied
+from millrace.profiling.trace import ProfileRequest
 from millrace.runs.record import changed_inputs, latest_attempt
 from storage import failpoints, layout
 from storage.progress import read_progress
@@ -51,12 +52,14 @@ def run_campaign(
     accept_changed_inputs: bool,
     wait_for_server: Callable[[], None],
     command: str,
+    profile: ProfileRequest | None = None,
 ) -> int:
     """Runs a campaign to its end. Returns 0, or CANCELLED or a code of STOPS if it was stopped.
 
     `wait_for_server` is the value of `flows.deployment.server.prefect_server`. `command`, with --resume added, is what
-    a person types to continue the run. Raises the errors of `flows.campaign.prepare.check` before anything is created,
-    and StageDied, with a note that holds this command if the run can be continued.
+    a person types to continue the run. `profile`: the steps that its stages record. Raises the errors of
+    `flows.campaign.prepare.check` before anything is created, and StageDied, with a note that holds this command if the
+    run can be continued.
     """
     failpoints.arm("controller")
     console = Console()
@@ -70,6 +73,8 @@ def run_campaign(
             accept_changed_inputs=accept_changed_inputs,
             meanwhile=lambda: importlib.import_module("flows.campaign.flow"),
         )
+    if profile is not None:
+        profile.write(store)
     # Imported while the server starts.
     from prefect.exceptions import CancelledRun
 

@@ -81,6 +81,11 @@ class Stage:
     awaits_engine: bool = False
     """While set, no heartbeat is sent: only results of its engine are progress."""
 
+    on_version: Callable[[int], None] = lambda version: None
+    """Called with each policy version that a trainer has made or a generator got."""
+    on_activity: Callable[[str, float, bool], None] = lambda what, seconds, waited: None
+    """Called after the stage has done, or waited for, something for this many seconds."""
+
     process: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Distinguishes this process from its predecessors, whose status record it continues."""
 
@@ -224,6 +229,7 @@ class Stage:
     def _count(self, what: str, seconds: float, why: str | None = None) -> None:
         self._seconds[what] = self._seconds.get(what, 0.0) + seconds
         self._times[why or what] = self._times.get(why or what, 0.0) + seconds
+        self.on_activity(why or what, seconds, what == "idle")
         if what != "idle":
             self._busy += seconds
         if time.monotonic() - self._times_logged >= _TIMES_SECONDS:

@@ -19,6 +19,7 @@ from millrace.generation.engines.demonstrations import Demonstrations
 from millrace.generation.engines.factory import make_engine
 from millrace.generation.environments.episodes import EpisodeRules, Episodes, load_rules, sampling_of
 from millrace.models.start_folder import start_folder
+from millrace.profiling.recorder import profiled
 from millrace.prompts.dataset import PromptSet, load_prompts
 from millrace.rollouts.writer import TrajectoryWriter
 from millrace.runtime.device_sharing import Device, DeviceTurns
@@ -70,7 +71,8 @@ def main(stage: Stage) -> None:
         admission = Admission(stage, order, {name: of_source.encoder for name, of_source in rules.items()})
         carry_over = CarryOver(stage, engine, admission, writer)
         generator = Generator(stage, engine, turns, admission, reader, writer, carry_over)
-        generator.run()
+        with profiled(stage, config.generation_dtype):
+            generator.run()
         unfinished = [] if generator.weights is None else carry_over.store(generator.weights.incarnation)
     stored = f"; stored {len(unfinished)} unfinished responses" if unfinished else ""
     stage.log(f"generator {stage.replica} drained after {writer.rows} trajectories{stored}")

@@ -224,6 +224,7 @@ class Generator:
             **{f"delivery/{self.receiver.last_route}/seconds": time.time() - weights.id.t_offered},
         )
         self._probe(weights)
+        self.stage.on_version(weights.id.policy_version)
 
     def _probe(self, weights: Weights) -> None:
         """Raises an alarm if the engine's log-probabilities under this version differ from the trainer's."""

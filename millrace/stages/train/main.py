@@ -21,6 +21,7 @@ from millrace.models.start_folder import start_folder
 from millrace.preflight.memory import check_memory
 from millrace.preflight.model import check_layout
 from millrace.preflight.model_folder import read_shapes
+from millrace.profiling.recorder import profiled
 from millrace.prompts.dataset import load_prompts
 from millrace.replay.results import read_spec
 from millrace.runs.provenance import record_start_hashes
@@ -71,7 +72,8 @@ def main(stage: Stage) -> None:
             f"trainer ready at version {trainer.policy_version} of {stop_at_step}, incarnation {state.incarnation}"
             f"{ranks}"
         )
-        TrainLoop(state, DeviceTurns(stage, device, trainer), handover, probed, stop_at_step).run()
+        with profiled(stage, config.training.compute_dtype or config.model.dtype):
+            TrainLoop(state, DeviceTurns(stage, device, trainer), handover, probed, stop_at_step).run()
     stage.log(f"trainer stopped at version {trainer.policy_version}, checkpointed")
 
 

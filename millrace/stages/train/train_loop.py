@@ -198,6 +198,7 @@ class TrainLoop:
         )
         if version % 10 == 0:
             self.stage.log(f"version {version}: reward {reward:.3f}, staleness {min(lags)}–{max(lags)}")
+        self.stage.on_version(version)
         if collapse is not None:
             self.guard.act(collapse)
 

@@ -39,6 +39,8 @@ def test_quantities_are_a_number_and_a_unit(words: list[str], expected: float) -
         (["gc", "run", "--max-bytes", "10gb"], "'10gb'; expected a number and one of B, kB, MB"),
         (["gc", "run", "--keep-versions", "0"], "'0'; expected a whole number of at least 1"),
         (["inspect", "run", "--rows", "many"], "'many'; expected a whole number"),
+        (["profile", "x.yaml", "--steps", "0"], "'0'; expected a whole number of at least 1"),
+        (["profile", "x.yaml"], "--steps"),
         (["plan", "x.yaml", "--gpus", "many"], "'many'; expected a whole number"),
         (["plan", "x.yaml", "--price", "-1"], "'-1'; expected a finite number above 0"),
         (["plan", "x.yaml", "--lengths", "1,2"], "'1,2'; expected mean and"),

@@ -1,0 +1,139 @@
+"""`millrace run`, `millrace sft` and `millrace profile`: the commands that start a campaign."""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flows.cli.command_line import SET, Command, count, option, run_again
+
+if TYPE_CHECKING:
+    from configs.schema import RunConfig
+    from millrace.profiling.trace import ProfileRequest
+
+WARM_UP_STEPS = 3
+"""Optimizer steps before those that are recorded."""
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from millrace.errors import InputError
+
+    config = _config(arguments)
+    if arguments.resume != "never" and arguments.run_id is None:
+        raise InputError("missing", key="--run-id", expected="with --resume the run to continue")
+    run_id = arguments.run_id or _new_run_id(config.name)
+    return _start(config, run_id, arguments, arguments.resume, arguments.accept_changed_inputs)
+
+
+def _sft(arguments: argparse.Namespace) -> int:
+    from configs.load import SUPERVISED
+
+    settings = list(SUPERVISED)
+    if arguments.source is not None:
+        where = _RIGHT if arguments.where is None else arguments.where
+        settings += [f"prompts.source={json.dumps(arguments.source)}", f"prompts.where={json.dumps(where)}"]
+    elif arguments.where is not None:
+        from millrace.errors import InputError
+
+        raise InputError("given", key="--where", expected="--from with it, the stored run whose rollouts it chooses")
+    arguments.set = [*settings, *arguments.set]
+    return _run(arguments)
+
+
+def _profile(arguments: argparse.Namespace) -> int:
+    from millrace.profiling.trace import ProfileRequest
+
+    request = ProfileRequest(after_version=WARM_UP_STEPS, num_steps=arguments.steps)
+    config = _config(arguments, f"training.max_steps={request.end_version}")
+    run_id = _new_run_id(f"{config.name}-profile")
+    if code := _start(config, run_id, arguments, profile=request):
+        return code
+    # Imported late: torch is slow to import.
+    from flows.campaign.prepare import run_store
+    from flows.operations.profile import report
+
+    report(run_store(config, run_id), request)
+    return 0
+
+
+def _config(arguments: argparse.Namespace, *more: str) -> "RunConfig":
+    """The config of the command line, with `more` settings."""
+    from configs.load import load_config
+
+    root = [] if arguments.root is None else [f"storage.root={json.dumps(arguments.root)}"]
+    return load_config(arguments.config, [*arguments.set, *root, *more])
+
+
+def _new_run_id(name: str) -> str:
+    return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _start(
+    config: "RunConfig",
+    run_id: str,
+    arguments: argparse.Namespace,
+    resume: Any = "never",
+    accept_changed_inputs: bool = False,
+    profile: "ProfileRequest | None" = None,
+) -> int:
+    """Runs the campaign to its end; see `flows.cli.run.run_campaign`."""
+    # The server and the warm process start while this one imports modules and makes its checks.
+    from flows.deployment.server import prefect_server
+    from tasks.jobs import stages_here
+    from tasks.start import warm_up
+
+    warm_up(stages_here(config))
+    with prefect_server() as wait_for_server:
+        from flows.cli.run import run_campaign
+
+        command = run_again(arguments, run_id)
+        return run_campaign(config, run_id, resume, accept_changed_inputs, wait_for_server, command, profile)
+
+
+_CONFIG = option("config", type=Path, help="a YAML file, such as configs/presets/tiny-cpu.yaml")
+_ROOT = option("--root", help="folder or URL under which the run lives; short for --set storage.root=…")
+_OF_A_RUN = [
+    _CONFIG,
+    SET,
+    option("--run-id", help="the run's name and folder; made from the config's name and the time if absent"),
+    _ROOT,
+    option(
+        "--resume",
+        nargs="?",
+        choices=("required", "latest"),
+        const="required",
+        default="never",
+        help="continue the run --run-id from its last checkpoint; `latest`: start it if it does not exist",
+    ),
+    option(
+        "--accept-changed-inputs",
+        action="store_true",
+        help="continue although prompts, rewards or another input have changed; this is recorded",
+    ),
+]
+_RIGHT = "reward >= 1"
+COMMANDS = [
+    Command("run", _run, "run a campaign", _OF_A_RUN),
+    Command(
+        "sft",
+        _sft,
+        "run a campaign that learns demonstrations: those in prompts.source, or rollouts of a stored run",
+        [
+            *_OF_A_RUN,
+            option("--from", dest="source", metavar="RUN_URL", help="learn rollouts of this run, a folder or URL"),
+            option("--where", metavar="SQL", help=f"only rollouts for which this holds (default: '{_RIGHT}')"),
+        ],
+    ),
+    Command(
+        "profile",
+        _profile,
+        "run a short campaign and say where the time of its steps goes: matrix products, attention, Python, waiting",
+        [
+            _CONFIG,
+            option("--steps", type=count, required=True, metavar="N", help="optimizer steps to record, after 3 others"),
+            SET,
+            _ROOT,
+        ],
+    ),
+]
