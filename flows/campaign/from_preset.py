@@ -126,6 +126,51 @@ def sft(
     return campaign.fn(config, config.name, resume)
 
 
+@flow(**{**OPTIONS, "name": "distill", "flow_run_name": "distill {name}"})
+def distill(
+    teacher: str,
+    preset: Preset = "distill-cpu",
+    name: str = "",
+    model: str = "",
+    prompts: str = "",
+    reward_coefficient: float = 0.0,
+    max_steps: int = 0,
+    learning_rate: float = 0.0,
+    resume: Resume = "latest",
+    advanced: list[str] | None = None,
+) -> dict[str, Any] | State[dict[str, Any]]:
+    """One attempt of on-policy distillation. Returns the result of `campaign`.
+
+    Args:
+        teacher: The model to learn from, teachers.teacher.path: a folder, or the folder or URL of a stored run, whose
+            promoted checkpoint then teaches.
+        preset: The config to begin with, a file of configs/presets. Fields that are left as they are keep its values.
+        name: The run's name, and its folder under storage.root.
+        model: Folder of the model to train, or a stored run, model.path.
+        prompts: The questions, prompts.source.
+        reward_coefficient: Factor of the advantage by rewards next to the teacher's,
+            training.distillation.reward_coefficient.
+        max_steps: The run's last optimizer step, training.max_steps.
+        learning_rate: training.learning_rate.
+        resume: As in `campaign-from-preset`.
+        advanced: Any other setting, one `section.key=value` per entry. They win over the fields above.
+
+    Raises ConfigError for a wrong setting, and the errors of `campaign`.
+    """
+    fields = {
+        "name": name or None,
+        "model.path": model or None,
+        "prompts.source": prompts or None,
+        "training.distillation.teacher": "teacher",
+        "training.distillation.reward_coefficient": reward_coefficient,
+        "training.max_steps": max_steps or None,
+        "training.learning_rate": learning_rate or None,
+    }
+    teachers = "teachers=" + json.dumps({"teacher": {"path": teacher}}, ensure_ascii=False)
+    config = preset_config(preset, fields, [teachers, *(advanced or [])])
+    return campaign.fn(config, config.name, resume)
+
+
 def preset_config(preset: Preset, fields: dict[str, str | float | None], advanced: list[str]) -> RunConfig:
     """The preset, changed by each of the `fields` that is not None and then by `advanced`. Raises ConfigError."""
     settings = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in fields.items() if value is not None]

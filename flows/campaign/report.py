@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from flows.display.key_figures import already_finished, decision_rows, evaluation_rows, figure_rows, source_rows
-from flows.display.tables import as_markdown
+from flows.display.tables import Row, as_markdown
 from millrace.evaluation.promotion import read_decision
 from millrace.runs.record import end_attempt, read_attempt, read_end
 from millrace.runs.status import StatusReader
@@ -67,6 +67,9 @@ def write_report(store: Store, status: dict[str, Any]) -> str:
     evaluations = evaluation_rows(status)[-_MAX_EVALUATIONS:]
     tables = (figure_rows(status), source_rows(status), evaluations, decision_rows(status))
     paragraphs += [as_markdown(table) for table in tables if table]
+    inputs: list[Row] = [{"input": name, "content": content} for name, content in sorted(attempt.inputs.items())]
+    if inputs:
+        paragraphs += ["The model was trained on these inputs:", as_markdown(inputs)]
     paragraphs.append(f"The run is stored at `{store.url}`.\n")
     markdown = "\n\n".join(paragraphs)
     store.put(layout.report(number), markdown.encode())

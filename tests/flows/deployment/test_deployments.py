@@ -27,6 +27,7 @@ NEEDED: dict[str, dict[str, object]] = {
         "config": {"training": {"max_steps": 3}},
         "request": {"hardware": "h100", "gpus": 16, "model": "llama-8b"},
     },
+    "distill": {"teacher": "runs/mine"},
     "sft": {"model": "models/mine", "prompts": "shown.jsonl"},
     "evaluate": {"run_url": "runs/mine"},
     "gc": {"run_url": "runs/mine"},

@@ -130,6 +130,16 @@ def test_an_attempt_without_steps_has_a_report(tmp_path: Path) -> None:
     assert "No checkpoint was judged for promotion." in markdown
 
 
+def test_the_report_names_the_data_and_the_teachers_that_the_model_was_trained_on(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "taught")
+    inputs = {"prompts.source sums.jsonl": "8 prompts 1a2b", "teachers.expert.path models/expert": "files 3c4d"}
+    config = RunConfig(training=TrainingConfig(max_steps=9)).model_dump(mode="json")
+    create_run(store, "taught", config, inputs=inputs)
+    markdown = report_of(store)
+    assert "| prompts.source sums.jsonl | 8 prompts 1a2b |" in markdown
+    assert "| teachers.expert.path models/expert | files 3c4d |" in markdown
+
+
 def test_the_report_has_a_table_of_several_sources(run: LocalStore) -> None:
     status = StatusReader(run).look()
     assert "| source |" not in write_report(run, status)

@@ -67,7 +67,7 @@ def test_a_server_with_a_password_lets_nobody_in_without_it(site: Site) -> None:
     assert httpx.post(f"{site.url}/api/deployments/filter", json={}).status_code == httpx.codes.UNAUTHORIZED
     assert httpx.get(f"{site.url}/api/health").status_code == httpx.codes.OK
     deployed = site.api.post("/deployments/filter", json={}).json()
-    names = {"campaign-from-preset", "sft", "campaign", "replay", "evaluate", "gc", "plan"}
+    names = {"campaign-from-preset", "sft", "distill", "chain", "campaign", "replay", "evaluate", "gc", "plan"}
     assert {deployment["name"] for deployment in deployed} == names
 
 
