@@ -22,7 +22,7 @@ def _run(arguments: argparse.Namespace) -> int:
     config = _config(arguments)
     if arguments.resume != "never" and arguments.run_id is None:
         raise InputError("missing", key="--run-id", expected="with --resume the run to continue")
-    run_id = arguments.run_id or _new_run_id(config.name)
+    run_id = _new_run_id(config.name) if arguments.run_id is None else arguments.run_id
     return _start(config, run_id, arguments, arguments.resume, arguments.accept_changed_inputs)
 
 

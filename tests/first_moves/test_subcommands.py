@@ -7,6 +7,8 @@ from support.campaigns.first_moves import SHORT, Checkout, wait_for_page
 
 ARGUMENTS = {
     "run": f"configs/presets/tiny-cpu.yaml --run-id resumed --set model.path={{exported}} {SHORT}",
+    "sft": f"configs/presets/tiny-cpu.yaml --from {{demo}} --run-id tuned --set model.path={{exported}} {SHORT}",
+    "profile": f"configs/presets/tiny-cpu.yaml --steps 1 --set model.path={{exported}} {SHORT}",
     "status": "{demo}",
     "runs": "",
     "note": "{demo} 'my first run'",
