@@ -3,10 +3,11 @@
 docs/dashboard.md lists the same questions and clicks.
 """
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import TimeoutError, expect
 from support.campaigns.campaigns import REPOSITORY
 from support.pages.dashboard_page import Watched
 from support.stored_run.run import Shape, StoredRun
@@ -14,6 +15,8 @@ from support.stored_run.run import Shape, StoredRun
 from storage.stores.local import LocalStore
 
 pytestmark = pytest.mark.browser
+
+_ATTEMPTS = 3
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,7 +38,14 @@ class Stranger:
         self.clicks = 0
 
     def click(self, role: str, name: str) -> None:
-        self.page.get_by_role(role, name=name).first.click()  # type: ignore[arg-type]
+        """Follows a link. A click on one that is just being redrawn is lost, and repeated."""
+        before = self.page.url
+        for _ in range(_ATTEMPTS):
+            self.page.get_by_role(role, name=name).first.click()  # type: ignore[arg-type]
+            with suppress(TimeoutError):
+                self.page.wait_for_url(lambda url: url != before, timeout=10_000, wait_until="commit")
+            if self.page.url != before:
+                break
         self.clicks += 1
 
 
