@@ -21,6 +21,7 @@ from configs.stored import put_key
 from millrace.errors import InputError
 from millrace.evaluation.promotion import fetch_promoted
 from millrace.prompts.files import SUFFIXES
+from millrace.prompts.stored import is_stored_run
 from millrace.runs.record import latest_attempt
 from millrace.runtime.arguments import attempt_config
 from storage import layout
@@ -75,7 +76,7 @@ def with_local_copies(config: RunConfig, store: Store, log: Callable[[str], obje
         keys += [f"sources.{name}.{key}" for key in _keys(config.by_source()[name])]
     named = {key: value for key in keys if (value := _value(values, key)) is not None}
     references = [reference for key, value in named.items() if (reference := _parse(key, value)) is not None]
-    runs = {key: named[key] for key in models if key in named and _is_run(named[key])}
+    runs = {key: named[key] for key in models if key in named and is_stored_run(named[key])}
     if not references and not runs:
         return config
     stored = attempt_config(latest_attempt(store)).model_dump(mode="json") if store.exists(layout.RUN) else {}
@@ -85,11 +86,6 @@ def with_local_copies(config: RunConfig, store: Store, log: Callable[[str], obje
         log(f'{key} "{named[key]}" is {copy}')
         put_key(values, key, copy)
     return RunConfig.model_validate(values)
-
-
-def _is_run(value: str) -> bool:
-    """Whether a setting names a stored run. Raises StoreRefused for the URL of no store."""
-    return open_store(value).exists(layout.RUN)
 
 
 def _copy_promoted(key: str, url: str, stored: str) -> str:

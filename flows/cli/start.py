@@ -31,7 +31,7 @@ def _sft(arguments: argparse.Namespace) -> int:
 
     settings = list(SUPERVISED)
     if arguments.source is not None:
-        where = _RIGHT if arguments.where is None else arguments.where
+        where = _DEFAULT_WHERE if arguments.where is None else arguments.where
         settings += [f"prompts.source={json.dumps(arguments.source)}", f"prompts.where={json.dumps(where)}"]
     elif arguments.where is not None:
         from millrace.errors import InputError
@@ -112,7 +112,7 @@ _OF_A_RUN = [
         help="continue although prompts, rewards or another input have changed; this is recorded",
     ),
 ]
-_RIGHT = "reward >= 1"
+_DEFAULT_WHERE = "reward >= 1"
 COMMANDS = [
     Command("run", _run, "run a campaign", _OF_A_RUN),
     Command(
@@ -122,7 +122,7 @@ COMMANDS = [
         [
             *_OF_A_RUN,
             option("--from", dest="source", metavar="RUN_URL", help="learn rollouts of this run, a folder or URL"),
-            option("--where", metavar="SQL", help=f"only rollouts for which this holds (default: '{_RIGHT}')"),
+            option("--where", metavar="SQL", help=f"only rollouts for which this holds (default: '{_DEFAULT_WHERE}')"),
         ],
     ),
     Command(

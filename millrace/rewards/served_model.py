@@ -121,8 +121,9 @@ class ServedModel:
         try:
             while self._admit(encoder, computing):
                 for done in self._engine.collect(_WAIT_SECONDS):
-                    asked = computing.pop(done.request.group_id)
-                    asked.answer.set_result(self._completion(encoder, done))
+                    # Until it has a result it is among those that get the thread's error.
+                    computing[done.request.group_id].answer.set_result(self._completion(encoder, done))
+                    del computing[done.request.group_id]
         except Exception as error:  # noqa: BLE001 - it is raised where answers are collected
             with self._lock:
                 self._error = error
