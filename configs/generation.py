@@ -89,7 +89,7 @@ class SamplingConfig(Section):
     """How many responses a prompt has, and how their tokens are drawn; a source may have its own."""
 
     group_size: Count = 8
-    """Responses per prompt; advantages compare them with each other. 1 with the engine `demonstrations`."""
+    """Responses per prompt; advantages compare them with each other. 1 with `prompts.demonstrations`."""
     temperature: Positive = 1.0
     """The logits are divided by this before sampling, no unit."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -106,9 +106,9 @@ class SamplingConfig(Section):
 class GenerationConfig(SamplingConfig):
     """How responses are sampled."""
 
-    engine: Literal["transformers", "vllm", "demonstrations"] = "transformers"
-    """Library that samples the tokens; run `make vllm` or `make gpu` once before using `vllm`. `demonstrations`: none,
-    each prompt is answered with its demonstration (supervised fine-tuning)."""
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """Library that samples the tokens; run `make vllm` or `make gpu` once before using `vllm`. A run whose sources all
+    have `prompts.demonstrations` starts none."""
     engine_args: EngineArgs = Field(default_factory=dict)
     """vLLM engine arguments by vLLM's names, such as `tensor_parallel_size`, `quantization`, `max_model_len`; only with
     the engine `vllm`."""

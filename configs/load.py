@@ -58,11 +58,10 @@ _FREE_ON_RESUME = frozenset(
 )
 
 SUPERVISED = (
-    "generation.engine=demonstrations", "prompts.demonstrations=true", "training.loss=cross_entropy",
-    "generation.group_size=1", "pipeline.mode=sync",
+    "prompts.demonstrations=true", "training.loss=cross_entropy", "generation.group_size=1", "pipeline.mode=sync",
     # What a config for sampled responses may hold and demonstrations do not have.
-    "generation.engine_args={}", "generation.temperature=1.0", "generation.top_p=1.0", "generation.top_k=null",
-    "generation.groups_per_batch=1", "staleness.control=fixed", "training.selection.drop_zero_advantage=false",
+    "generation.engine=transformers", "generation.engine_args={}", "generation.temperature=1.0",
+    "generation.top_p=1.0", "generation.top_k=null", "generation.groups_per_batch=1", "staleness.control=fixed",
     "weights.transport=auto", "placement.colocated=false", "placement.generate.devices=null",
 )  # fmt: skip
 """Overrides that make a config one of supervised fine-tuning."""

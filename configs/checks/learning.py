@@ -26,10 +26,6 @@ def _num_sums(digits: int) -> int:
     return limit * (limit + 1) // 2
 
 
-def _demonstrates(config: "RunConfig") -> bool:
-    return config.generation.engine == "demonstrations"
-
-
 def _of_samples_only() -> Iterator[Rule]:
     """Yield a rule for each setting that has a meaning only where a policy samples the responses."""
     for key, without in (
@@ -37,15 +33,15 @@ def _of_samples_only() -> Iterator[Rule]:
         ("generation.top_p", 1.0),
         ("generation.top_k", None),
         ("prompts.curriculum_window", None),
-        ("training.selection.drop_zero_advantage", False),
         ("training.schedule.ess_scaling", False),
         ("training.kl.importance_weighted", False),
+        ("training.router_replay", False),
         *((f"training.masks.{name}", None) for name in ("min_token_ratio", "max_token_ratio")),
         *((f"training.masks.{name}", None) for name in ("max_kl", "max_kl_negative")),
     ):
         yield Rule(
-            f"{key} generation.engine",
-            lambda c, get=attrgetter(key), without=without: _demonstrates(c) and get(c) != without,  # type: ignore[misc]
+            f"{key} prompts.demonstrations",
+            lambda c, get=attrgetter(key), without=without: c.prompts.demonstrations and get(c) != without,  # type: ignore[misc]
             f"{json.dumps(without)}, because no policy samples demonstrations",
         )
 
@@ -117,29 +113,28 @@ LEARNING_RULES = (
     ),
     # ---- demonstrations ----
     Rule(
-        "prompts.demonstrations generation.engine",
-        lambda c: c.prompts.demonstrations != _demonstrates(c),
-        lambda c: "true with this engine" if _demonstrates(c) else "false, or the engine demonstrations",
-    ),
-    Rule(
-        "training.loss generation.engine",
-        lambda c: ":" not in c.training.loss.name and (c.training.loss.name == "cross_entropy") != _demonstrates(c),
+        "training.loss prompts.demonstrations",
+        lambda c: (
+            ":" not in c.training.loss.name and (c.training.loss.name == "cross_entropy") != c.prompts.demonstrations
+        ),
         lambda c: (
             "cross_entropy, because demonstrations have no log-probabilities of a policy that sampled them"
-            if _demonstrates(c)
-            else "a loss with an advantage, or the engine demonstrations: on its own samples a policy learns nothing"
+            if c.prompts.demonstrations
+            else "a loss with an advantage, because from its own samples alone a policy learns nothing"
         ),
     ),
     Rule(
-        "generation.group_size generation.engine",
-        lambda c: (c.generation.group_size == 1) != _demonstrates(c),
+        "generation.group_size prompts.demonstrations",
+        lambda c: (c.generation.group_size == 1) != c.prompts.demonstrations,
         lambda c: (
-            "1, the demonstration" if _demonstrates(c) else "at least 2, because advantages compare the responses"
+            "1, the demonstration"
+            if c.prompts.demonstrations
+            else "at least 2, because advantages compare the responses"
         ),
     ),
     Rule(
-        "model.path generation.engine",
-        lambda c: c.model.path is None and _demonstrates(c),
+        "model.path prompts.demonstrations",
+        lambda c: c.model.path is None and c.prompts.demonstrations,
         "the folder of a model, because bootstrap's knows the characters of answers only",
     ),
     Rule(

@@ -83,9 +83,8 @@ def _check_tokenizer(run_url: str, folder: Path) -> None:
 
 def longest_prompt(question: Mapping[str, Any]) -> int:
     """The child process: return and raise what `check_prompts` does. Imports transformers."""
-    from millrace.generation.engines.demonstrations import check_length
     from millrace.generation.environments.base import environment_class
-    from millrace.generation.environments.episodes import prompt_encoder
+    from millrace.generation.environments.episodes import check_demonstration, prompt_encoder
 
     model, prompts = ModelConfig(**question["model"]), PromptsConfig(**question["prompts"])
     train, held_out = (tuple(Prompt.from_json(prompt) for prompt in question[half]) for half in ("train", "eval"))
@@ -114,7 +113,7 @@ def longest_prompt(question: Mapping[str, Any]) -> int:
     for number, prompt in enumerate((*train, *held_out)):
         tokens, response = _encode(encoder, prompt, demonstrates=number < len(learned))
         length, place = len(tokens), _name(prompt)
-        check_length(prompt.prompt_id, len(response), max_new_tokens)
+        check_demonstration(prompt.prompt_id, len(response), max_new_tokens)
         if not tokens:
             raise InputError("it has no tokens", file=place, expected="text that the tokenizer knows")
         highest = max(*tokens, *response)

@@ -1,5 +1,6 @@
 """Groups of trajectories with their annotations, joined row by row from one part of each."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -57,7 +58,7 @@ class ScoredGroup:
     max_new_tokens: int
     """Maximum length of a response, tokens."""
     meta: str
-    """JSON object: the prompt's answer and source."""
+    """JSON object: the prompt's answer and source, and whether the responses were demonstrated."""
     temperature: float
     rewards: list[float | None]
     """[G]; None where the reward failed."""
@@ -120,6 +121,11 @@ class ScoredGroup:
     def verified(self) -> list[int]:
         """Members with a reward. A failed reward is an error, not a 0."""
         return [i for i, reward in enumerate(self.rewards) if reward is not None]
+
+    @property
+    def is_demonstration(self) -> bool:
+        """Whether no policy sampled the responses: they are demonstrations of their prompt."""
+        return bool(json.loads(self.meta).get("demonstration", False))
 
     @property
     def is_taught(self) -> bool:

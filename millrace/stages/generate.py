@@ -9,14 +9,15 @@ resumes from its stream (`rollouts/group_sequence.py`).
 import time
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from configs.sources import naming_source
 from millrace.generation.engines.base import Engine
-from millrace.generation.engines.demonstrations import Demonstrations
 from millrace.generation.engines.factory import make_engine
+from millrace.generation.engines.no_model import NoModel
 from millrace.generation.environments.episodes import EpisodeRules, Episodes, load_rules, sampling_of
 from millrace.models.start_folder import start_folder
 from millrace.profiling.recorder import profiled
@@ -47,10 +48,11 @@ def main(stage: Stage) -> None:
         for name, source in config.by_source().items():
             with naming_source(name):
                 prompts[name] = load_prompts(source.prompts)
-                rules[name] = load_rules(folder, config.model, source.prompts, source.environment, prompts[name])
+                of_source = load_rules(folder, config.model, source.prompts, source.environment, prompts[name])
+                rules[name] = replace(of_source, demonstrates=source.prompts.demonstrations)
         sampling = {name: sampling_of(source.generation) for name, source in config.by_source().items()}
         engine = _engine(stage, folder, rules, sampling)
-        order = prompt_order(stage, {name: of_source.train for name, of_source in prompts.items()})
+        order = prompt_order(stage, {name: of_prompts.train for name, of_prompts in prompts.items()})
     reader = generator_end(config.effective_weights, stage.store, stage.arguments.handover, stage.replica)
     group_sizes = {source.generation.group_size for source in config.by_source().values()}
     writer = TrajectoryWriter(
@@ -64,7 +66,7 @@ def main(stage: Stage) -> None:
     )
     stage.mark_ready(
         f"generator {stage.replica} ready after {writer.rows} trajectories (epoch {writer.epoch}), "
-        f"{generation.engine} started in {time.monotonic() - started:.1f} s"
+        f"loaded in {time.monotonic() - started:.1f} s"
     )
     with closing(engine), closing(reader), writer:
         turns = DeviceTurns(stage, device, engine)
@@ -81,19 +83,21 @@ def main(stage: Stage) -> None:
 def _engine(stage: Stage, folder: Path, rules: Mapping[str, EpisodeRules], sampling: Mapping[str, Sampling]) -> Engine:
     """The run's engine, playing by the rules of each source."""
     config = stage.config
-    if config.generation.engine == "demonstrations":
-        return Demonstrations(folder, {name: of_source.encoder for name, of_source in rules.items()})
-    engine = make_engine(
-        config.generation,
-        folder,
-        next(iter(rules.values())).encoder.tokenizer,
-        dtype=config.generation_dtype,
-        samplings=[rules[name].sampling_of_turns(of_source) for name, of_source in sampling.items()],
-        sleeps=config.placement.colocated,
-        records_experts=config.training.router_replay,
-        adapters=config.vllm_adapter_arguments,
-        on_progress=stage.advance,
-    )
+    engine: Engine
+    if all(of_source.demonstrates for of_source in rules.values()):
+        engine = NoModel(folder)
+    else:
+        engine = make_engine(
+            config.generation,
+            folder,
+            next(iter(rules.values())).encoder.tokenizer,
+            dtype=config.generation_dtype,
+            samplings=[rules[name].sampling_of_turns(of_source) for name, of_source in sampling.items()],
+            sleeps=config.placement.colocated,
+            records_experts=config.training.router_replay,
+            adapters=config.vllm_adapter_arguments,
+            on_progress=stage.advance,
+        )
 
     def each_turn() -> None:
         # A trajectory of many turns may take long: each turn is progress.

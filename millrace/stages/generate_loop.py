@@ -229,11 +229,13 @@ class Generator:
     def _probe(self, weights: Weights) -> None:
         """Raises an alarm if the engine's log-probabilities under this version differ from the trainer's."""
         probe = weights.manifest.probe
-        if probe is None or not self.engine.has_policy:
+        if probe is None:
             return
         config = self.stage.config
         with self.stage.busy("probe"):
             logprobs = self.engine.next_logprobs(probe.tokens, NUM_LOGPROBS)
+        if not logprobs:
+            return
         difference, _ = largest_difference(probe, logprobs)
         tolerance = tolerance_between(config.compute_dtype, config.generation_dtype)
         alarms = self.stage.value("probe_alarms")

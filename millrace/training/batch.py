@@ -42,6 +42,8 @@ class Sample:
     """Index of its group in the batch."""
     source: str = DEFAULT_SOURCE
     """Name of the source in the config that its group belongs to."""
+    is_demonstration: bool = False
+    """Whether no policy sampled the response, so that its log μ are 0 and mean nothing."""
     kept_tokens: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     """[K] token ids that truncated sampling could draw from, token by token; empty if nothing was truncated."""
     kept_counts: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))

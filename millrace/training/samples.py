@@ -82,6 +82,7 @@ def samples_of(
                 max_new_tokens=group.max_new_tokens,
                 group=number,
                 source=group.source,
+                is_demonstration=group.is_demonstration,
                 kept_tokens=group.kept_tokens[i],
                 kept_counts=group.kept_counts[i],
                 teacher_logprobs=teacher_logprobs[i],

@@ -27,7 +27,11 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """The numbers of one step. Means, shares and quantiles are over the trainable tokens, in each update."""
+    """The numbers of one step. Means, shares and quantiles are over the trainable tokens, in each update.
+
+    Those of π/μ and of the loss's weights leave demonstrations out, which no policy sampled, unless a step has nothing
+    else.
+    """
 
     loss: float
     """Surrogate loss, summed by the aggregation, without KL to the reference and entropy; mean over updates."""
@@ -125,6 +129,7 @@ def group_measures(groups: Sequence[ScoredGroup], lags: Sequence[int]) -> dict[s
 
 _OF_LOSS = ("loss", "importance_ratio", "weight", "clipped", "kl_to_reference", "non_finite")
 _COLUMNS = (*_OF_LOSS, "entropy", "trainer_logprobs")
+_OF_SAMPLED = ("importance_ratio", "weight", "clipped", "log_ratio")
 
 
 class TokenTable:
@@ -169,6 +174,8 @@ class TokenTable:
         tokens = dict(zip(_COLUMNS, self._values_KN.cpu().numpy()[:, trainable_N], strict=True))
         rollout_N = np.concatenate([sample.rollout_logprobs for sample in self._samples])[trainable_N]
         tokens["log_ratio"] = tokens["trainer_logprobs"] - rollout_N.astype(np.float64)
+        sampled_N = _sampled_tokens(self._samples)[trainable_N]
+        tokens |= {name: tokens[name][sampled_N] for name in _OF_SAMPLED}
         self.tokens: Mapping[str, Values] = tokens
         """Column → [n] values of the update's trainable tokens; `log_ratio` is log π − log μ, nats."""
         self.logprobs_N = self._values_KN[-1].clone()
@@ -183,10 +190,10 @@ def report(
     columns = {name: np.concatenate([update.tokens[name] for update in updates]) for name in _COLUMNS}
     ratio, weight = columns["importance_ratio"], columns["weight"]
     p05, p50, p95, largest = ratio_quantiles(ratio)
-    trainable_N = np.concatenate([sample.loss_mask for sample in samples]).astype(bool)
+    sampled_N = _sampled_tokens(samples)
     rollout_N = np.concatenate([sample.rollout_logprobs for sample in samples]).astype(np.float64)
     logprobs_N = before_N.cpu().numpy()
-    log_ratio = (logprobs_N - rollout_N)[trainable_N]
+    log_ratio = (logprobs_N - rollout_N)[sampled_N]
     ends = np.cumsum([len(sample.response_tokens) for sample in samples])
     per_sample = np.split(logprobs_N.astype(np.float32), ends[:-1])
     return StepReport(
@@ -204,16 +211,24 @@ def report(
         ratio_effective_sample_size=ratio_effective_sample_size(log_ratio[np.isfinite(log_ratio)]),
         weight_mean=float(weight.mean()),
         weight_max=float(weight.max()),
-        mismatch_kl=float((rollout_N[trainable_N] - logprobs_N[trainable_N]).mean()),
+        mismatch_kl=float(-log_ratio.mean()),
         chi_square=chi_square(ratio),
         kl_to_reference=float(columns["kl_to_reference"].mean()),
         kl_to_teacher=_kl_to_teacher(samples, per_sample),
         entropy=float(columns["entropy"].mean()),
-        tokens=int(trainable_N.sum()),
+        tokens=sum(int(sample.loss_mask.sum()) for sample in samples),
         non_finite_tokens=int(columns["non_finite"].sum()),
         changed_weight_share=changed_weight_share,
         trainer_logprobs=per_sample,
     )
+
+
+def _sampled_tokens(samples: Sequence[Sample]) -> npt.NDArray[np.bool_]:
+    """[N] whether a policy sampled each of the trainable tokens; all of them where it sampled none."""
+    trainable_N = np.concatenate([sample.loss_mask for sample in samples]).astype(bool)
+    shown_N = np.repeat([sample.is_demonstration for sample in samples], [len(sample.loss_mask) for sample in samples])
+    sampled_N: npt.NDArray[np.bool_] = trainable_N & ~shown_N
+    return sampled_N if sampled_N.any() else trainable_N
 
 
 def _kl_to_teacher(samples: Sequence[Sample], logprobs: Sequence[npt.NDArray[np.float32]]) -> float:

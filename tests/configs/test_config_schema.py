@@ -109,7 +109,7 @@ def demonstrated(**changes: dict[str, object]) -> dict[str, object]:
     sections: dict[str, dict[str, object]] = {
         "model": {"path": "model"},
         "prompts": {"source": "shown.jsonl", "demonstrations": True},
-        "generation": {"engine": "demonstrations", "group_size": 1},
+        "generation": {"group_size": 1},
         "training": {"max_steps": 3, "loss": "cross_entropy"},
     }
     return {name: {**section, **changes.get(name, {})} for name, section in sections.items()}
@@ -290,37 +290,33 @@ IMPOSSIBLE: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
         ("evaluation.weights", "chess"),
     ),
     "a source with the name of the figure over all": ({"sources": {"held_out": {}}}, ("sources.held_out",)),
-    "demonstrations for a policy that samples": (
-        {"prompts": {"demonstrations": True}},
-        ("prompts.demonstrations", "generation.engine"),
-    ),
     "cross-entropy on a policy's own samples": (
         {"training": {"max_steps": 3, "loss": "cross_entropy"}},
-        ("training.loss", "generation.engine"),
+        ("training.loss", "prompts.demonstrations"),
     ),
     "a group of one to compare": (
         {"generation": {"group_size": 1}},
-        ("generation.group_size", "generation.engine"),
+        ("generation.group_size", "prompts.demonstrations"),
     ),
     "several equal demonstrations": (
         demonstrated(generation={"group_size": 2}),
-        ("generation.group_size", "generation.engine"),
+        ("generation.group_size", "prompts.demonstrations"),
     ),
     "a ratio to whoever wrote a demonstration": (
         demonstrated(training={"loss": "aipo"}),
-        ("training.loss", "generation.engine"),
+        ("training.loss", "prompts.demonstrations"),
     ),
     "demonstrations that a temperature sampled": (
         demonstrated(generation={"temperature": 0.5}),
-        ("generation.temperature", "generation.engine"),
+        ("generation.temperature", "prompts.demonstrations"),
     ),
     "a mask by the ratio to whoever wrote a demonstration": (
         demonstrated(training={"masks": {"max_kl": 1.0}}),
-        ("training.masks.max_kl", "generation.engine"),
+        ("training.masks.max_kl", "prompts.demonstrations"),
     ),
     "demonstrations for a model to be made": (
         demonstrated(model={"path": None}),
-        ("model.path", "generation.engine"),
+        ("model.path", "prompts.demonstrations"),
     ),
     "a teacher of demonstrations": (
         {
@@ -370,6 +366,17 @@ def test_adaptive_control_scales_the_learning_rate_by_the_effective_sample_size(
         demonstrated(prompts={"source": "runs/mine", "where": "reward >= 1"}),
         demonstrated(training={"loss": "my_losses:gentle"}),
         {**demonstrated(), "scoring": {"reward": "reasoning_gym"}},
+        {
+            "model": {"path": "model"},
+            "sources": {
+                "sums": {},
+                "shown": {
+                    "prompts": {"source": "shown.jsonl", "demonstrations": True},
+                    "generation": {"group_size": 1},
+                    "training": {"loss": "cross_entropy"},
+                },
+            },
+        },
         {
             "scoring": {"reward": "reasoning_gym"},
             "prompts": {

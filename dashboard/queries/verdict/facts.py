@@ -213,7 +213,9 @@ def _alarm(run: RunData) -> str | None:
 
 def _collapse(run: RunData) -> str | None:
     """Applies the trainer's collapse rules to its metrics; demonstrations say nothing about the policy."""
-    if _section(run.info.config, "generation").get("engine") == "demonstrations":
+    config = run.info.config
+    of_run, sources = _section(config, "prompts"), _section(config, "sources").values()
+    if all({**of_run, **_section(source, "prompts")}.get("demonstrations") for source in sources or [config]):
         return None
     rewards, entropies, kls = (metric(run, TRAINER, name) for name in ("reward_mean", "entropy", "mismatch_kl"))
     rows = min(len(rewards["value"]), len(entropies["value"]), len(kls["value"]), _COLLAPSE_STEPS)

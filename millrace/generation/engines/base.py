@@ -10,7 +10,6 @@ ones. `environments/episodes.py` makes trajectories of several turns this way.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
 
 import torch
 
@@ -30,8 +29,6 @@ class Engine(ABC):
     """Version of the loaded weights; 0 is the base model."""
     vocab_size: int
     """The policy's token ids are 0 to vocab_size − 1."""
-    has_policy: ClassVar[bool] = True
-    """Whether it computes with weights; without, it only records their version, and `next_logprobs` is empty."""
 
     @abstractmethod
     def submit(self, requests: Sequence[Request], sampling: Sampling) -> None:
@@ -82,7 +79,10 @@ class Engine(ABC):
 
     @abstractmethod
     def next_logprobs(self, tokens: Sequence[int], most: int) -> dict[int, float]:
-        """log π of the `most` likeliest tokens to follow `tokens`, nats, at temperature 1, computed as in sampling."""
+        """log π of the `most` likeliest tokens to follow `tokens`, nats, at temperature 1, computed as in sampling.
+
+        Empty for an engine without a model.
+        """
 
     @abstractmethod
     def sleep(self) -> None:

@@ -7,14 +7,18 @@
     text           turn ─► decoded text ─► Environment.step ─► text ─► tokens
     conversations  turn ─► renderer.parse ─► ChatEnvironment.step ─► messages ─► renderer.next_turn
     neither        one turn is the whole response
+    demonstration  the prompt's own response is the whole one; the engine computes nothing
 
-Which of them a request is, its source decides.
+Which of them a request is, its source decides. A demonstration is what a policy of a single possible response would
+sample: log μ is 0 at each token. It carries the version of the weights that the engine has heard of, so that streams,
+staleness and rollbacks work as for sampled responses.
 
 The policy's tokens are kept as sampled and never tokenized again; the environment's answer becomes tokens separately
 and is appended to them. Weights may be replaced at any time: each turn has its own version spans, and the tokens of an
 environment belong to the current span. One trajectory may be at its third turn while another is at its first.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -25,6 +29,7 @@ from configs.schema import ModelConfig
 from configs.task import EnvironmentConfig, PromptsConfig
 from millrace.chat.base import Rendered
 from millrace.chat.encoder import PromptEncoder, is_chat, load_encoder
+from millrace.errors import PromptsError
 from millrace.generation.engines.base import Engine, unstarted
 from millrace.generation.environments.base import AnyEnvironment, ChatEnvironment, Environment, environment_class
 from millrace.prompts.dataset import PromptSet
@@ -72,6 +77,8 @@ class EpisodeRules:
     """None: the policy's first turn is the whole response."""
     max_turns: int = 1
     """Turns of the policy at most, in an environment."""
+    demonstrates: bool = False
+    """Whether requests are answered with the demonstration of their prompt."""
 
     def sampling_of_turns(self, sampling: Sampling) -> Sampling:
         """The sampling of one turn, with what ends it."""
@@ -127,14 +134,19 @@ class Episodes(Engine):
         self._each_turn = each_turn
         # By (group, place in the group).
         self._episodes: dict[tuple[int, int], _Episode] = {}
+        self._demonstrations: list[Trajectory] = []
 
     @property
     def in_flight(self) -> int:
-        return len(self._episodes)
+        return len(self._episodes) + len(self._demonstrations)
 
     def submit(self, requests: Sequence[Request], sampling: Sampling) -> None:
+        """Raises PromptsError for a demonstration that is longer than `max_new_tokens`."""
         for source, group in groupby(requests, key=lambda request: request.source):
             of_source, rules = list(group), self._rules[source]
+            if rules.demonstrates:
+                self._demonstrations += [self._demonstrated(request, rules, sampling) for request in of_source]
+                continue
             of_turns = rules.sampling_of_turns(sampling)
             for request in of_source:
                 if request.prompt is None and rules.environment is not None:
@@ -144,8 +156,8 @@ class Episodes(Engine):
             self._engine.submit(of_source, of_turns)
 
     def collect(self, seconds: float) -> list[Trajectory]:
-        finished = []
-        for turn in self._engine.collect(seconds):
+        finished = self._take_demonstrations()
+        for turn in self._engine.collect(0 if finished else seconds):
             episode = self._episodes[_place(turn.request)]
             episode.t_started = episode.t_started or turn.t_started
             episode.num_turns += 1
@@ -169,7 +181,7 @@ class Episodes(Engine):
         return self._engine.tokens_in_flight + sum(len(episode.response.tokens) for episode in self._episodes.values())
 
     def interrupt(self) -> list[Trajectory]:
-        interrupted = []
+        interrupted = self._take_demonstrations()
         for turn in self._engine.interrupt():
             episode = self._episodes.pop(_place(turn.request))
             # The state of an environment can't be stored, so its trajectories begin again.
@@ -196,6 +208,18 @@ class Episodes(Engine):
 
     def close(self) -> None:
         self._engine.close()
+
+    def _demonstrated(self, request: Request, rules: EpisodeRules, sampling: Sampling) -> Trajectory:
+        assert request.prompt is not None
+        response = rules.encoder.demonstrate(request.prompt)
+        check_demonstration(request.prompt.prompt_id, len(response.tokens), sampling.max_new_tokens)
+        response = replace(response, version_spans=((self.policy_version, 0),))
+        now = time.time()
+        return Trajectory(request=request, response=response, t_started=now, t_finished=now)
+
+    def _take_demonstrations(self) -> list[Trajectory]:
+        taken, self._demonstrations = self._demonstrations, []
+        return taken
 
     def _answer(self, episode: _Episode, turn: Response) -> tuple[FinishReason, str | None] | None:
         """(finish reason, error) if this turn ends the trajectory. Otherwise appends the environment's answer."""
@@ -229,6 +253,13 @@ class Episodes(Engine):
                 )
             )
         return None
+
+
+def check_demonstration(prompt_id: str, num_tokens: int, max_new_tokens: int) -> None:
+    """Raises PromptsError if a demonstration of so many tokens is too long."""
+    if num_tokens > max_new_tokens:
+        read = f"its demonstration has {num_tokens} tokens and generation.max_new_tokens is {max_new_tokens}"
+        raise PromptsError(read, file=f"prompt {prompt_id}", expected=f"at least {num_tokens} there")
 
 
 def _place(request: Request) -> tuple[int, int]:

@@ -63,8 +63,9 @@ class CollapseGuard:
 
         Its reward is the mean over the sources by their first weights, so a mixture that changes is no collapse.
         """
-        # Rewards and μ of demonstrations say nothing about the policy.
-        if self._stage.config.generation.engine == "demonstrations":
+        # Demonstrations say nothing about the policy.
+        groups = [group for group in groups if not group.is_demonstration]
+        if not groups:
             return None
         for source in {group.source for group in groups}:
             of_source = (group.rewards for group in groups if group.source == source)

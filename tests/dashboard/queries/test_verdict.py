@@ -206,7 +206,7 @@ def test_a_collapse_is_named_until_the_reward_is_back() -> None:
 
 def test_the_rewards_of_demonstrations_are_no_collapse() -> None:
     run = _run(trained={"reward_mean": [0.5] * 20 + [0.1] * 20, "mismatch_kl": [2.0] * STEPS})
-    shown = replace(run, info=replace(run.info, config={"generation": {"engine": "demonstrations"}}))
+    shown = replace(run, info=replace(run.info, config={"prompts": {"demonstrations": True}}))
     assert _verdict(shown).clauses[1].cause == "healthy"
 
 

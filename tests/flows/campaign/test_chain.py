@@ -25,7 +25,7 @@ def test_each_link_starts_from_the_run_before_unless_it_names_a_model(tmp_path: 
 def test_a_link_may_learn_demonstrations() -> None:
     shown = ["name=first", "model.path=models/mine", "prompts.source=shown.jsonl"]
     first, second = link_configs([Link(preset="tiny-cpu", sft=True, settings=shown), Link(preset="tiny-cpu")])
-    assert (first.generation.engine, first.training.loss.name) == ("demonstrations", "cross_entropy")
+    assert (first.prompts.demonstrations, first.training.loss.name) == (True, "cross_entropy")
     assert second.generation.engine == "transformers"
 
 

@@ -1,4 +1,4 @@
-"""Campaigns that learn demonstrations: a format, through kills, and from the rollouts of another run."""
+"""Campaigns that learn demonstrations: alone, from the rollouts of another run, and beside a judge and a teacher."""
 
 import json
 import os
@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 from support.campaigns.campaigns import PRESET, Millrace, assert_balanced, await_end, final_weights, quick
+from support.rewards.stub_service import graded, stub_service
 from support.streams.rows import read_rows
 
 from flows.cli.main import main
 from millrace.prompts.stored import stored_parts
 from millrace.replay.verify import verify
+from millrace.runs.history import read_steps
 from millrace.runs.record import latest_attempt
 from storage import layout
-from storage.schema import TRAJECTORY
+from storage.schema import SCORE, TEACHER, TRAJECTORY
 
 pytestmark = pytest.mark.campaign
 
@@ -26,6 +28,14 @@ KILLS = (
     "generate-0 put.after:streams/trajectories/0/log/* 3 kill",
     "score-0 score.before_commit 2 kill",
     "train-0 train.mid_step 4 kill",
+)
+
+KILLS_OF_ALL = (
+    "generate-0 generate.before_commit 3 kill",
+    "score-0 score.before_commit 3 kill",
+    "score-1 put.mid:streams/scores/*/seg/* 4 kill",
+    "teach-0 teach.before_commit 3 kill",
+    "train-0 train.mid_step 5 kill",
 )
 
 
@@ -105,6 +115,56 @@ def test_it_learns_a_format_and_another_run_learns_it_from_its_rollouts(millrace
         tuple(row["response_tokens"]) for row in read_rows(millrace.store("second"), layout.trajectories(0), TRAJECTORY)
     }
     assert learned <= stored
+
+
+def test_rule_judge_teacher_and_demonstrations_share_one_exact_ledger(
+    millrace: Millrace, shown: Path, tmp_path: Path
+) -> None:
+    with stub_service(graded(lambda response, expected: 10.0 if response == expected else 2.0)) as service:
+        sources = {
+            "rule": {},
+            "judge": {"scoring": {"reward": "judge", "replicas": 1}},
+            "teacher": {"training": {"distillation": {"teacher": "expert", "reward_coefficient": 0.0}}},
+            "shown": {
+                "prompts": {"source": str(shown), "demonstrations": True},
+                "generation": {"group_size": 1, "max_new_tokens": 8},
+                "training": {"loss": "cross_entropy"},
+            },
+        }
+        settings = {
+            "sources": sources,
+            "teachers": {"expert": {"path": "start"}},
+            "scoring.endpoint.url": service.url,
+            "scoring.judge.model": "large",
+            "training.max_steps": STEPS,
+            "evaluation.every": None,
+        }
+        armed = millrace.arm(tmp_path / "fired", *KILLS_OF_ALL)
+        summary = millrace.finish("all", **settings)
+        assert armed.missed() == []
+    store = millrace.store("all")
+    assert (summary["state"], summary["steps"]) == ("finished", STEPS)
+    assert_balanced(summary)
+    millrace.run("fsck", store.url).expect_success()
+
+    trajectories = read_rows(store, layout.trajectories(0), TRAJECTORY)
+    assert {row["source"] for row in trajectories} == sources.keys()
+    for row in trajectories:
+        is_shown = row["source"] == "shown"
+        assert ("demonstration" in json.loads(row["meta"])) == is_shown
+        assert (set(row["rollout_logprobs"]) == {0.0}) == is_shown
+    for stream, schema in (("scores/exact_match@judge", SCORE), ("teachers/expert", TEACHER)):
+        annotated = read_rows(store, layout.annotations(stream, 0, 0, 1), schema)
+        assert [row["row_id"] for row in annotated] == [*range(len(annotated))]
+        name = stream.partition("@")[2] or "teacher"
+        of_source = {trajectories[row["row_id"]]["source"] for row in annotated if row["status"] == "ok"}
+        assert of_source == {name}
+
+    steps = [step.values for step in read_steps(store) if "loss" in step.values]
+    assert all(values["groups_trained/shown"] > 0 and values["groups_trained/judge"] > 0 for values in steps)
+    # The judge is gone.
+    verdict = verify(store)
+    assert (verdict.difference, len(verdict.passed)) == (None, STEPS)
 
 
 def test_mistakes_are_refused_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path, shown: Path) -> None:

@@ -268,6 +268,25 @@ def test_the_report_says_what_its_formulas_say(make_model: MakeModel) -> None:
 SOME_WITHOUT_ADVANTAGE = [*SAMPLES, sample([1, 4], [6, 7, 2], advantage=0.0), sample([1, 8, 3], [9, 2], advantage=0.0)]
 
 
+def test_figures_of_ratios_leave_demonstrations_out_unless_a_step_has_nothing_else(make_model: MakeModel) -> None:
+    shown = [replace(each, is_demonstration=True, rollout_logprobs=0 * each.rollout_logprobs) for each in SAMPLES[3:]]
+    names = (
+        "importance_ratio_mean",
+        "effective_sample_size",
+        "ratio_effective_sample_size",
+        "weight_max",
+        "mismatch_kl",
+    )
+    of = {
+        name: make_trainer(make_model(0)).step(samples)
+        for name, samples in (("sampled", SAMPLES[:3]), ("both", [*SAMPLES[:3], *shown]), ("shown", shown))
+    }
+    for name in names:
+        assert getattr(of["both"], name) == pytest.approx(getattr(of["sampled"], name), rel=1e-5)
+    assert of["both"].tokens == of["sampled"].tokens + of["shown"].tokens
+    assert of["shown"].mismatch_kl > 1
+
+
 @pytest.mark.parametrize("loss", [name for name in LOSS_NAMES if name != "cross_entropy"])
 def test_samples_without_advantage_take_no_backward_pass(
     make_model: MakeModel, monkeypatch: pytest.MonkeyPatch, loss: str
