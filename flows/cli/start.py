@@ -3,6 +3,7 @@
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +18,10 @@ WARM_UP_STEPS = 3
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from configs.load import load_config
     from millrace.errors import InputError
 
-    config = _config(arguments)
+    config = load_config(arguments.config, _settings(arguments))
     if arguments.resume != "never" and arguments.run_id is None:
         raise InputError("missing", key="--run-id", expected="with --resume the run to continue")
     run_id = _new_run_id(config.name) if arguments.run_id is None else arguments.run_id
@@ -45,7 +47,7 @@ def _profile(arguments: argparse.Namespace) -> int:
     from millrace.profiling.trace import ProfileRequest
 
     request = ProfileRequest(after_version=WARM_UP_STEPS, num_steps=arguments.steps)
-    config = _config(arguments, f"training.max_steps={request.end_version}")
+    config = _profiled_config(arguments.config, _settings(arguments, f"training.max_steps={request.end_version}"))
     run_id = _new_run_id(f"{config.name}-profile")
     if code := _start(config, run_id, arguments, profile=request):
         return code
@@ -57,12 +59,23 @@ def _profile(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _config(arguments: argparse.Namespace, *more: str) -> "RunConfig":
-    """The config of the command line, with `more` settings."""
-    from configs.load import load_config
+def _profiled_config(source: str, settings: Sequence[str]) -> "RunConfig":
+    """The config in a file, or that of a stored run, which starts from its promoted checkpoint."""
+    from configs.load import load_config, with_overrides
+    from millrace.prompts.stored import is_stored_run
+    from millrace.runs.record import latest_attempt
+    from storage.stores.factory import open_store
 
+    if not is_stored_run(source):
+        return load_config(source, settings)
+    model = f"model.path={json.dumps(source)}"
+    return with_overrides(dict(latest_attempt(open_store(source)).config), [model, *settings], where=source)
+
+
+def _settings(arguments: argparse.Namespace, *more: str) -> list[str]:
+    """The settings of the command line, and `more`."""
     root = [] if arguments.root is None else [f"storage.root={json.dumps(arguments.root)}"]
-    return load_config(arguments.config, [*arguments.set, *root, *more])
+    return [*arguments.set, *root, *more]
 
 
 def _new_run_id(name: str) -> str:
@@ -130,7 +143,11 @@ COMMANDS = [
         _profile,
         "run a short campaign and say where the time of its steps goes: matrix products, attention, Python, waiting",
         [
-            _CONFIG,
+            option(
+                "config",
+                metavar="CONFIG|RUN_URL",
+                help="a YAML file, or a stored run: its config, from its promoted checkpoint on",
+            ),
             option("--steps", type=count, required=True, metavar="N", help="optimizer steps to record, after 3 others"),
             SET,
             _ROOT,

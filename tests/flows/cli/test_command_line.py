@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from support.stored_run.run import Shape, make_run
 
 from flows.cli.command_line import run_again
-from flows.cli.main import build_parser
+from flows.cli.main import build_parser, main
+from storage.stores.factory import open_store
 
 
 @pytest.mark.parametrize(
@@ -78,3 +80,15 @@ def test_a_module_that_was_run_is_run_again(monkeypatch: pytest.MonkeyPatch) -> 
     assert program == [sys.executable, "-m", "flows.cli.main"]
     ended = subprocess.run([*program, "--version"], capture_output=True, text=True, check=True)
     assert ended.stdout == f"millrace {importlib.metadata.version('millrace')}\n"
+
+
+def test_a_stored_run_is_profiled_from_its_promoted_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(open_store(str(tmp_path / "mine")), "mine", Shape(steps=1))
+    stored = [str(tmp_path / "mine"), "--steps", "1", "--root", str(tmp_path)]
+    # A setting replaces the run's own model.
+    for settings, named in (([], "promoted"), (["--set", "model.path=/none"], "/none")):
+        assert main(["profile", *stored, *settings]) == 2
+        assert named in capsys.readouterr().err
+    assert [each.name for each in tmp_path.iterdir()] == ["mine"]
