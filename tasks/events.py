@@ -3,13 +3,15 @@
 emit ─┬─► Prefect's queue ─► Prefect's thread ─► server: automations; flow run, task run and deployment are related
       └─► incidents/ in the run, for people (`millrace.runs.incidents`)
 FlowRunStates ◄── polled every 5 s ── server
+show_running ─► the message of the state Running ─► server
 """
 
 import contextlib
 import logging
 from collections.abc import Mapping
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Protocol
+from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import get_client
@@ -17,6 +19,7 @@ from prefect.client.schemas.objects import State
 from prefect.events import emit_event
 from prefect.exceptions import PrefectException
 from prefect.settings import PREFECT_API_URL
+from prefect.states import Running
 
 from millrace.runs.incidents import record_incident
 from millrace.runtime.background import Background
@@ -69,4 +72,32 @@ class FlowRunStates(Background):
 def read_states(flow_run_id: Any) -> list[State]:
     """The states of a flow run, oldest first. Raises httpx.HTTPError if the server can't be reached."""
     with get_client(sync_client=True) as client:
-        return sorted(client.read_flow_run_states(flow_run_id), key=lambda state: state.timestamp)
+        return _sorted_states(client, flow_run_id)
+
+
+class StateServer(Protocol):
+    """The part of Prefect's client that reads and sets states of flow runs."""
+
+    def read_flow_run_states(self, flow_run_id: UUID) -> list[State]: ...
+
+    def set_flow_run_state(self, flow_run_id: UUID, state: State, force: bool = False) -> object: ...
+
+
+def show_running(server: StateServer, flow_run_id: UUID, message: str) -> None:
+    """Makes `message` the message of a flow run's state, if that is Running.
+
+    A state's message can't be changed, so this sets another Running. The server can't compare: if a person suspends or
+    cancels the flow run between the look and the change, that state is set again. Raises httpx.HTTPError if the server
+    can't be reached.
+    """
+    if not _sorted_states(server, flow_run_id)[-1].is_running():
+        return
+    server.set_flow_run_state(flow_run_id, Running(message=message))
+    *_, before, current = _sorted_states(server, flow_run_id)
+    if current.message == message and not before.is_running():
+        # By force, because Prefect accepts each suspension once.
+        server.set_flow_run_state(flow_run_id, before, force=True)
+
+
+def _sorted_states(server: StateServer, flow_run_id: UUID) -> list[State]:
+    return sorted(server.read_flow_run_states(flow_run_id), key=lambda state: state.timestamp)

@@ -1,45 +1,44 @@
 """Artifacts of a run in the Prefect UI, and the last message of its flow run.
 
-    status ─┬─► <run>-progress       a bar, updated in place at most every 10 s
+    status ─┬─► <run>-progress       a bar
             ├─► <run>-dashboard      a link to the run's page, once `MILLRACE_DASHBOARD_URL` is set
             ├─► <run>-figures        the key figures
             ├─► <run>-sources        figures of each source, if there are several
             ├─► <run>-evaluations    accuracy of each version evaluated
-            └─► <run>-decisions      decisions about staleness and rollbacks
+            ├─► <run>-decisions      decisions about staleness and rollbacks
+            └─► <run>-report         what to read first, at the end (`flows.campaign.report`)
 
-Each table stays in the server's database as a row, so a table is written only if it changed, at most every 30 s, and
-once at the end.
+Each has one card on the flow run's page, which is updated in place. Each update is an event in the server's database,
+so an artifact is written only if it changed, a table at most every 30 s, the bar every 10 s, and once at the end.
 """
 
+import json
 import logging
 import math
 import os
 import re
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
+from uuid import UUID
 
 from prefect import runtime
-from prefect.artifacts import (
-    create_link_artifact,
-    create_markdown_artifact,
-    create_progress_artifact,
-    create_table_artifact,
-    update_progress_artifact,
-)
+from prefect.artifacts import create_markdown_artifact
+from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, ArtifactFilterKey
+from prefect.client.schemas.objects import Artifact
 from prefect.settings import PREFECT_UI_URL
 
 from flows.display.key_figures import already_finished, decision_rows, evaluation_rows, figure_rows, source_rows
-from flows.display.tables import Row
 from millrace.evaluation.promotion import PromotionDecision
 
 DASHBOARD_URL = "MILLRACE_DASHBOARD_URL"
 """Environment variable with the address of a dashboard, which the Prefect UI then links to."""
 TABLE_SECONDS = 30.0
-"""Least time between two tables of one kind."""
-_PROGRESS_SECONDS = 10.0
-"""Least time between two updates of the bar, because each is an event in the server's database."""
+"""Least time between two updates of a table."""
+PROGRESS_SECONDS = 10.0
+"""Least time between two updates of the bar."""
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -84,17 +83,28 @@ def final_message(decision: PromotionDecision | None, status: dict[str, Any]) ->
     return f"{decision.headline}; {progress}"
 
 
-class Artifacts:
-    """The artifacts of the run `run_id` while it runs. `clock` is a monotonic clock in seconds."""
+class ArtifactServer(Protocol):
+    """The part of Prefect's client that keeps artifacts."""
 
-    def __init__(self, run_id: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def read_artifacts(self, *, artifact_filter: ArtifactFilter) -> list[Artifact]: ...
+
+    def create_artifact(self, artifact: ArtifactCreate) -> Artifact: ...
+
+    def update_artifact(self, artifact_id: UUID, artifact: ArtifactUpdate) -> None: ...
+
+
+class Artifacts:
+    """The artifacts of the run `run_id` while it runs, one of each kind. `clock` is a monotonic clock in seconds."""
+
+    def __init__(
+        self, server: ArtifactServer, run_id: str, flow_run_id: UUID, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._server = server
         self._run_id = run_id
+        self._flow_run_id = flow_run_id
         self._clock = clock
-        self._bar: Any = None
-        self._steps = -1
-        self._updated = 0.0
-        self._linked = False
-        self._tables: dict[str, tuple[float, list[Row]]] = {}
+        self._ids: dict[str, UUID] = {}
+        self._shown: dict[str, tuple[float, Any]] = {}
 
     def update(self, status: dict[str, Any], *, over: bool) -> None:
         """Shows the changes since the last call; `over`: this is the last one.
@@ -102,24 +112,37 @@ class Artifacts:
         Raises if the server can't be reached; the next call catches up.
         """
         now = self._clock()
-        if self._bar is None:
-            self._bar = create_progress_artifact(0.0, key=self._key("progress"), description="Optimizer steps")
-        if (over or now - self._updated >= _PROGRESS_SECONDS) and status["steps"] != self._steps:
-            update_progress_artifact(self._bar, 100.0 * status["steps"] / status["max_steps"])
-            self._steps, self._updated = status["steps"], now
-        if not self._linked and (url := dashboard_link(self._run_id)) is not None:
-            create_link_artifact(url, "dashboard", key=self._key("dashboard"), description="This run, live")
-            self._linked = True
+        url = dashboard_link(self._run_id)
+        self._put("progress", 100.0 * status["steps"] / status["max_steps"], "Optimizer steps", now, over)
+        self._put("dashboard", url and f"[dashboard]({url})", "This run, live", now, over)
         for name, rows, description in (
             ("figures", figure_rows(status), "The run in figures"),
             ("sources", source_rows(status), "Each source: weight, groups, newest reward and accuracy"),
             ("evaluations", evaluation_rows(status), "Accuracy of each version evaluated, with the 95 % interval"),
             ("decisions", decision_rows(status), "The latest decisions about staleness and rollbacks, with reasons"),
         ):
-            written, former_rows = self._tables.get(name, (-math.inf, []))
-            if rows != former_rows and (over or now - written >= TABLE_SECONDS):
-                create_table_artifact(rows, key=self._key(name), description=description)
-                self._tables[name] = (now, rows)
+            self._put(name, json.dumps(rows) if rows else None, description, now, over)
 
-    def _key(self, what: str) -> str:
-        return artifact_key(self._run_id, what)
+    def _put(self, name: str, data: float | str | None, description: str, now: float, over: bool) -> None:
+        """Creates or updates the artifact unless `data` is None, already shown, or too early."""
+        written, former = self._shown.get(name, (-math.inf, None))
+        seconds = PROGRESS_SECONDS if name == "progress" else TABLE_SECONDS
+        if data is None or data == former or not (over or now - written >= seconds):
+            return
+        key = artifact_key(self._run_id, name)
+        if name not in self._ids:
+            # A flow run that was suspended goes on with the artifacts of its former process.
+            mine = ArtifactFilter(
+                flow_run_id=ArtifactFilterFlowRunId(any_=[self._flow_run_id]), key=ArtifactFilterKey(any_=[key])
+            )
+            for existing in self._server.read_artifacts(artifact_filter=mine):
+                self._ids[name] = existing.id
+        if name in self._ids:
+            self._server.update_artifact(self._ids[name], ArtifactUpdate(data=data))
+        else:
+            kind = {"progress": "progress", "dashboard": "markdown"}.get(name, "table")
+            artifact = ArtifactCreate(
+                key=key, type=kind, data=data, description=description, flow_run_id=self._flow_run_id
+            )
+            self._ids[name] = self._server.create_artifact(artifact).id
+        self._shown[name] = now, data

@@ -61,6 +61,20 @@ def time_line(status: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def progress_line(status: dict[str, Any]) -> str:
+    """The run in a few words, such as `v142/150, reward 0.63, accuracy 0.570`; before and after training, its phase."""
+    now = phase(status)
+    if now.name != TRAINING:
+        return str(now)
+    parts = [f"v{status['steps']}/{status['max_steps']}"]
+    if status["reward_mean"] is not None:
+        parts.append(f"reward {number(status['reward_mean'])}")
+    if status["evaluations"]:
+        held_out, *_ = status["evaluations"][-1]["accuracy"].values()
+        parts.append(f"accuracy {accuracy_text(held_out)}")
+    return ", ".join(parts)
+
+
 def figures(status: dict[str, Any]) -> list[Figure]:
     """The key figures of a run."""
     ledger, staleness, sync = status["ledger"], status["staleness"], status["weight_sync"]

@@ -1,6 +1,7 @@
 """Reports a running campaign to the Prefect UI, in addition to its tasks.
 
-    status, every 2 s ─┬─► artifacts: progress and tables (`flows.display.artifacts`)
+    status, every 2 s ─┬─► name and message of the flow run (`flows.display.flow_run_header`)
+                       ├─► artifacts: progress and tables (`flows.display.artifacts`)
                        └─► nothing moves for `hang_seconds`: the event pipeline.stalled, and a line in the log
 
 A thread reads the store and reports on a best-effort basis: the campaign neither waits for the server nor fails with
@@ -12,10 +13,13 @@ import time
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
+from uuid import UUID
 
-from prefect import get_run_logger
+from prefect import get_run_logger, runtime
+from prefect.client.orchestration import get_client
 
 from flows.display.artifacts import Artifacts
+from flows.display.flow_run_header import FlowRunHeader
 from flows.display.key_figures import STARTING_TRAINER, TRAINING, phase
 from millrace.runs.record import latest_attempt
 from millrace.runs.status import STAGES, StatusReader
@@ -41,7 +45,12 @@ class UiReporter(Background):
         self._stalls = StallDetector(latest_attempt(store).config["supervision"]["hang_seconds"])
 
     def _run(self) -> None:
-        artifacts = Artifacts(PurePosixPath(self._run_url).name)
+        flow_run_id = UUID(runtime.flow_run.id)
+        with get_client(sync_client=True) as server:
+            artifacts = Artifacts(server, PurePosixPath(self._run_url).name, flow_run_id)
+            self._report(FlowRunHeader(server, flow_run_id), artifacts)
+
+    def _report(self, header: FlowRunHeader, artifacts: Artifacts) -> None:
         over = False
         while not over:
             over = self._over.wait(_POLL_SECONDS)
@@ -49,6 +58,8 @@ class UiReporter(Background):
                 status = self._status.look()
                 # First, because it does not wait for the server.
                 self._report_stall(status)
+                if not over:
+                    header.update(status)
                 artifacts.update(status, over=over)
             except Exception:
                 # Problems of the server do not matter: the run is the record. Its stages report problems of the run.

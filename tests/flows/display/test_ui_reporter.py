@@ -1,18 +1,22 @@
 """Tables and the report of a campaign in the Prefect UI."""
 
+import json
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
+from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, ArtifactFilterKey
+from prefect.client.schemas.objects import Artifact
 from support.campaigns.status import status_with
 
 from configs.operation import BudgetConfig
 from configs.schema import RunConfig
 from configs.training import TrainingConfig
 from flows.campaign.report import write_report
-from flows.display import artifacts
-from flows.display.artifacts import TABLE_SECONDS, Artifacts
-from flows.display.tables import Row
+from flows.display.artifacts import PROGRESS_SECONDS, TABLE_SECONDS, Artifacts
 from millrace.evaluation.promotion import PromotionDecision, write_decision
 from millrace.evaluation.results import write_result
 from millrace.runs.record import EndState, create_run, end_attempt, resume_run
@@ -24,61 +28,102 @@ from storage.stores.local import LocalStore
 from storage.streams.stream import StreamWriter
 
 
-class Screen:
-    """Records tables, and has a clock."""
+class FakeServer:
+    """Keeps artifacts by their ids, and counts updates."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.tables: list[list[Row]] = []
-        self.now = 100.0
+    def __init__(self) -> None:
+        self.artifacts: dict[UUID, Artifact] = {}
+        self.updates = 0
         self.away = False
-        self._artifacts = Artifacts("mine", clock=lambda: self.now)
-        monkeypatch.setattr(artifacts, "create_table_artifact", self._write)
-        monkeypatch.setattr(artifacts, "create_progress_artifact", lambda *_, **__: "bar")
-        monkeypatch.setattr(artifacts, "update_progress_artifact", lambda *_: None)
 
-    def _write(self, table: list[Row], *, key: str, description: str) -> None:
+    def read_artifacts(self, *, artifact_filter: ArtifactFilter) -> list[Artifact]:
+        wanted = (artifact_filter.key, artifact_filter.flow_run_id)
+        return [
+            artifact
+            for artifact in self.artifacts.values()
+            if (ArtifactFilterKey(any_=[str(artifact.key)]), of_flow_run(artifact.flow_run_id)) == wanted
+        ]
+
+    def create_artifact(self, artifact: ArtifactCreate) -> Artifact:
         if self.away:
             raise ConnectionError("the server is away")
-        assert key == "mine-figures", "nothing was evaluated or decided"
-        self.tables.append(table)
+        created = Artifact.model_validate(artifact.model_dump())
+        self.artifacts[created.id] = created
+        return created
+
+    def update_artifact(self, artifact_id: UUID, artifact: ArtifactUpdate) -> None:
+        self.artifacts[artifact_id].data = artifact.data
+        self.updates += 1
+
+    def data(self, key: str) -> Any:
+        """The data of the only artifact with this key."""
+        (data,) = [artifact.data for artifact in self.artifacts.values() if artifact.key == key]
+        return data
+
+
+def of_flow_run(flow_run_id: UUID | None) -> ArtifactFilterFlowRunId:
+    assert flow_run_id is not None
+    return ArtifactFilterFlowRunId(any_=[flow_run_id])
+
+
+class Screen:
+    """The artifacts of a run on a server, at a clock."""
+
+    def __init__(self, server: FakeServer, flow_run_id: UUID) -> None:
+        self.server = server
+        self.now = 100.0
+        self._artifacts = Artifacts(server, "mine", flow_run_id, clock=lambda: self.now)
 
     def update(self, step: int, *, after: float = 0.0, over: bool = False) -> None:
         self.now += after
         self._artifacts.update(status_with(steps=step), over=over)
 
 
+FLOW_RUNS = UUID(int=1), UUID(int=2)
+
+
 @pytest.fixture
-def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
-    return Screen(monkeypatch)
+def screen() -> Screen:
+    return Screen(FakeServer(), FLOW_RUNS[0])
 
 
 def test_the_table_has_the_key_figures(screen: Screen) -> None:
     screen.update(7)
-    [table] = screen.tables
-    values = {row["figure"]: row["value"] for row in table}
+    values = {row["figure"]: row["value"] for row in json.loads(screen.server.data("mine-figures"))}
     assert values["version"] == "7 of 4000; generators used 8, from 0 on"
     assert values["staleness"] == "mean 1.50, max 2 of 4"
     assert values["tokens per second"].startswith("generate 19 (busy 50%)")
+    assert screen.server.data("mine-progress") == 0.175
 
 
-def test_a_table_is_written_every_thirty_seconds_if_it_changed_and_at_the_end(screen: Screen) -> None:
+def test_a_kind_has_one_artifact_whose_updates_are_limited(screen: Screen) -> None:
     for step in range(300):
         screen.update(step, after=2.0)
-    assert len(screen.tables) == 600 / TABLE_SECONDS == 20
+    assert len(screen.server.artifacts) == 2, "nothing was evaluated or decided"
+    updates = 600 / TABLE_SECONDS + 600 / PROGRESS_SECONDS - 2
+    assert screen.server.updates == updates
     for _ in range(100):
-        screen.update(285, after=2.0)
-    assert len(screen.tables) == 20, "nothing has changed"
-    screen.update(286, over=True)
-    assert len(screen.tables) == 21
+        screen.update(295, after=2.0)
+    assert screen.server.updates == updates + 1, "only the table of version 285 was behind"
+    screen.update(296, over=True)
+    assert screen.server.updates == updates + 3
+
+
+def test_a_resumed_flow_run_goes_on_with_its_artifacts_and_another_has_its_own(screen: Screen) -> None:
+    screen.update(1)
+    Screen(screen.server, FLOW_RUNS[0]).update(2)
+    assert json.loads(screen.server.data("mine-figures"))[0]["value"].startswith("2 of")
+    Screen(screen.server, FLOW_RUNS[1]).update(3)
+    assert len(screen.server.artifacts) == 4
 
 
 def test_a_table_that_failed_is_written_when_the_server_is_back(screen: Screen) -> None:
-    screen.away = True
+    screen.server.away = True
     with pytest.raises(ConnectionError):
         screen.update(1)
-    screen.away = False
+    screen.server.away = False
     screen.update(1, after=2.0)
-    assert len(screen.tables) == 1
+    assert len(screen.server.artifacts) == 2
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.campaigns.campaigns import Millrace, final_weights
-from support.campaigns.prefect_server import find
+from support.campaigns.prefect_server import find, flow_run_of
 from support.streams.rows import read_rows
 
 from flows.display.artifacts import artifact_key
@@ -52,11 +52,14 @@ def bounds_by_decisions(decisions: list[StoredDecision], lineage: Lineage) -> li
     return bounds
 
 
-def decisions_in_prefect(prefect_api: str, run_id: str) -> list[dict[str, Any]]:
-    """The artifacts with the run's decisions, oldest first."""
-    runs = find(prefect_api, "flow_runs", flow_runs={"name": {"any_": [run_id]}})
-    mine = {"flow_run_id": {"any_": [run["id"] for run in runs]}, "key": {"any_": [artifact_key(run_id, "decisions")]}}
-    return sorted(find(prefect_api, "artifacts", artifacts=mine), key=lambda one: str(one["created"]))
+def decisions_in_prefect(prefect_api: str, run_id: str) -> list[dict[str, str]]:
+    """The rows of the artifact with the run's latest decisions, oldest first."""
+    mine = {"flow_run_id": {"any_": [flow_run_of(prefect_api, run_id)["id"]]}}
+    (artifact,) = find(
+        prefect_api, "artifacts", artifacts={**mine, "key": {"any_": [artifact_key(run_id, "decisions")]}}
+    )
+    rows: list[dict[str, str]] = json.loads(artifact["data"])
+    return rows
 
 
 def trained_versions(trajectory: dict[str, Any], masked: int) -> list[int]:
@@ -80,8 +83,8 @@ def test_through_kills_no_token_is_trained_beyond_the_bound_of_its_version(
 
     assert summary["steps"] == STEPS
     assert summary["decisions"]["count"] > 0
-    shown = [json.loads(one["data"]) for one in decisions_in_prefect(prefect_api, "moving")]
-    assert [one["reason"] for one in summary["decisions"]["latest"]] == [row["reason"] for row in shown[-1]]
+    shown = [row["reason"] for row in decisions_in_prefect(prefect_api, "moving")]
+    assert [decision["reason"] for decision in summary["decisions"]["latest"]] == shown
     store = millrace.store("moving")
     checkpoint = read_latest(store)
     assert checkpoint is not None

@@ -35,10 +35,17 @@ def num_workers(client: PrefectHttpxSyncClient, pool: str) -> int:
     return sum(worker["status"] == "ONLINE" for worker in workers)
 
 
+def flow_run_of(api: str, run_id: str) -> dict[str, Any]:
+    """The only flow run of this run, whatever its attempt."""
+    runs = find(api, "flow_runs", flow_runs={"name": {"like_": run_id}})
+    (flow_run,) = [run for run in runs if run["name"].partition(", attempt ")[0] == run_id]
+    return flow_run
+
+
 def log_messages(api: str, run_id: str) -> list[str]:
     """The log messages of the run's stages, in order."""
-    (run,) = find(api, "flow_runs", flow_runs={"name": {"any_": [run_id]}})
-    logs = find(api, "logs", logs={"flow_run_id": {"any_": [run["id"]]}}, sort="TIMESTAMP_ASC", limit=200)
+    flow_run = flow_run_of(api, run_id)
+    logs = find(api, "logs", logs={"flow_run_id": {"any_": [flow_run["id"]]}}, sort="TIMESTAMP_ASC", limit=200)
     return [log["message"] for log in logs]
 
 
