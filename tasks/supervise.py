@@ -144,6 +144,8 @@ class StageSupervisor:
         self._poll_seconds = _POLL_SECONDS
         # Why the supervisor killed the process, if it did.
         self._why_killed = ""
+        # Whether it was killed while it drained, with nothing to lose.
+        self._was_given_up = False
 
     def monitor(self) -> None:
         """Forwards the reports of the process until it ends or hangs, and drains it once STOP is set."""
@@ -164,7 +166,7 @@ class StageSupervisor:
         """Raises the error that the exit code stands for, if any; `log` is the process's log."""
         code = self._process.wait()
         # A stage that gets SIGTERM before it has installed its handler dies of the signal. It had not begun.
-        if code == 0 or (STOP.is_set() and code in (DRAINED, -signal.SIGTERM)):
+        if code == 0 or (STOP.is_set() and code in (DRAINED, -signal.SIGTERM)) or self._was_given_up:
             return
         if code in _FINAL_ERRORS:
             raise _FINAL_ERRORS[code](self.last_milestone.removeprefix(ERROR_PREFIX))
@@ -189,9 +191,13 @@ class StageSupervisor:
             if self._why_killed:
                 self._process.kill()
                 self._process.wait()
-                self._emit_event(
-                    Event(kind="stage.killed", payload={"stage": self._name, "sentence": self._why_killed})
-                )
+                if self._name.rpartition("-")[0] in _COMMITTING:
+                    self._emit_event(
+                        Event(kind="stage.killed", payload={"stage": self._name, "sentence": self._why_killed})
+                    )
+                else:
+                    self._was_given_up = True
+                    self._logger.info("%s; the next attempt repeats its work", self._why_killed)
 
     def _seconds_to_drain(self) -> float:
         works = self.hang_detector.is_at_work and self._name.rpartition("-")[0] in _COMMITTING

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect import get_run_logger
+from prefect.exceptions import Pause
 from prefect.futures import PrefectFuture
 
 from millrace.errors import MillraceError
@@ -155,10 +156,13 @@ def run_together(
 def _wait_until_drained(futures: Collection[PrefectFuture[Any]]) -> None:
     try:
         for future in futures:
-            future.wait()
+            # Once a person has suspended the flow run, Prefect raises Pause after each wait.
+            with contextlib.suppress(Pause):
+                future.wait()
     except BaseException:
         # Ctrl-C or SIGTERM once more: kill the stages without waiting for their work.
         STOP_NOW.set()
         for future in futures:
-            future.wait()
+            with contextlib.suppress(Pause):
+                future.wait()
         raise

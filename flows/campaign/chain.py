@@ -17,6 +17,7 @@ from configs.schema import RunConfig
 from flows.campaign.flow import OPTIONS, campaign
 from flows.campaign.from_preset import Preset, preset_config
 from flows.campaign.prepare import run_store
+from flows.campaign.user_errors import fails_with_one_line
 from millrace.errors import InputError
 
 
@@ -39,6 +40,7 @@ def _flow_run_name() -> str:
 
 
 @flow(**{**OPTIONS, "name": "chain", "flow_run_name": _flow_run_name})
+@fails_with_one_line
 def chain(links: list[Link], accept_changed_inputs: bool = False) -> State[Any]:
     """One attempt of each campaign, until one has steps left. Returns the state of the last one that ran.
 
@@ -59,7 +61,7 @@ def chain(links: list[Link], accept_changed_inputs: bool = False) -> State[Any]:
 
 
 def link_configs(links: list[Link]) -> list[RunConfig]:
-    """The config of each campaign. Raises as `chain` does."""
+    """The config of each campaign. Raises ConfigError for a wrong setting and InputError for two runs of one name."""
     configs: list[RunConfig] = []
     for link in links:
         before = run_store(configs[-1], configs[-1].name).url if configs else None

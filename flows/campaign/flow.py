@@ -23,6 +23,7 @@ from typing import Any
 from prefect import flow, get_run_logger, runtime
 from prefect.client.schemas.objects import State
 from prefect.exceptions import Pause
+from prefect.futures import PrefectFuture
 from prefect.states import Cancelled, Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 
@@ -33,6 +34,7 @@ from flows.campaign.local_copies import with_local_copies
 from flows.campaign.prepare import Resume, check, claim, run_store
 from flows.campaign.remote_stages import run_remotely
 from flows.campaign.report import write_report, write_summary
+from flows.campaign.user_errors import fails_with_one_line
 from flows.display.artifacts import artifact_key, final_message, flow_run_link, show
 from flows.display.ui_reporter import UiReporter
 from millrace.errors import MillraceError
@@ -40,6 +42,7 @@ from millrace.evaluation.promotion import read_decision
 from millrace.runs.record import Attempt
 from millrace.runtime.arguments import EVALUATE_BESIDE, StageArguments
 from millrace.runtime.devices import Assignment
+from millrace.runtime.heartbeat import HeartbeatPublisher
 from storage.checkpoints import read_latest
 from storage.failpoints import failpoint
 from storage.stores.base import Store
@@ -68,6 +71,7 @@ OPTIONS: dict[str, Any] = {
 
 
 @flow(**OPTIONS)
+@fails_with_one_line
 def campaign(
     config: RunConfig, run_id: str | None = None, resume: Resume = "never", accept_changed_inputs: bool = False
 ) -> dict[str, Any] | State[dict[str, Any]]:
@@ -134,29 +138,21 @@ def _run_claimed(
                 _train(config, arguments, assignment, ends_at, flow_run, suspended_before)
                 # Stages of other hosts would take the last heartbeat for a request to drain.
                 heartbeats.publish()
+            failpoint("controller.trained")
+            # If the time was up before the trainer began, there is nothing new to measure.
+            if read_latest(store) is not None:
+                _measure(config, arguments, assignment, heartbeats, flow_run, suspended_before)
             request = stop_request(flow_run.states, suspended_before)
             if request is not None and request.is_paused():
                 # Prefect's way to end the process and keep the state.
                 raise Pause(state=request)
             if request is not None:
                 return Cancelled(message="its stages have drained; the run can be resumed")
-            failpoint("controller.trained")
-            # If the time was up before the trainer began, there is nothing new to measure.
-            if read_latest(store) is not None:
-                for job in jobs_at_end(config):
-                    (process,) = job.processes
-                    # The evaluation during training has ended.
-                    devices = assignment.get((process.stage, EVALUATE_BESIDE), ())
-                    if job.work_pool is None:
-                        own_arguments = replace(arguments, replica=process.replica, devices=devices)
-                        STAGE_TASKS[process.stage](own_arguments, process.threads)
-                    else:
-                        run_remotely(arguments, job)
             failpoint("controller.evaluated")
         summary = write_summary(store, attempt.number)
         failpoint("controller.summarised")
         report = write_report(store, summary)
-        description = f"Attempt {attempt.number}: {summary['state']}"
+        description = f"Read this first. Attempt {attempt.number}: {summary['state']}"
         show(report, key=artifact_key(PurePosixPath(store.url).name, "report"), description=description)
         decision = read_decision(store, attempt.number)
         return Completed(message=final_message(decision, summary), data=summary)
@@ -190,6 +186,36 @@ def _train(
     if ended not in (None, "train-0"):
         raise MillraceError(f"{ended} ended before the trainer did")
     STOP.clear()
+
+
+def _measure(
+    config: RunConfig,
+    arguments: StageArguments,
+    assignment: Assignment,
+    heartbeats: HeartbeatPublisher,
+    flow_run: FlowRunStates,
+    suspended_before: int,
+) -> None:
+    """Evaluates the latest checkpoint and decides on its promotion, unless a person stops the campaign meanwhile."""
+
+    def stop_requested() -> bool:
+        return stop_request(flow_run.states, suspended_before) is not None
+
+    for job in jobs_at_end(config):
+        if stop_requested():
+            return
+        (process,) = job.processes
+        # The evaluation during training has ended.
+        devices = assignment.get((process.stage, EVALUATE_BESIDE), ())
+        own_arguments = replace(arguments, replica=process.replica, devices=devices)
+        task: PrefectFuture[Any] = (
+            STAGE_TASKS[process.stage].submit(own_arguments, process.threads)
+            if job.work_pool is None
+            else run_remotely.submit(arguments, job)
+        )
+        run_together([(job.name, task)], stop_requested=stop_requested)
+        STOP.clear()
+        heartbeats.publish()
 
 
 def stop_request(states: Sequence[State], suspended_before: int) -> State | None:

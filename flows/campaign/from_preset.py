@@ -4,15 +4,21 @@ preset ─► changed by the form's fields ─► changed by `advanced` ─► R
 """
 
 import json
-from typing import Any, Literal
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from functools import reduce
+from operator import getitem
+from typing import Any, Literal, TypeVar, get_args
 
-from prefect import flow
+from prefect import flow, runtime
 from prefect.client.schemas.objects import State
 
 from configs.load import PRESETS, SUPERVISED, load_config
 from configs.schema import RunConfig
 from flows.campaign.flow import OPTIONS, campaign
 from flows.campaign.prepare import Resume
+from flows.campaign.user_errors import fails_with_one_line
 
 Preset = Literal[
     "tiny-cpu",
@@ -32,19 +38,50 @@ Preset = Literal[
     "llama-405b-1024gpu",
 ]
 """The files of configs/presets, the default first."""
+PRESET_NAMES: tuple[Preset, ...] = get_args(Preset)
 
 
-@flow(**{**OPTIONS, "name": "campaign-from-preset", "flow_run_name": "{preset} {name}"})
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def lists_preset_values(function: F) -> F:
+    """Decorates a flow's function: each `{section.key}` of its docstring becomes the values of that key in the presets.
+
+    Prefect's form has one default per field, whatever preset is chosen, so it shows them next to the field.
+    """
+    configs = {preset: load_config(PRESETS / f"{preset}.yaml", []).model_dump(mode="json") for preset in PRESET_NAMES}
+
+    def values(match: re.Match[str]) -> str:
+        presets: dict[str, list[str]] = defaultdict(list)
+        for preset, config in configs.items():
+            presets[json.dumps(reduce(getitem, match[1].split("."), config))].append(preset)
+        if len(presets) == 1:
+            return f"In all presets: {next(iter(presets))}."
+        return "In the presets: " + ", ".join(f"{value} ({', '.join(names)})" for value, names in presets.items()) + "."
+
+    function.__doc__ = re.sub(r"\{([a-z_.]+)\}", values, function.__doc__ or "")
+    return function
+
+
+def _flow_run_name() -> str:
+    """The name until an attempt has begun."""
+    parameters = runtime.flow_run.parameters
+    return str(parameters["name"] or parameters["preset"])
+
+
+@flow(**{**OPTIONS, "name": "campaign-from-preset", "flow_run_name": _flow_run_name})
+@fails_with_one_line
+@lists_preset_values
 def campaign_from_preset(
     preset: Preset = "tiny-cpu",
-    name: str = "",
-    max_steps: int = 0,
-    duration_minutes: float = 0.0,
-    model: str = "",
-    prompts: str = "",
-    reward: str = "",
-    learning_rate: float = 0.0,
-    max_staleness: int = -1,
+    name: str | None = None,
+    max_steps: int | None = None,
+    duration_minutes: float | None = None,
+    model: str | None = None,
+    prompts: str | None = None,
+    reward: str | None = None,
+    learning_rate: float | None = None,
+    max_staleness: int | None = None,
     resume: Resume = "latest",
     accept_changed_inputs: bool = False,
     advanced: list[str] | None = None,
@@ -52,15 +89,17 @@ def campaign_from_preset(
     """One attempt of a campaign as a preset describes it, with a few changes. Returns the result of `campaign`.
 
     Args:
-        preset: The config to begin with, a file of configs/presets. Fields that are left as they are keep its values.
+        preset: The config to begin with, a file of configs/presets. Fields left at None keep its values.
         name: The run's name, and its folder under storage.root.
-        max_steps: The run's last optimizer step, training.max_steps.
+        max_steps: The run's last optimizer step, training.max_steps. {training.max_steps}
         duration_minutes: Time for this attempt, budget.duration_minutes; the next one continues.
-        model: Folder of the model to train, model.path.
-        prompts: The questions, prompts.source.
-        reward: The score of a response, scoring.reward.
-        learning_rate: training.learning_rate.
+            {budget.duration_minutes}
+        model: Folder of the model to train, model.path. {model.path}
+        prompts: The questions, prompts.source. {prompts.source}
+        reward: The score of a response, scoring.reward. {scoring.reward}
+        learning_rate: training.learning_rate. {training.learning_rate}
         max_staleness: How many versions behind the trainer a trajectory may be, staleness.max_staleness.
+            {staleness.max_staleness}
         resume: latest: the run continues if it exists, and starts otherwise. never: it must not exist yet. required:
             it must.
         accept_changed_inputs: Whether the run continues although the content of its prompts, rewards or another input
@@ -71,29 +110,31 @@ def campaign_from_preset(
     Raises ConfigError for a wrong setting, and the errors of `campaign`.
     """
     fields = {
-        "name": name or None,
-        "training.max_steps": max_steps or None,
-        "budget.duration_minutes": duration_minutes or None,
-        "model.path": model or None,
-        "prompts.source": prompts or None,
-        "scoring.reward": reward or None,
-        "training.learning_rate": learning_rate or None,
-        "staleness.max_staleness": None if max_staleness < 0 else max_staleness,
+        "name": name,
+        "training.max_steps": max_steps,
+        "budget.duration_minutes": duration_minutes,
+        "model.path": model,
+        "prompts.source": prompts,
+        "scoring.reward": reward,
+        "training.learning_rate": learning_rate,
+        "staleness.max_staleness": max_staleness,
     }
     config = preset_config(preset, fields, advanced or [])
     return campaign.fn(config, config.name, resume, accept_changed_inputs)
 
 
-@flow(**{**OPTIONS, "name": "sft", "flow_run_name": "sft {name}"})
+@flow(**{**OPTIONS, "name": "sft", "flow_run_name": _flow_run_name})
+@fails_with_one_line
+@lists_preset_values
 def sft(
     model: str,
     prompts: str,
-    where: str = "",
+    where: str | None = None,
     preset: Preset = "tiny-cpu",
-    name: str = "",
-    max_steps: int = 0,
-    max_new_tokens: int = 0,
-    learning_rate: float = 0.0,
+    name: str | None = None,
+    max_steps: int | None = None,
+    max_new_tokens: int | None = None,
+    learning_rate: float | None = None,
     resume: Resume = "latest",
     advanced: list[str] | None = None,
 ) -> dict[str, Any] | State[dict[str, Any]]:
@@ -103,39 +144,42 @@ def sft(
         model: Folder of the model to train, model.path.
         prompts: The demonstrations, prompts.source: a file of conversations, or the folder or URL of a stored run.
         where: Which rollouts of a stored run are learned, prompts.where, such as `reward >= 1`.
-        preset: The config to begin with, a file of configs/presets. Fields that are left as they are keep its values.
+        preset: The config to begin with, a file of configs/presets. Fields left at None keep its values.
         name: The run's name, and its folder under storage.root.
-        max_steps: The run's last optimizer step, training.max_steps.
+        max_steps: The run's last optimizer step, training.max_steps. {training.max_steps}
         max_new_tokens: Length of the longest demonstration, tokens, generation.max_new_tokens.
-        learning_rate: training.learning_rate.
+            {generation.max_new_tokens}
+        learning_rate: training.learning_rate. {training.learning_rate}
         resume: As in `campaign-from-preset`.
         advanced: Any other setting, one `section.key=value` per entry. They win over the fields above.
 
     Raises ConfigError for a wrong setting, and the errors of `campaign`.
     """
     fields = {
-        "name": name or None,
+        "name": name,
         "model.path": model,
         "prompts.source": prompts,
-        "prompts.where": where or None,
-        "training.max_steps": max_steps or None,
-        "generation.max_new_tokens": max_new_tokens or None,
-        "training.learning_rate": learning_rate or None,
+        "prompts.where": where,
+        "training.max_steps": max_steps,
+        "generation.max_new_tokens": max_new_tokens,
+        "training.learning_rate": learning_rate,
     }
     config = preset_config(preset, fields, [*SUPERVISED, *(advanced or [])])
     return campaign.fn(config, config.name, resume)
 
 
-@flow(**{**OPTIONS, "name": "distill", "flow_run_name": "distill {name}"})
+@flow(**{**OPTIONS, "name": "distill", "flow_run_name": _flow_run_name})
+@fails_with_one_line
+@lists_preset_values
 def distill(
     teacher: str,
     preset: Preset = "distill-cpu",
-    name: str = "",
-    model: str = "",
-    prompts: str = "",
+    name: str | None = None,
+    model: str | None = None,
+    prompts: str | None = None,
     reward_coefficient: float = 0.0,
-    max_steps: int = 0,
-    learning_rate: float = 0.0,
+    max_steps: int | None = None,
+    learning_rate: float | None = None,
     resume: Resume = "latest",
     advanced: list[str] | None = None,
 ) -> dict[str, Any] | State[dict[str, Any]]:
@@ -144,27 +188,27 @@ def distill(
     Args:
         teacher: The model to learn from, teachers.teacher.path: a folder, or the folder or URL of a stored run, whose
             promoted checkpoint then teaches.
-        preset: The config to begin with, a file of configs/presets. Fields that are left as they are keep its values.
+        preset: The config to begin with, a file of configs/presets. Fields left at None keep its values.
         name: The run's name, and its folder under storage.root.
-        model: Folder of the model to train, or a stored run, model.path.
-        prompts: The questions, prompts.source.
+        model: Folder of the model to train, or a stored run, model.path. {model.path}
+        prompts: The questions, prompts.source. {prompts.source}
         reward_coefficient: Factor of the advantage by rewards next to the teacher's,
             training.distillation.reward_coefficient.
-        max_steps: The run's last optimizer step, training.max_steps.
-        learning_rate: training.learning_rate.
+        max_steps: The run's last optimizer step, training.max_steps. {training.max_steps}
+        learning_rate: training.learning_rate. {training.learning_rate}
         resume: As in `campaign-from-preset`.
         advanced: Any other setting, one `section.key=value` per entry. They win over the fields above.
 
     Raises ConfigError for a wrong setting, and the errors of `campaign`.
     """
     fields = {
-        "name": name or None,
-        "model.path": model or None,
-        "prompts.source": prompts or None,
+        "name": name,
+        "model.path": model,
+        "prompts.source": prompts,
         "training.distillation.teacher": "teacher",
         "training.distillation.reward_coefficient": reward_coefficient,
-        "training.max_steps": max_steps or None,
-        "training.learning_rate": learning_rate or None,
+        "training.max_steps": max_steps,
+        "training.learning_rate": learning_rate,
     }
     teachers = "teachers=" + json.dumps({"teacher": {"path": teacher}}, ensure_ascii=False)
     config = preset_config(preset, fields, [teachers, *(advanced or [])])

@@ -100,6 +100,15 @@ def test_a_stage_that_does_not_drain_in_time_is_killed_and_reported(supervised: 
     assert str(event.payload["sentence"]).startswith("train-0 was asked to stop, and killed after ")
 
 
+def test_an_evaluation_that_does_not_drain_in_time_is_killed_and_is_not_a_failure(supervised: Supervised) -> None:
+    supervised.name = "evaluate-0"
+    stop_after(0.5)
+    supervised.run("deaf", "hang", supervision=HASTY)
+    assert is_gone(supervised.pid)
+    assert supervised.told == [], "it repeats its work, so there is no incident"
+    assert supervised.said()[-1].startswith("evaluate-0 was asked to stop, and killed after ")
+
+
 @pytest.mark.slow
 def test_a_stage_with_heartbeats_may_take_its_time_to_drain(supervised: Supervised) -> None:
     stop_after(1)

@@ -1,5 +1,6 @@
 """The frame around an attempt: a heartbeat while it lasts, the record of its end, and its folder in shared memory."""
 
+import contextlib
 import logging
 import shutil
 import uuid
@@ -10,6 +11,7 @@ from threading import Timer
 
 import pytest
 from prefect.client.schemas.objects import TaskRun
+from prefect.exceptions import Pause
 from prefect.states import Cancelling, Completed, Failed, Paused, Pending, Running, Scheduled, Suspended
 
 from configs.schema import RunConfig
@@ -25,13 +27,14 @@ from storage.stores.local import LocalStore
 from tasks import device_leases
 from tasks.device_leases import leased_devices
 from tasks.jobs import Job, jobs
-from tasks.stop import STOP
+from tasks.stop import STOP, STOP_NOW
 
 
 @pytest.fixture(autouse=True)
 def clear_stop() -> Iterator[None]:
     yield
     STOP.clear()
+    STOP_NOW.clear()
 
 
 @pytest.fixture
@@ -117,11 +120,17 @@ def test_a_yielded_place_is_requested_again_and_other_ends_are_as_usual() -> Non
 
 
 class FakeTask:
-    """The future of a stage task, which ends when it is submitted, or else only when STOP is set."""
+    """The future of a stage task, which ends when it is submitted, or else only when STOP is set.
 
-    def __init__(self, *, ends: bool = True, error: Exception | None = None) -> None:
+    `wait_error`: what Prefect raises after a wait.
+    """
+
+    def __init__(
+        self, *, ends: bool = True, error: Exception | None = None, wait_error: BaseException | None = None
+    ) -> None:
         self._ends = ends
         self._error = error
+        self._wait_error = wait_error
         self.state = Completed() if error is None else Failed(data=error)
 
     def add_done_callback(self, callback: Callable[["FakeTask"], None]) -> None:
@@ -130,6 +139,8 @@ class FakeTask:
 
     def wait(self) -> None:
         assert STOP.is_set()
+        if self._wait_error is not None and not STOP_NOW.is_set():
+            raise self._wait_error
 
     def result(self) -> None:
         if self._error is not None:
@@ -160,6 +171,16 @@ def test_stages_run_until_all_have_ended_or_a_stop_is_requested(log: pytest.LogC
         "a stop was requested",
         "budget.duration_minutes is spent",
     ]
+
+
+@pytest.mark.parametrize(("wait_error", "kills"), [(Pause(), False), (KeyboardInterrupt(), True)])
+def test_a_suspension_lets_the_stages_drain_and_ctrl_c_once_more_kills_them(
+    wait_error: BaseException, kills: bool, log: pytest.LogCaptureFixture
+) -> None:
+    tasks = [("train-0", FakeTask(ends=False)), ("evaluate-0", FakeTask(ends=False, wait_error=wait_error))]
+    with contextlib.suppress(KeyboardInterrupt):
+        run_together(tasks, stop_requested=lambda: True)
+    assert STOP_NOW.is_set() == kills
 
 
 def test_a_failed_stage_ends_the_others_and_raises(log: pytest.LogCaptureFixture) -> None:

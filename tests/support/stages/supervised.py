@@ -25,6 +25,7 @@ class Supervised:
         self.log = folder / "train-0.log"
         self.caplog = caplog
         self.told: list[Event] = []
+        self.name = "train-0"
         self.pid = 0
         self._fork_server = fork_server
 
@@ -46,7 +47,7 @@ class Supervised:
 
     def _supervise(self, process: Process, supervision: SupervisionConfig) -> None:
         self.pid = process.pid
-        supervisor = StageSupervisor("train-0", process, supervision, logging.getLogger("stage"), self.told.append)
+        supervisor = StageSupervisor(self.name, process, supervision, logging.getLogger("stage"), self.told.append)
         try:
             supervisor.monitor()
         finally:
