@@ -24,7 +24,7 @@ from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.filters import WorkPoolFilter, WorkPoolFilterName
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import ObjectAlreadyExists, PrefectHTTPStatusError
-from prefect.settings import PREFECT_API_URL
+from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL
 from prefect.utilities.callables import parameter_schema
 
 from flows.campaign.remote_stages import stages
@@ -64,7 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"millrace: {error}", file=sys.stderr)
         return 2
     pool = arguments.host or POOL
-    print(f"work pool {pool} ({pool_type}) at {url} has the deployments {', '.join(deployments)}", flush=True)
+    print(f"work pool {pool} ({pool_type}) at {url} has the deployments {', '.join(deployments)}")
+    if arguments.host is None:
+        print(f"start them and see their runs at {PREFECT_UI_URL.value()}/deployments", flush=True)
     if pool_type == "process":
         os.chdir(REPOSITORY)
         asyncio.run(work(pool, arguments.limit))

@@ -70,6 +70,14 @@ def test_the_form_takes_the_default_parameters_and_describes_each(name: str) -> 
     assert all(field.get("description") for field in schema.properties.values()), schema.properties
 
 
+def test_the_form_shows_the_values_of_each_preset_and_sets_none_of_them() -> None:
+    fields = parameter_schema(flow_of("campaign-from-preset")).properties
+    assert "In the presets: 400 (tiny-cpu, tiny-vllm-cpu), 50 (calculator-cpu)" in fields["max_steps"]["description"]
+    assert "In all presets: null." in fields["duration_minutes"]["description"]
+    changes = {"name", "max_steps", "duration_minutes", "model", "prompts", "reward", "learning_rate", "max_staleness"}
+    assert all(fields[name]["default"] is None for name in changes)
+
+
 def test_the_campaign_is_the_tiny_preset_with_a_budget() -> None:
     preset = load_config(PRESET).model_dump()
     deployed = RunConfig.model_validate(DEPLOYED["campaign"]["parameters"]["config"]).model_dump()

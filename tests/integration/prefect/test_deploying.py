@@ -21,8 +21,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A server that wants a password, with everything deployed and no worker."""
     site = Site(tmp_path_factory.mktemp("site"), password="a secret")
     with site.server():
-        with site.worker():
-            pass
+        with site.worker() as terminal:
+            assert f"at {site.url}/deployments\n" in terminal.output.read_text()
         yield site
 
 

@@ -63,6 +63,12 @@ def balanced_status(run_url: Path) -> dict[str, Any]:
     return status
 
 
+def task_states(site: Site, flow_run: str) -> dict[str, str]:
+    """The state of each task of a flow run, by name."""
+    tasks = site.api.post("/task_runs/filter", json={"flow_runs": {"id": {"any_": [flow_run]}}}).json()
+    return {task["name"]: task["state"]["name"] for task in tasks}
+
+
 def press(page: Page, url: str, button: str) -> None:
     """Presses a button of a flow run's page, and the one of the dialog that asks again."""
     page.goto(url)
@@ -132,6 +138,33 @@ def test_a_chain_ends_where_nothing_is_promoted_and_goes_on_from_what_is(site: S
     model = Path(read_attempt(open_store(str(root / "two")), 0).config["model"]["path"])
     assert {file.name: file.read_bytes() for file in model.iterdir()} == files
     assert balanced_status(root / "two")["state"] == "finished"
+
+
+def test_a_typo_in_the_form_fails_with_one_line_and_no_traceback(site: Site, worker: Terminal) -> None:
+    run = site.start("campaign-from-preset/campaign-from-preset", {"advanced": ["training.max_step=5"]})
+    state = site.wait_until_over(run)
+    line = "the form: training.max_step is an unknown key; expected training.max_steps"
+    assert (state["type"], state["message"]) == ("FAILED", line)
+    mine = {"logs": {"flow_run_id": {"any_": [run]}}}
+    logged = [log["message"] for log in site.api.post("/logs/filter", json=mine).json() if log["level"] >= 40]
+    assert logged == [line]
+
+
+@pytest.mark.extended
+def test_a_campaign_suspended_during_its_last_evaluation_drains_without_a_failed_task(
+    site: Site, worker: Terminal
+) -> None:
+    run_url = site.folder / "runs" / "measured"
+    # Sampling takes far longer than the test.
+    settings = {"prompts.num_eval": 4000, "evaluation.samples": 512, "evaluation.every": None}
+    run = site.start("campaign/campaign", site.campaign("measured", **settings))
+    wait_until(lambda: task_states(site, run).get("evaluate-1") == "Running", "the last evaluation", 240)
+    suspended = {"type": "PAUSED", "name": "Suspended", "state_details": {"pause_reschedule": True}}
+    site.api.post(f"/flow_runs/{run}/set_state", json={"state": suspended})
+    wait_until((run_url / "attempts" / "0000.ended").exists, "the attempt to end", 60)
+    wait_until(lambda: set(task_states(site, run).values()) == {"Completed"}, "every task to complete", 60)
+    assert site.state(run) == "Suspended"
+    assert stages_of(run_url) == []
 
 
 @pytest.mark.extended
