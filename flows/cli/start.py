@@ -18,6 +18,8 @@ WARM_UP_STEPS = 3
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    # The imports that follow take seconds.
+    print(f"reading {arguments.config}", flush=True)
     from configs.load import load_config
     from millrace.errors import InputError
 
@@ -44,6 +46,7 @@ def _sft(arguments: argparse.Namespace) -> int:
 
 
 def _profile(arguments: argparse.Namespace) -> int:
+    print(f"reading {arguments.config}", flush=True)
     from millrace.profiling.trace import ProfileRequest
 
     request = ProfileRequest(after_version=WARM_UP_STEPS, num_steps=arguments.steps)

@@ -86,12 +86,13 @@ def figures(status: dict[str, Any]) -> list[Figure]:
     total = sum(histogram.values())
     shares = "  ".join(f"{value}: {count} ({count / total:.0%})" for value, count in histogram.items())
     dropped = ", ".join(f"{reason} {amount['rollouts']}" for reason, amount in ledger["dropped"].items())
-    rows = [
+    return [
         (
             "version",
             f"{status['steps']} of {status['max_steps']}; generators used {status['policy_versions_used']}, from 0 on",
         ),
         ("reward", number(status["reward_mean"])),
+        *_accuracies(status),
         ("staleness", f"mean {number(staleness['mean'])}, max {largest}"),
         ("rollouts by staleness", shares or "–"),
         *_decisions(status["decisions"]),
@@ -105,13 +106,6 @@ def figures(status: dict[str, Any]) -> list[Figure]:
         ("weight sync", f"{sync['count']} by {sync['transport']}, median {number(sync['p50_seconds'], 4)} s"),
         *_incidents(status["incidents"]),
     ]
-    for result in status["eval"].values():
-        rows += _evaluated(result)
-    if status["best"] is not None:
-        rows.append(("best version", evaluation_line(status["best"])))
-    if status["early_stop"] is not None:
-        rows.append(("early stop", status["early_stop"]))
-    return rows
 
 
 def figure_rows(status: dict[str, Any]) -> list[Row]:
@@ -254,6 +248,15 @@ def _incidents(incidents: dict[str, Any]) -> list[Figure]:
     summary = ", ".join(f"{kind} {count}" for kind, count in incidents["counts"].items())
     latest = incidents["latest"][-_LATEST_INCIDENTS:]
     return [("incidents", summary), *(("", incident_line(incident)) for incident in latest)]
+
+
+def _accuracies(status: dict[str, Any]) -> list[Figure]:
+    rows = [row for result in status["eval"].values() for row in _evaluated(result)]
+    if status["best"] is not None:
+        rows.append(("best version", evaluation_line(status["best"])))
+    if status["early_stop"] is not None:
+        rows.append(("early stop", status["early_stop"]))
+    return rows
 
 
 def _evaluated(result: dict[str, Any]) -> list[Figure]:

@@ -1,6 +1,7 @@
 """Shows a running campaign at the terminal: a live panel, or plain lines if the output is not a terminal."""
 
 import time
+from collections import Counter, defaultdict
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -40,7 +41,9 @@ class LiveView(Background):
         reader: StatusReader | None = None
         preparing = Spinner("dots", "preparing the run")
         is_live = self._console.is_terminal
-        with Live(preparing, console=self._console, refresh_per_second=4) if is_live else nullcontext() as live:
+        # The panel of the run's end is printed once it has ended.
+        view = Live(preparing, console=self._console, refresh_per_second=4, transient=True)
+        with view if is_live else nullcontext() as live:
             over = False
             while not over:
                 over = self._over.wait(_LIVE_SECONDS if live else _PLAIN_SECONDS)
@@ -96,22 +99,19 @@ def plain_line(status: dict[str, Any]) -> str:
 def panel(status: dict[str, Any]) -> RenderableType:
     """The run as a small table, and one of its sources if there are several.
 
-    Before anything was generated or evaluated it has no figures.
+    Stages and accuracy come first: a terminal of 24 lines cuts the rest off. Before anything was generated or evaluated
+    there are no figures.
     """
-    table = Table(title=plain(f"{status['run_id']}: {phase(status).name}"), title_justify="left", expand=False)
-    table.add_column("figure")
-    table.add_column("now", min_width=_BAR_WIDTH)
+    title = plain(f"{status['run_id']}: {phase(status).name}")
+    table = Table(title=title, title_justify="left", box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(min_width=_BAR_WIDTH)
     if status["cause"] is not None:
         table.add_row("cause", plain(status["cause"]))
     table.add_row("step", ProgressBar(total=status["max_steps"], completed=status["steps"], width=_BAR_WIDTH))
-    rows = [("time", time_line(status))]
+    rows = [("time", time_line(status)), *_stages(status)]
     if status["steps"] or status["ledger"]["generated"]["rollouts"] or status["eval"]:
         rows += figures(status)
-    alive = {name: activity for name, activity in status["doing"].items() if name in status["ready"]}
-    places = {name: f" on {gpus(devices)}" for name, devices in status["devices"].items()}
-    rows += [
-        (name, f"{activity}{places.get(name, '')}") for name, activity in sorted(alive.items()) if activity != STOPPED
-    ]
     for name, value in rows:
         table.add_row(plain(name), plain(value))
     sources = source_rows(status)
@@ -119,3 +119,22 @@ def panel(status: dict[str, Any]) -> RenderableType:
         return table
     left, *right = sources[0]
     return Group(table, new_table("", left=[left], right=right, rows=[[*row.values()] for row in sources]))
+
+
+def _stages(status: dict[str, Any]) -> list[tuple[str, str]]:
+    """A row per stage at work: what its process does, or how many of several do the same."""
+    alive: dict[str, list[str]] = defaultdict(list)
+    for name, activity in sorted(status["doing"].items()):
+        if name in status["ready"] and activity != STOPPED:
+            alive[name.rpartition("-")[0]].append(name)
+    rows = []
+    for stage, names in alive.items():
+        if len(names) > 1:
+            counts = Counter(status["doing"][name] for name in names)
+            doing = ", ".join(f"{count} {activity}" for activity, count in counts.most_common())
+            rows.append((f"{stage} ×{len(names)}", doing))
+        else:
+            (name,) = names
+            place = f" on {gpus(status['devices'][name])}" if name in status["devices"] else ""
+            rows.append((name, f"{status['doing'][name]}{place}"))
+    return rows

@@ -47,6 +47,22 @@ def test_the_panel_shows_every_stage_that_is_alive_and_no_markup() -> None:
     assert "bootstrap-0" not in text
 
 
+def test_a_terminal_of_24_lines_shows_every_stage_and_the_accuracy() -> None:
+    stages = ("evaluate-0", "score-0", "sync_weights-0", "train-0", *(f"generate-{n}" for n in range(16)))
+    doing = {name: "waiting for room" if name == "generate-3" else "at work" for name in stages}
+    evaluated = {name: {**SAMPLED, "policy_version": version} for name, version in (("start", 0), ("end", 90))}
+    status = status_with(
+        doing=doing, ready=dict.fromkeys(stages, True), devices={}, eval=evaluated, best=EVALUATED, sources=SOURCES
+    )
+    visible = shown(status, width=80).splitlines()[:23]
+    for stage in ("evaluate-0", "generate ×16", "score-0", "sync_weights-0", "train-0"):
+        assert sum(line.startswith(stage) for line in visible) == 1, stage
+    text = "\n".join(visible)
+    assert "15 at work, 1 waiting for room" in text
+    assert "accuracy, version 90" in text
+    assert "best version" in text
+
+
 def test_before_generation_the_panel_shows_the_phase_and_no_figures() -> None:
     young = status_with(
         steps=0,
