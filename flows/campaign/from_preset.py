@@ -66,7 +66,7 @@ def lists_preset_values(function: F) -> F:
 def _flow_run_name() -> str:
     """The name until an attempt has begun."""
     parameters = runtime.flow_run.parameters
-    return str(parameters["name"] or parameters["preset"])
+    return str(parameters.get("name") or parameters["preset"])
 
 
 @flow(**{**OPTIONS, "name": "campaign-from-preset", "flow_run_name": _flow_run_name})
