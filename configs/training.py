@@ -108,14 +108,20 @@ class TeacherConfig(Section):
 
 class DistillationConfig(Section):
     """On-policy distillation: each token's advantage is `reward_coefficient` times that of its response, plus
-    `coefficient` times log π_T − log π, whose mean over the policy's samples descends KL(π‖π_T) (docs/teachers.md)."""
+    `coefficient` times log π_T − log π, whose mean over the policy's samples descends KL(π‖π_T). With `top_k`,
+    `forward_coefficient` times KL(π_T‖π) is added to the loss (docs/teachers.md)."""
 
     teacher: Text | None = None
     """Name of one of `teachers`; null: none."""
-    coefficient: Positive = 1.0
-    """Factor of log π_T − log π, per nat."""
+    coefficient: NonNegative = 1.0
+    """Factor of log π_T − log π, per nat; 0 only with `top_k`."""
     reward_coefficient: NonNegative = 1.0
     """Factor of the advantage by rewards where there is a teacher; 0: the teacher alone counts."""
+    top_k: Count | None = None
+    """Number of the teacher's likeliest tokens that are stored with each response token, 8 bytes each, for the forward
+    KL; usually 16 to 128; null: none, and no forward KL."""
+    forward_coefficient: Positive = 1.0
+    """Factor of the forward KL, per nat; only with `top_k`."""
 
 
 class ObjectiveConfig(Section):

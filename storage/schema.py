@@ -111,6 +111,12 @@ TEACHER: pa.Schema = pa.schema(
         column(
             "teacher_logprobs", _FLOATS, "[R] log-probability under the teacher, as of the trainer; empty unless ok"
         ),
+        column(
+            "teacher_top_tokens",
+            _INTS,
+            "[R, k] flat: the teacher's likeliest tokens at each; empty unless stored",
+        ),
+        column("teacher_top_logprobs", _FLOATS, "[R, k] flat: their log-probabilities under the teacher"),
         column("status", pa.string(), "ok or error; elsewhere: by another teacher, or by none"),
         column("error", pa.string(), "one sentence on what failed; null unless error", nullable=True),
         column("teacher_version", pa.string(), "hash of the teacher's model folder"),

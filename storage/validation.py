@@ -27,7 +27,8 @@ def validate(table: pa.Table, schema: pa.Schema, *, vocab_size: int = 0, group_s
                   messages ascending, each with a role; as many routed experts for each token;
                   groups whole, of `group_size` rows unless that is 0: one group_id, sample_index from 0
     scores        known statuses, and a finite reward if and only if the status is ok
-    teachers      known statuses; log-probs finite, and none unless the status is ok
+    teachers      known statuses; log-probs finite, and none unless the status is ok; as many likeliest tokens for each
+                  token, with a log-prob each
     """
     check_columns(table.schema, schema)
     # Otherwise offsets that point outside their column would be followed.
@@ -173,12 +174,18 @@ def _check_groups(group_ids: npt.NDArray[Any], sample_indices: npt.NDArray[Any],
 def _check_annotations(columns: dict[str, pa.Array]) -> None:
     if "status" in columns:
         _check_is_in(columns, "status", _STATUSES)
-    if "teacher_logprobs" in columns:
-        logprobs = columns["teacher_logprobs"]
-        _refuse_value(~np.isfinite(_numpy(logprobs.flatten())), "a teacher_logprob is not finite", logprobs)
+    for name in ("teacher_logprobs", "teacher_top_logprobs"):
+        if name not in columns:
+            continue
+        logprobs = columns[name]
+        _refuse_value(~np.isfinite(_numpy(logprobs.flatten())), f"a {name[:-1]} is not finite", logprobs)
         if "status" in columns:
             failed = _numpy(pc.not_equal(columns["status"], "ok"))
-            _refuse(failed & (_lengths(logprobs) > 0), "teacher_logprobs are there, but status is not ok")
+            _refuse(failed & (_lengths(logprobs) > 0), f"{name} are there, but status is not ok")
+    if {"teacher_logprobs", "teacher_top_tokens", "teacher_top_logprobs"} <= columns.keys():
+        num_tokens, num_top = _lengths(columns["teacher_logprobs"]), _lengths(columns["teacher_top_tokens"])
+        uneven = (num_top != _lengths(columns["teacher_top_logprobs"])) | (num_top % np.maximum(num_tokens, 1) != 0)
+        _refuse(uneven, "teacher_top_tokens differ in number from token to token, or from teacher_top_logprobs")
     if "reward" not in columns:
         return
     rewards = columns["reward"]

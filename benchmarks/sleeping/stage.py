@@ -63,6 +63,7 @@ class SleepingTrainer(Trainer):
             chi_square=0.0,
             kl_to_reference=0.0,
             kl_to_teacher=0.0,
+            forward_kl_to_teacher=0.0,
             entropy=0.0,
             tokens=len(samples),
             non_finite_tokens=0,

@@ -56,7 +56,7 @@ def _main() -> None:
 def _pass(way: str, hidden_NH: torch.Tensor, weight_VH: torch.Tensor, targets_N: torch.Tensor) -> None:
     if way == "chunked":
         ones_N = torch.ones(len(targets_N), device=targets_N.device)
-        logprobs_N, _ = chunked_logprobs(hidden_NH, weight_VH, None, targets_N, ones_N)
+        logprobs_N, _, _ = chunked_logprobs(hidden_NH, weight_VH, None, targets_N, ones_N)
     else:
         logprobs_NV = torch.log_softmax((hidden_NH @ weight_VH.t()).float(), dim=-1)
         logprobs_N = logprobs_NV.gather(1, targets_N[:, None]).squeeze(1)

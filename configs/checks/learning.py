@@ -143,6 +143,11 @@ LEARNING_RULES = (
         "null, because cross_entropy ignores advantages, a teacher's too",
     ),
     Rule(
+        "training.distillation.coefficient training.distillation.top_k",
+        lambda c: not c.training.distillation.coefficient and c.training.distillation.top_k is None,
+        "above 0, or the forward KL on a top_k",
+    ),
+    Rule(
         "prompts.where prompts.demonstrations",
         lambda c: c.prompts.where is not None and not c.prompts.demonstrations,
         "null, because only rollouts that are learned are chosen",

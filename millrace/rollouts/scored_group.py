@@ -66,6 +66,10 @@ class ScoredGroup:
     """[G] JSON object: the components of each reward by name."""
     teacher_logprobs: list[npt.NDArray[np.float32] | None]
     """[G] of [R] log π_T of the teacher of its source, nats; empty without a teacher, None where it failed."""
+    teacher_top_tokens: list[npt.NDArray[np.int32]]
+    """[G] of [R, k] flat: the teacher's likeliest tokens at each response token; empty if they were not stored."""
+    teacher_top_logprobs: list[npt.NDArray[np.float32]]
+    """[G] of [R, k] flat: log π_T of these, nats."""
     response_seconds: npt.NDArray[np.float64]
     """[G] from the request of each response's first token to its last token."""
     score_seconds: npt.NDArray[np.float32]
@@ -237,7 +241,7 @@ def zip_groups(trajectories: Part, merged: Mapping[AnnotationKind, pa.Table], ge
     by_member["truncated"] = pc.equal(table["finish_reason"], "length").to_pylist()
     scored = merged["scores"]
     by_member["rewards"] = scored["reward"].to_pylist()
-    by_member["teacher_logprobs"] = _taught(merged["teachers"]) if "teachers" in merged else [_NOT_TAUGHT] * len(oldest)
+    by_member |= _taught(merged["teachers"]) if "teachers" in merged else dict.fromkeys(_TAUGHT, [_EMPTY] * len(oldest))
     response_seconds = table["t_finished"].to_numpy() - table["t_started"].to_numpy()
     score_seconds = scored["seconds"].to_numpy()
     names = ("group_id", "source", "max_new_tokens", "incarnation", "temperature", "meta")
@@ -260,10 +264,12 @@ def zip_groups(trajectories: Part, merged: Mapping[AnnotationKind, pa.Table], ge
     ]
 
 
-_NOT_TAUGHT = np.zeros(0, dtype=np.float32)
+_TAUGHT = ("teacher_logprobs", "teacher_top_tokens", "teacher_top_logprobs")
+_EMPTY = np.zeros(0, dtype=np.float32)
 
 
-def _taught(table: pa.Table) -> list[npt.NDArray[np.float32] | None]:
-    """[rows] as `ScoredGroup.teacher_logprobs`."""
-    logprobs, statuses = list_slices(table["teacher_logprobs"]), table["status"].to_pylist()
-    return [None if status == "error" else values for values, status in zip(logprobs, statuses, strict=True)]
+def _taught(table: pa.Table) -> dict[str, list[Any]]:
+    """[rows] of each of the columns `_TAUGHT`, as in `ScoredGroup`."""
+    by_row, statuses = {name: list_slices(table[name]) for name in _TAUGHT}, table["status"].to_pylist()
+    logprobs = zip(by_row["teacher_logprobs"], statuses, strict=True)
+    return {**by_row, "teacher_logprobs": [None if status == "error" else values for values, status in logprobs]}

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from configs.stored import AnnotationKind
@@ -27,7 +26,7 @@ from millrace.runs.record import read_attempt
 from millrace.runtime.stage import Stage, run_stage
 from millrace.stages.annotate import annotate
 from millrace.training.batch import Sample
-from millrace.training.teacher import Teacher
+from millrace.training.teacher import TaughtTokens, Teacher
 from storage.schema import TEACHER
 from storage.streams.record import Record
 from storage.streams.stream import Part
@@ -70,7 +69,12 @@ class TeacherAnnotator:
     def __init__(self, stage: Stage, teacher: Teacher, version: str) -> None:
         pools = stage.config.annotators
         pool, _ = pools.annotator(self.kind, stage.replica)
-        self.sources = {name for name in stage.config.by_source() if pools.of_source(self.kind, name) == pool}
+        self.top_k = {
+            name: config.training.distillation.top_k or 0
+            for name, config in stage.config.by_source().items()
+            if pools.of_source(self.kind, name) == pool
+        }
+        """Source → number of likeliest tokens stored for each response token, 0 for none."""
         self.teacher, self.version = teacher, version
 
     def submit(self, generator: int, part: Part) -> "UntaughtRows":
@@ -101,23 +105,23 @@ class UntaughtRows:
     def collect(self) -> pa.Table:
         """Rows of `TEACHER`, one per row of the part and in its order."""
         teacher, version, began = self.annotator.teacher, self.annotator.version, time.monotonic()
-        sources = self.trajectories["source"].to_pylist()
+        top_k, sources = self.annotator.top_k, self.trajectories["source"].to_pylist()
         samples = samples_of_rows(self.trajectories)
-        served = [i for i, source in enumerate(sources) if source in self.annotator.sources]
+        served = [i for i, source in enumerate(sources) if source in top_k]
         unknown = {i: teacher.unknown_id(samples[i]) for i in served}
         known = [i for i in served if unknown[i] is None]
-        logprobs = dict(zip(known, teacher.logprobs([samples[i] for i in known]), strict=True))
-        seconds = (time.monotonic() - began) / max(1, sum(map(len, logprobs.values())))
+        taught = dict(zip(known, teacher.teach([samples[i] for i in known], max(top_k.values())), strict=True))
+        seconds = (time.monotonic() - began) / max(1, sum(len(tokens.logprobs) for tokens in taught.values()))
         rows = []
         for i, row_id in enumerate(self.trajectories["row_id"].to_pylist()):
             if i not in unknown:
                 rows.append(_row(row_id, ""))
-            elif i not in logprobs:
+            elif i not in taught:
                 rows.append(_row(row_id, version, error=f"token {unknown[i]} is beyond the teacher's vocabulary"))
-            elif not np.isfinite(logprobs[i]).all():
+            elif not np.isfinite(taught[i].logprobs).all():
                 rows.append(_row(row_id, version, error="a log-probability of the teacher is not finite"))
             else:
-                rows.append(_row(row_id, version, logprobs=logprobs[i], seconds=seconds * len(logprobs[i])))
+                rows.append(_row(row_id, version, taught=taught[i], top_k=top_k[sources[i]], seconds=seconds))
         return pa.Table.from_pylist(rows, schema=TEACHER)
 
 
@@ -125,17 +129,21 @@ def _row(
     row_id: int,
     version: str,
     *,
-    logprobs: npt.NDArray[np.float32] | None = None,
+    taught: TaughtTokens | None = None,
+    top_k: int = 0,
     error: str | None = None,
     seconds: float = 0.0,
 ) -> dict[str, Any]:
+    """A row of `TEACHER`; `seconds` are those per token."""
     return {
         "row_id": row_id,
-        "teacher_logprobs": [] if logprobs is None else logprobs,
-        "status": "ok" if logprobs is not None else ELSEWHERE if error is None else "error",
+        "teacher_logprobs": [] if taught is None else taught.logprobs,
+        "teacher_top_tokens": [] if taught is None else taught.top_tokens[:, :top_k].ravel(),
+        "teacher_top_logprobs": [] if taught is None else taught.top_logprobs[:, :top_k].ravel(),
+        "status": "ok" if taught is not None else ELSEWHERE if error is None else "error",
         "error": error,
         "teacher_version": version,
-        "seconds": seconds,
+        "seconds": 0.0 if taught is None else seconds * len(taught.logprobs),
     }
 
 

@@ -17,6 +17,7 @@ import torch
 
 from configs.stored import DEFAULT_SOURCE
 from millrace.training.logprobs import KeptTokens
+from millrace.training.losses.forward_kl import TopTokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +51,10 @@ class Sample:
     """[R] how many of them belong to each token, 0 if it was not truncated; empty if no token was."""
     teacher_logprobs: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     """[R] log π_T of the teacher, as `rollout_logprobs` of μ, nats; empty without a teacher."""
+    teacher_top_tokens: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 0), np.int32))
+    """[R, k] the teacher's k likeliest tokens at each token; [0, 0] without `training.distillation.top_k`."""
+    teacher_top_logprobs: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    """[R, k] log π_T of each of them, nats."""
     routed_experts: npt.NDArray[np.uint16] = field(default_factory=lambda: np.zeros(0, np.uint16))
     """[P + R - 1, layers, experts per token] flat: the experts that computed each token but the last in the generator;
     empty if they were not recorded."""
@@ -98,6 +103,8 @@ class Microbatch:
     """[N] float32, of the token's response."""
     teacher_logprobs_N: torch.Tensor
     """[N] float32, log π_T, nats; 0 without a teacher."""
+    teacher_top: TopTokens | None
+    """The teacher's likeliest tokens at each response token; None if the samples have none."""
     temperatures_N: torch.Tensor
     """[N] float32, of the token's response."""
     staleness_N: torch.Tensor
@@ -117,6 +124,6 @@ class Microbatch:
     def to(self, device: torch.device) -> Self:
         """A copy with the tensors on `device`."""
         columns = {column.name: getattr(self, column.name) for column in fields(self)}
-        movable = (torch.Tensor, KeptTokens)
+        movable = (torch.Tensor, KeptTokens, TopTokens)
         moved: Any = {name: value.to(device) for name, value in columns.items() if isinstance(value, movable)}
         return replace(self, **moved)

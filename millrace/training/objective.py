@@ -37,6 +37,9 @@ log π_T − log π, without gradient. The loss weighs it as any advantage. For 
 mean of the second term's gradient over samples of μ is that of −KL(π‖π_T) at the token: on-policy distillation (arXiv
 2306.13649; Thinking Machines, "On-Policy Distillation", 2025). The teacher computes at the temperature, and among the
 tokens, that μ sampled from.
+
+With `training.distillation.top_k` the forward KL to the teacher (`losses.forward_kl`), times a coefficient, is added.
+It is a function of the two distributions, so it needs no weight π/μ.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -157,15 +160,24 @@ class Objective:
         dropped_L = bad_L if dropped_L is None else bad_L | dropped_L
         return excluded.compute_without(self.loss, inputs, dropped_L)._replace(kl=kl_L, non_finite=bad_L)
 
-    def value(self, outputs: LossOutputs, entropy_L: torch.Tensor) -> torch.Tensor:
-        """[L] the value to minimize of each trainable token, before its scale; with gradient."""
+    def value(
+        self, outputs: LossOutputs, entropy_L: torch.Tensor, forward_kl_L: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """[L] the value to minimize of each trainable token, before its scale; with gradient.
+
+        `forward_kl_L` is the KL(π_T‖π) of each; None without `training.distillation.top_k`.
+        """
         assert outputs.kl is not None
         value_L = outputs.loss + self._training.kl.coefficient * outputs.kl
-        if not self._training.entropy_coefficient:
-            return value_L
-        if outputs.non_finite is not None:
-            entropy_L = entropy_L.masked_fill(outputs.non_finite, 0)
-        return value_L - self._training.entropy_coefficient * entropy_L
+        terms = [(-self._training.entropy_coefficient, entropy_L)]
+        if forward_kl_L is not None:
+            terms.append((self._training.distillation.forward_coefficient, forward_kl_L))
+        for coefficient, term_L in terms:
+            if coefficient:
+                if outputs.non_finite is not None:
+                    term_L = term_L.masked_fill(outputs.non_finite, 0)
+                value_L = value_L + coefficient * term_L
+        return value_L
 
 
 def token_scale(

@@ -18,6 +18,7 @@ import torch
 from millrace.models.modules import NOT_RECORDED
 from millrace.training.batch import Microbatch, Sample
 from millrace.training.logprobs import KeptTokens
+from millrace.training.losses.forward_kl import TopTokens
 from millrace.training.prefix_tree import LEAST_TOKENS, counts, lay_out, saves_enough
 
 _PAIR_COST = 1 / 6
@@ -209,6 +210,12 @@ def _pack(
         ]
         counts_N = of_tokens(counted, np.int64)
         kept = KeptTokens(of_tokens([sample.kept_tokens for sample in samples], np.int64), counts_N, counts_N.numpy())
+    top = None
+    if any(len(sample.teacher_top_tokens) for sample in samples):
+        # All samples of an objective have as many.
+        top_tokens_NK = np.concatenate([sample.teacher_top_tokens for sample in samples], dtype=np.int64)
+        top_logprobs_NK = np.concatenate([sample.teacher_top_logprobs for sample in samples])
+        top = TopTokens(torch.from_numpy(top_tokens_NK), torch.from_numpy(top_logprobs_NK))
     return Microbatch(
         input_ids_S=at_positions(np.concatenate([np.zeros(0, np.int32), *sequences])),
         positions_S=torch.from_numpy(layout.positions_S),
@@ -231,6 +238,7 @@ def _pack(
             ],
             np.float32,
         ),
+        teacher_top=top,
         temperatures_N=of_responses([sample.temperature for sample in samples], np.float32),
         staleness_N=of_responses([sample.staleness for sample in samples], np.int64),
         response_N=of_responses(range(len(samples)), np.int64),

@@ -16,7 +16,8 @@ from millrace.models.modules import call_at_each_layer
 from millrace.models.supported import check_trainable
 from millrace.training.attention import PACKED
 from millrace.training.batch import Microbatch
-from millrace.training.logprobs import LogitScale, chunked_logprobs, output_logits
+from millrace.training.logprobs import LogitScale, chunked_logprobs, chunked_top, output_logits
+from millrace.training.losses.forward_kl import TopTokens
 from millrace.training.parallel.ranks import local
 from millrace.training.routing import Routing
 
@@ -51,10 +52,11 @@ class PackedPolicy(torch.nn.Module):
             divisor=getattr(config, "logits_scaling", 1.0), cap=getattr(config, "final_logit_softcapping", None)
         )
 
-    def forward(self, batch: Microbatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """[N] log π of the response tokens of `batch` at the rollouts' temperature, and [N] entropy of π there, nats.
+    def forward(self, batch: Microbatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """[N] log π of the response tokens of `batch` at the rollouts' temperature, [N] entropy of π there, and [N]
+        KL(π_T‖π) there, nats; None without a teacher's likeliest tokens (`chunked_logprobs`).
 
-        Both have a gradient, and are float32, or float64 if the model is. Where sampling was truncated, π is
+        All have a gradient, and are float32, or float64 if the model is. Where sampling was truncated, π is
         renormalised over the tokens that it kept, as μ is. `batch` is on the model's device.
         """
         weight_VH, bias_V = self._output_layer()
@@ -66,7 +68,22 @@ class PackedPolicy(torch.nn.Module):
             batch.temperatures_N,
             scale=self._scale,
             kept=batch.kept,
+            teacher_top=batch.teacher_top,
             compiled=self._compiled,
+            each_chunk=self.on_progress,
+        )
+
+    @torch.no_grad()
+    def top(self, batch: Microbatch, num_top: int) -> tuple[torch.Tensor, TopTokens]:
+        """[N] log π of the response tokens, and the `num_top` likeliest tokens there, of a policy on one rank."""
+        return chunked_top(
+            self._hidden(batch),
+            *self._output_layer(),
+            batch.targets_N,
+            batch.temperatures_N,
+            num_top,
+            scale=self._scale,
+            kept=batch.kept,
             each_chunk=self.on_progress,
         )
 

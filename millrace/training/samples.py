@@ -25,8 +25,10 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from math import hypot, isfinite, sqrt
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from configs.sources import naming_source
 from configs.training import TrainingConfig
@@ -65,9 +67,9 @@ def samples_of(
     samples = []
     for number, (group, version, values) in enumerate(zip(groups, versions, advantages, strict=True)):
         factor, oldest = source_factor(group, selection.source_factors), group.oldest_versions
-        distillation = trainings.get(group.source, training).distillation
+        distillation, top_k = trainings.get(group.source, training).distillation, 0
         if distillation.teacher is not None:
-            factor *= distillation.reward_coefficient
+            factor, top_k = factor * distillation.reward_coefficient, distillation.top_k or 0
         teacher_logprobs = [np.zeros(0, np.float32) if values is None else values for values in group.teacher_logprobs]
         advantage_of = {i: value * factor for i, value in zip(group.verified, values, strict=True)}
         samples += [
@@ -86,11 +88,18 @@ def samples_of(
                 kept_tokens=group.kept_tokens[i],
                 kept_counts=group.kept_counts[i],
                 teacher_logprobs=teacher_logprobs[i],
+                teacher_top_tokens=_by_token(group.teacher_top_tokens[i], group.response_tokens[i], top_k),
+                teacher_top_logprobs=_by_token(group.teacher_top_logprobs[i], group.response_tokens[i], top_k),
                 routed_experts=group.routed_experts[i],
             )
             for i in group.trained
         ]
     return samples
+
+
+def _by_token(values: npt.NDArray[Any], response_tokens: npt.NDArray[np.int32], top_k: int) -> npt.NDArray[Any]:
+    """[R, at most `top_k`] the first of the values of each response token; [0, 0] for none."""
+    return values.reshape(len(response_tokens), -1)[:, :top_k] if top_k and len(values) else values[:0].reshape(0, 0)
 
 
 def _advantages(names: Mapping[str, str], rewards: Rewards, sources: Sequence[str]) -> list[list[float]]:

@@ -66,6 +66,9 @@ class StepReport:
     kl_to_teacher: float
     """Mean of log π − log π_T before the first update, over tokens with a teacher: an estimate of KL(π‖π_T), nats; 0
     without a teacher."""
+    forward_kl_to_teacher: float
+    """Mean of KL(π_T‖π) over the teacher's k likeliest tokens and the others as one, nats; a token without them counts
+    as 0."""
     entropy: float
     """Of the trained policy's next token at the rollout's temperature, nats."""
     tokens: int
@@ -128,7 +131,7 @@ def group_measures(groups: Sequence[ScoredGroup], lags: Sequence[int]) -> dict[s
 
 
 _OF_LOSS = ("loss", "importance_ratio", "weight", "clipped", "kl_to_reference", "non_finite")
-_COLUMNS = (*_OF_LOSS, "entropy", "trainer_logprobs")
+_COLUMNS = (*_OF_LOSS, "forward_kl_to_teacher", "entropy", "trainer_logprobs")
 _OF_SAMPLED = ("importance_ratio", "weight", "clipped", "log_ratio")
 
 
@@ -151,6 +154,7 @@ class TokenTable:
         batch: Microbatch,
         logprobs_N: torch.Tensor,
         entropy_N: torch.Tensor,
+        forward_kl_N: torch.Tensor | None,
         outputs: LossOutputs,
         scale_L: torch.Tensor,
     ) -> None:
@@ -162,6 +166,8 @@ class TokenTable:
         for row, values_L in enumerate(columns):
             assert values_L is not None
             self._values_KN[row, at_L] = values_L.detach().double()
+        if forward_kl_N is not None:
+            self._values_KN[-3, batch.in_batch_N] = forward_kl_N.detach().double()
         self._values_KN[-2, batch.in_batch_N] = entropy_N.detach().double()
         self._values_KN[-1, batch.in_batch_N] = logprobs_N.detach().double()
 
@@ -215,6 +221,7 @@ def report(
         chi_square=chi_square(ratio),
         kl_to_reference=float(columns["kl_to_reference"].mean()),
         kl_to_teacher=_kl_to_teacher(samples, per_sample),
+        forward_kl_to_teacher=float(columns["forward_kl_to_teacher"].mean()),
         entropy=float(columns["entropy"].mean()),
         tokens=sum(int(sample.loss_mask.sum()) for sample in samples),
         non_finite_tokens=int(columns["non_finite"].sum()),

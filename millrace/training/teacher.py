@@ -1,6 +1,7 @@
 """A teacher: a fixed model that says how likely it would have sampled each token of stored responses.
 
-    trajectories ─► samples ─► microbatches ─► the trainer's packed forward pass ─► log π_T per response token
+    trajectories ─► samples ─► microbatches ─► the trainer's packed forward pass ─► log π_T per response token,
+                                                                              and of the likeliest tokens there
 
 As for the policy in training, logits are divided by the temperature that the tokens were sampled at, and the
 probabilities are those among the tokens that truncated sampling kept. Ids beyond the tokenizer's, with which many
@@ -8,6 +9,7 @@ models pad their vocabulary, have no share of π_T.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +19,19 @@ from transformers import PreTrainedModel
 from millrace.training.batch import Sample
 from millrace.training.packing import microbatches
 from millrace.training.policy import PackedPolicy
+
+_LOWEST = torch.finfo(torch.float32).min
+
+
+class TaughtTokens(NamedTuple):
+    """What a teacher says about the R tokens of a response."""
+
+    logprobs: npt.NDArray[np.float32]
+    """[R] log π_T of each, nats."""
+    top_tokens: npt.NDArray[np.int32]
+    """[R, k] the k likeliest tokens at each, the likeliest first."""
+    top_logprobs: npt.NDArray[np.float32]
+    """[R, k] log π_T of each of these, nats; the lowest float32 for a token that truncated sampling could not draw."""
 
 
 class Teacher:
@@ -45,12 +60,23 @@ class Teacher:
         return largest if largest >= self.num_ids else None
 
     @torch.no_grad()
-    def logprobs(self, samples: Sequence[Sample]) -> list[npt.NDArray[np.float32]]:
-        """[samples] of [R] log π_T of each response token, nats. No sample has an `unknown_id`."""
+    def teach(self, samples: Sequence[Sample], top_k: int = 0) -> list[TaughtTokens]:
+        """Computes log π_T of the response tokens of each sample, and of the `top_k` likeliest tokens at each of them.
+
+        There are fewer of these if the teacher has fewer tokens. No sample has an `unknown_id`.
+        """
         if not samples:
             return []
         ends = np.cumsum([len(sample.response_tokens) for sample in samples])
-        logprobs_N = torch.zeros(int(ends[-1]), device=self._device)
+        num_tokens, num_top = int(ends[-1]), min(top_k, self.num_ids)
+        logprobs_N, top_logprobs_NK = torch.zeros(num_tokens), torch.zeros(num_tokens, num_top)
+        top_tokens_NK = torch.zeros(num_tokens, num_top, dtype=torch.int32)
         for batch in microbatches(samples, self._max_tokens, hidden_size=self._hidden_size):
-            logprobs_N[batch.in_batch_N.to(self._device)] = self._policy(batch.to(self._device))[0].float()
-        return np.split(logprobs_N.cpu().numpy(), ends[:-1])
+            taught_N, top = self._policy.top(batch.to(self._device), num_top)
+            logprobs_N[batch.in_batch_N] = taught_N.float().cpu()
+            top_tokens_NK[batch.in_batch_N] = top.tokens_NK.int().cpu()
+            # The lowest float64 would become infinite.
+            top_logprobs_NK[batch.in_batch_N] = top.logprobs_NK.clamp(min=_LOWEST).float().cpu()
+        columns = (logprobs_N, top_tokens_NK, top_logprobs_NK)
+        split = [np.split(values.numpy(), ends[:-1]) for values in columns]
+        return [TaughtTokens(*values) for values in zip(*split, strict=True)]

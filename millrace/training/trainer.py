@@ -14,6 +14,7 @@ stored checkpoints or how ranks are started: `stages/train/` does that.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -279,18 +280,20 @@ class Trainer:
         zero_gradients(parameters)
         for objective, has_gradient, batch in self._own_microbatches(samples, indices):
             with torch.set_grad_enabled(has_gradient):
-                logprobs_N, entropy_N = self.policy(batch)
+                logprobs_N, entropy_N, forward_kl_N = self.policy(batch)
                 outputs = objective.compute(batch, logprobs_N, before_N, reference_N)
                 scale_L = scale_Q[list(batch.indices)].to(self.ranks.device)[batch.response_N[batch.trainable_L]]
-                total = (scale_L * objective.value(outputs, entropy_N[batch.trainable_L])).sum()
+                forward_kl_L = None if forward_kl_N is None else forward_kl_N[batch.trainable_L]
+                value_L = objective.value(outputs, entropy_N[batch.trainable_L], forward_kl_L)
+                total = (scale_L * value_L).sum()
                 if balance_scale:
                     total = total + balance_scale * self.policy.routing.imbalance(batch)
-            table.add(batch, logprobs_N, entropy_N, outputs, scale_L)
+            table.add(batch, logprobs_N, entropy_N, forward_kl_N, outputs, scale_L)
             if has_gradient:
                 # Also where this rank's microbatch is a dummy: FSDP needs every rank in every layer.
                 total.backward()
             # Otherwise their graph would stay while the next one is made.
-            del logprobs_N, entropy_N, outputs, total
+            del logprobs_N, entropy_N, forward_kl_N, forward_kl_L, outputs, value_L, total
         failpoint("train.mid_step")
         version = self.policy_version + 1
         what = f"the gradient of {self.loss.name} on the way to version {version}"
@@ -312,7 +315,7 @@ class Trainer:
         logprobs_N = torch.zeros(num_tokens, dtype=torch.float64, device=self.ranks.device)
         # In the microbatches of a single update on the batch, so that rounding is the same.
         for _, _, batch in self._own_microbatches(samples, range(len(samples))):
-            logprobs_N[batch.in_batch_N] = policy(batch)[0].double()
+            logprobs_N[batch.in_batch_N] = policy(replace(batch, teacher_top=None))[0].double()
         return self.ranks.sum(logprobs_N)
 
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:

@@ -140,7 +140,7 @@ def test_log_probabilities_take_three_float32_matrices_of_one_chunk(dtype: Dtype
         leaves = [tensor.to(GPU).requires_grad_() for tensor in (hidden, weight)]
         targets, temperatures = torch.zeros(num_tokens, dtype=torch.int64).to(GPU), torch.ones(num_tokens).to(GPU)
         before = gpu.peak = gpu.in_use
-        logprobs, entropy = chunked_logprobs(*leaves, None, targets, temperatures, chunk=chunk)
+        logprobs, entropy, _ = chunked_logprobs(*leaves, None, targets, temperatures, chunk=chunk)
         (logprobs + entropy if with_entropy else logprobs).sum().backward()
         matrix, gradient = chunk * vocab * 4, vocab * 8 * 4
         assert gpu.peak - before <= 3 * matrix + 2 * gradient + 50 * num_tokens

@@ -59,7 +59,9 @@ def test_values_and_gradients_are_those_of_the_whole_matrix(chunk: int, bias: bo
     expected, expected_entropy = naive(hidden, weight, offset, targets, temperatures)
     leaves = (hidden, weight, offset) if bias else (hidden, weight)
     expected_grads = torch.autograd.grad((expected * pull_N).sum(), leaves)
-    logprobs, entropy = chunked_logprobs(hidden, weight, offset if bias else None, targets, temperatures, chunk=chunk)
+    logprobs, entropy, _ = chunked_logprobs(
+        hidden, weight, offset if bias else None, targets, temperatures, chunk=chunk
+    )
     grads = torch.autograd.grad((logprobs * pull_N).sum(), leaves)
     torch.testing.assert_close(logprobs, expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(entropy, expected_entropy, rtol=1e-12, atol=1e-12)
@@ -77,7 +79,7 @@ def test_scaled_and_capped_logits_have_their_exact_values_and_gradients(scale: L
         logits_NV = scale.cap * torch.tanh(logits_NV / scale.cap)
     expected = torch.distributions.Categorical(logits=logits_NV / temperatures[:, None])
     leaves = (hidden, weight, offset)
-    logprobs, entropy = chunked_logprobs(hidden, weight, offset, targets, temperatures, scale=scale, chunk=2)
+    logprobs, entropy, _ = chunked_logprobs(hidden, weight, offset, targets, temperatures, scale=scale, chunk=2)
     torch.testing.assert_close(logprobs, expected.log_prob(targets), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(entropy, expected.entropy(), rtol=1e-12, atol=1e-12)
     expected_grads = torch.autograd.grad(expected.log_prob(targets).sum(), leaves)
@@ -104,7 +106,7 @@ def test_the_entropy_has_its_exact_gradient_beside_that_of_the_target_and_alone(
     pull_N, push_N = torch.linspace(-1, 2, N, dtype=torch.float64), torch.linspace(1, -3, N, dtype=torch.float64)
     chosen_N = logprobs_NV.gather(1, targets[:, None]).squeeze(1) * (0 if alone else 1)
     expected = (chosen_N * pull_N).sum() - ((logprobs_NV.exp() * logprobs_NV).sum(dim=-1) * push_N).sum()
-    found_N, entropy_N = chunked_logprobs(
+    found_N, entropy_N, _ = chunked_logprobs(
         hidden, weight, offset, targets, temperatures, scale=scale, kept=kept_tokens(sets), chunk=chunk
     )
     logprobs = (entropy_N * push_N).sum() if alone else (found_N * pull_N).sum() + (entropy_N * push_N).sum()
@@ -119,14 +121,14 @@ def test_an_embedding_that_is_the_output_layer_too_gets_both_gradients() -> None
     _, weight, offset, targets, temperatures = inputs(torch.float64)
     taken = torch.tensor([0, 3, 3, 10, 1, 2, 5])
     (expected,) = torch.autograd.grad(naive(weight[taken], weight, offset, targets, temperatures)[0].sum(), weight)
-    logprobs, _ = chunked_logprobs(weight[taken], weight, None, targets, temperatures, chunk=2)
+    logprobs, _, _ = chunked_logprobs(weight[taken], weight, None, targets, temperatures, chunk=2)
     (grad,) = torch.autograd.grad(logprobs.sum(), weight)
     torch.testing.assert_close(grad, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_half_precision_goes_through_a_softmax_in_float32() -> None:
     hidden, weight, offset, targets, temperatures = inputs(torch.bfloat16)
-    logprobs, entropy = chunked_logprobs(hidden, weight, None, targets, temperatures, chunk=3)
+    logprobs, entropy, _ = chunked_logprobs(hidden, weight, None, targets, temperatures, chunk=3)
     assert logprobs.dtype == entropy.dtype == torch.float32
     grads = torch.autograd.grad(logprobs.sum(), (hidden, weight))
     assert [grad.dtype for grad in grads] == [torch.bfloat16, torch.bfloat16]
@@ -141,7 +143,7 @@ def test_half_precision_goes_through_a_softmax_in_float32() -> None:
 def test_the_weights_gradient_is_summed_in_float32_whatever_the_number_of_chunks() -> None:
     ones_NH, targets_N, temperatures_N = torch.ones(4096, 1), torch.zeros(4096, dtype=torch.int64), torch.ones(4096)
     weight_VH = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
-    logprobs, _ = chunked_logprobs(ones_NH.bfloat16(), weight_VH, None, targets_N, temperatures_N, chunk=1)
+    logprobs, _, _ = chunked_logprobs(ones_NH.bfloat16(), weight_VH, None, targets_N, temperatures_N, chunk=1)
     logprobs.sum().backward()
     # 4,096 times a half: a sum in bfloat16 stops growing at 128.
     assert weight_VH.grad is not None
@@ -151,7 +153,7 @@ def test_the_weights_gradient_is_summed_in_float32_whatever_the_number_of_chunks
 def test_no_tokens_give_no_values_and_a_gradient_of_zero() -> None:
     weight = torch.ones(V, H, requires_grad=True)
     none = torch.empty(0, dtype=torch.int64)
-    logprobs, entropy = chunked_logprobs(torch.empty(0, H, requires_grad=True), weight, None, none, torch.empty(0))
+    logprobs, entropy, _ = chunked_logprobs(torch.empty(0, H, requires_grad=True), weight, None, none, torch.empty(0))
     logprobs.sum().backward()
     assert (len(logprobs), len(entropy)) == (0, 0)
     assert weight.grad is not None
@@ -171,7 +173,7 @@ def test_a_frozen_output_layer_passes_the_gradient_on() -> None:
 
 def test_extreme_logits_overflow_nothing() -> None:
     hidden, weight = torch.tensor([[1e4], [-1e4]]), torch.tensor([[1.0], [0.0], [-1.0]])
-    logprobs, entropy = chunked_logprobs(hidden, weight, None, torch.tensor([0, 0]), torch.ones(2), chunk=1)
+    logprobs, entropy, _ = chunked_logprobs(hidden, weight, None, torch.tensor([0, 0]), torch.ones(2), chunk=1)
     assert logprobs.tolist() == [0.0, -2e4]
     assert entropy.tolist() == [0.0, 0.0]
 
@@ -193,7 +195,7 @@ def test_pi_is_renormalised_over_the_kept_tokens_of_each(
     pull_N = torch.linspace(-1, 2, N, dtype=torch.float64)
     expected, expected_entropy = naive(hidden, weight, offset, targets, temperatures, sets)
     leaves = (hidden, weight, offset) if bias else (hidden, weight)
-    logprobs, entropy = chunked_logprobs(
+    logprobs, entropy, _ = chunked_logprobs(
         hidden, weight, offset if bias else None, targets, temperatures, kept=kept_tokens(sets), chunk=chunk
     )
     torch.testing.assert_close(logprobs, expected, rtol=1e-12, atol=1e-12)
@@ -207,7 +209,7 @@ def test_pi_is_renormalised_over_the_kept_tokens_of_each(
 def test_a_token_that_was_the_only_one_kept_is_certain_and_teaches_nothing() -> None:
     hidden, weight, _, targets, temperatures = inputs(torch.float32)
     only = KeptTokens(targets, torch.ones(N, dtype=torch.int64), np.ones(N, dtype=np.int64))
-    logprobs, entropy = chunked_logprobs(hidden, weight, None, targets, temperatures, kept=only, chunk=3)
+    logprobs, entropy, _ = chunked_logprobs(hidden, weight, None, targets, temperatures, kept=only, chunk=3)
     assert not logprobs.any()
     assert not entropy.any()
     for grad in torch.autograd.grad(logprobs.sum(), (hidden, weight)):
@@ -222,7 +224,7 @@ def test_compiled_chunks_have_the_same_values_and_gradients(scale: LogitScale, t
     kept = kept_tokens([[n, (n + 1) % V] if place % 2 else [] for place, n in enumerate(targets.tolist())])
     results = []
     for compiled in (False, True):
-        logprobs, entropy = chunked_logprobs(
+        logprobs, entropy, _ = chunked_logprobs(
             hidden, weight, offset, targets, temperatures,
             scale=scale, kept=kept if truncated else None, chunk=3, compiled=compiled,
         )  # fmt: skip

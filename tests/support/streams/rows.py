@@ -103,6 +103,8 @@ def teacher_rows(first_row_id: int, logprobs: Sequence[Sequence[float] | None]) 
     values = {
         "row_id": range(first_row_id, first_row_id + len(logprobs)),
         "teacher_logprobs": [values or [] for values in logprobs],
+        "teacher_top_tokens": [[] for _ in logprobs],
+        "teacher_top_logprobs": [[] for _ in logprobs],
         "status": ["elsewhere" if values is None else "ok" for values in logprobs],
         "error": [None for _ in logprobs],
         "teacher_version": ["1" for _ in logprobs],

@@ -55,6 +55,8 @@ def scored_group(
             None if values is None else np.array(values, dtype=np.float32)
             for values in teacher_logprobs or [[]] * len(versions)
         ],
+        teacher_top_tokens=[np.zeros(0, dtype=np.int32) for _ in versions],
+        teacher_top_logprobs=[np.zeros(0, dtype=np.float32) for _ in versions],
         components=["{}" if reward is None else json.dumps({"exact_match": reward}) for reward in rewards],
         response_seconds=np.ones(len(versions)),
         score_seconds=np.ones(len(versions), dtype=np.float32),
