@@ -80,6 +80,13 @@ def _teachers(name: str | None) -> str | None:
     return None if name is None else f"teachers/{name}"
 
 
+def stored_top_k_of(config: Mapping[str, Any], source: str) -> int:
+    """Number of a teacher's likeliest tokens that a run with this config stored with each token of a source."""
+    sections = config, config.get("sources", {}).get(source, {})
+    values = [section.get("training", {}).get("distillation", {}).get("top_k", _UNSET) for section in sections]
+    return next((value for value in reversed(values) if value is not _UNSET), None) or 0
+
+
 def changed_keys(old_config: Mapping[str, Any], new_config: Mapping[str, Any], prefix: str = "") -> list[str]:
     """One sentence per key that differs between two stored configs.
 

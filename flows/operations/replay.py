@@ -19,7 +19,7 @@ from configs.recipe import choose_recipe
 from configs.requests import ReplayRequest
 from configs.schema import RunConfig
 from configs.sources import key_in
-from configs.stored import AnnotatorPools
+from configs.stored import AnnotatorPools, stored_top_k_of
 from flows.campaign.attempt import arguments_of, attempt_under_way, run_together
 from flows.campaign.prepare import check_user_functions
 from flows.display.artifacts import artifact_key, show
@@ -137,10 +137,10 @@ def check(request: ReplayRequest) -> RunConfig:
 
 
 def _check_teachers(config: RunConfig, runs: Sequence[SourceRun]) -> None:
-    """Raises InputError unless the runs stored the rows of every teacher that the replay trains with."""
+    """Raises InputError unless the runs stored what the replay trains with: every teacher's rows, with its top k."""
     for run in runs:
         stored = AnnotatorPools.of(run.config)
-        for source in config.by_source():
+        for source, of_source in config.by_source().items():
             wanted, found = (pools.of_source("teachers", source) for pools in (config.annotators, stored))
             if wanted is not None and wanted != found:
                 expected = (
@@ -148,6 +148,10 @@ def _check_teachers(config: RunConfig, runs: Sequence[SourceRun]) -> None:
                 )
                 key = key_in(source, "training.distillation.teacher")
                 raise InputError(wanted.removeprefix("teachers/"), key=key, expected=expected)
+            top_k, stored_top_k = of_source.training.distillation.top_k, stored_top_k_of(run.config, source)
+            if wanted is not None and (top_k or 0) > stored_top_k:
+                expected = f"at most {stored_top_k}, which {run.url} stored" if stored_top_k else "null, as in the run"
+                raise InputError(top_k, key=key_in(source, "training.distillation.top_k"), expected=expected)
 
 
 def _check_request(request: ReplayRequest) -> None:

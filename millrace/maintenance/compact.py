@@ -1,8 +1,8 @@
-"""A run as Parquet, for analysis: each trajectory with its score by the run's reward and its outcome, and every metric.
+"""A run as Parquet, for analysis: each trajectory with its score and its teacher's log-probabilities, and every metric.
 
     ║ trajectories/<g> ║ part k ──────────────────┐
                                                   ├─► row by row ─► trajectories-00000.parquet, -00001, …
-    ║ scores/<pool>/<g>/<k mod S>-of-S ║ part ────┘    (zstd, row groups, files of bounded size)
+    ║ <pool>/<g>/<k mod S>-of-S ║ part ───────────┘    (zstd, row groups, files of bounded size)
     ║ consumed ║ ───────────────────────────────────► consumed-00000.parquet, …
     ║ metrics/<stage>-<r> ║ ────────────────────────► metrics-00000.parquet, …
 
@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from configs.stored import AnnotatorPools
+from configs.stored import AnnotationKind, AnnotatorPools, kind_of
 from millrace.maintenance.contents import Contents, StoredStream, run_annotators
 from millrace.rollouts.scored_group import merge_annotations
 from storage import layout
 from storage.errors import PartCorrupt, StreamCorrupt
-from storage.schema import CONSUMED, METRIC, SCORE, TRAJECTORY
+from storage.schema import ANNOTATIONS, CONSUMED, METRIC, SCORE, TEACHER, TRAJECTORY
 from storage.stores.base import Store
 from storage.streams.record import Record
 from storage.streams.stream import Part, StreamReader
@@ -31,8 +31,10 @@ FILE_BYTES = 256 * 2**20
 _ROW_GROUP_ROWS = 4096
 
 _SCORES = [column.with_nullable(True) for column in SCORE if column.name != "row_id"]
-SCORED: pa.Schema = pa.schema([*TRAJECTORY, *_SCORES])
-"""Columns of the trajectories' files. The columns of the score are null where a row has none."""
+_TAUGHT = [column.with_nullable(True) for column in TEACHER if column.name.startswith("teacher_")]
+_ANNOTATED: dict[AnnotationKind, list[pa.Field]] = {"scores": _SCORES, "teachers": _TAUGHT}
+SCORED: pa.Schema = pa.schema([*TRAJECTORY, *_SCORES, *_TAUGHT])
+"""Columns of the trajectories' files. Those of the score are null where a row has none, and so are the teacher's."""
 _STAGE = [
     pa.field("stage", pa.string(), nullable=False, metadata={"doc": "which stage measured it"}),
     pa.field("replica", pa.int32(), nullable=False, metadata={"doc": "which process of that stage, from 0"}),
@@ -103,52 +105,57 @@ def _batches(tables: Iterable[pa.Table], file_bytes: int) -> Iterator[pa.Table]:
 
 
 def _scored_tables(contents: Contents, done: Compacted) -> Iterator[pa.Table]:
-    """The readable trajectories of each generator, part by part, with their scores."""
+    """The readable trajectories of each generator, part by part, with their annotations."""
     store = contents.store
     pools = run_annotators(store)
     for stream in contents.of_kind("trajectories"):
         parts = {
             pool: [
-                _parts(store, layout.annotations(pool, stream.generator, s, count), SCORE, done) for s in range(count)
+                _parts(store, layout.annotations(pool, stream.generator, s, count), ANNOTATIONS[kind_of(pool)], done)
+                for s in range(count)
             ]
-            for pool, count in pools.of_kind("scores").items()
+            for pool, count in pools.replicas.items()
         }
         for record, table in _parts(store, stream.path, TRAJECTORY, done):
-            scores = {
+            annotations = {
                 pool: next(of_pool[layout.annotator_of_part(record.part, len(of_pool))], (None, None))
                 for pool, of_pool in parts.items()
             }
             if table is None:
                 done.missing_rows += record.rows
                 continue
-            score = _merged(Part(record=record, table=table), scores, pools, stream, done)
+            trajectories = Part(record=record, table=table)
             done.rows += table.num_rows
-            for column in _SCORES:
-                values = pa.nulls(table.num_rows, column.type) if score is None else score[column.name]
-                table = table.append_column(column, values)
+            for kind, columns in _ANNOTATED.items():
+                of_kind = {pool: annotations[pool] for pool in pools.of_kind(kind)}
+                merged = _merged(trajectories, of_kind, pools, stream, done)
+                for column in columns:
+                    values = pa.nulls(table.num_rows, column.type) if merged is None else merged[kind][column.name]
+                    table = table.append_column(column, values)
             yield table
 
 
 def _merged(
     trajectories: Part,
-    scores: Mapping[str, tuple[Record | None, pa.Table | None]],
+    annotations: Mapping[str, tuple[Record | None, pa.Table | None]],
     pools: AnnotatorPools,
     stream: StoredStream,
     done: Compacted,
-) -> pa.Table | None:
-    """The scores of a part; None if those of a pool are missing, damaged, or of other rows."""
+) -> dict[AnnotationKind, pa.Table] | None:
+    """The annotations of a part by pools of one kind; None if those of a pool are missing, damaged, or of other rows,
+    and without a pool."""
     parts = {
         pool: Part(record=record, table=table)
-        for pool, (record, table) in scores.items()
+        for pool, (record, table) in annotations.items()
         if record is not None and table is not None
     }
-    if len(parts) < len(scores):
+    if not parts or len(parts) < len(annotations):
         return None
     try:
-        return merge_annotations(trajectories, parts, pools, stream.generator)["scores"]
+        return merge_annotations(trajectories, parts, pools, stream.generator)
     except StreamCorrupt:
-        part = trajectories.record.part
-        done.problems.append(f"{stream.name}: the scores of part {part} belong to other rows and were left out")
+        part, kind = trajectories.record.part, kind_of(next(iter(parts)))
+        done.problems.append(f"{stream.name}: the {kind} of part {part} belong to other rows and were left out")
         return None
 
 

@@ -81,3 +81,16 @@ def test_a_replay_can_not_train_with_a_teacher_whose_rows_are_not_stored(run: Tr
     with pytest.raises(InputError) as raised:
         check(request)
     assert (raised.value.key, raised.value.read) == ("training.distillation.teacher", "expert")
+
+
+def test_a_replay_can_not_train_with_more_likeliest_tokens_than_are_stored(run: TrainedRun, tmp_path: Path) -> None:
+    stored = attempt_config(latest_attempt(run.store)).model_dump(mode="json")
+    stored["teachers"] = {"expert": {"path": "start", "replicas": 1}}
+    stored["training"]["distillation"] |= {"teacher": "expert", "top_k": 4}
+    resume_run(run.store, stored)
+    request = ReplayRequest(sources=[str(run.folder)], job="train", run_id="again", root=str(tmp_path / "replays"))
+    for top_k in ("null", "3", "4"):
+        check(request.model_copy(update={"settings": [f"training.distillation.top_k={top_k}"]}))
+    with pytest.raises(InputError) as raised:
+        check(request.model_copy(update={"settings": ["training.distillation.top_k=5"]}))
+    assert (raised.value.key, raised.value.read) == ("training.distillation.top_k", "5")

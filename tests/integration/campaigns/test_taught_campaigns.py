@@ -26,7 +26,7 @@ pytestmark = pytest.mark.campaign
 
 STEPS = 6
 SOURCES = {
-    "sums": {"training": {"distillation": {"teacher": "expert", "reward_coefficient": 0.0}}},
+    "sums": {"training": {"distillation": {"teacher": "expert", "reward_coefficient": 0.0, "top_k": 4}}},
     "digits": {"prompts": {"digits": 1}, "training": {"distillation": {"teacher": "reference"}}},
     "plain": {},
 }
@@ -68,7 +68,7 @@ def test_killed_teachers_annotate_each_row_once_and_a_replay_needs_none(millrace
     model = Teacher(load_model(expert, "float32"), num_ids=100, max_tokens=4096)
     for part in iter(StreamReader(store, layout.trajectories(0), TRAJECTORY).next, None):
         by_row = zip(part.table["row_id"].to_pylist(), part.table["source"].to_pylist(), strict=True)
-        for (row_id, source), logprobs in zip(by_row, model.logprobs(samples_of_rows(part.table)), strict=True):
+        for (row_id, source), taught in zip(by_row, model.teach(samples_of_rows(part.table), 4), strict=True):
             if row_id >= min(map(len, rows.values())):
                 continue
             statuses = {name: annotated[row_id]["status"] for name, annotated in rows.items()}
@@ -77,9 +77,13 @@ def test_killed_teachers_annotate_each_row_once_and_a_replay_needs_none(millrace
                 "reference": "ok" if source == "digits" else "elsewhere",
             }
             if source == "sums":
-                assert np.allclose(rows["expert"][row_id]["teacher_logprobs"], logprobs, atol=1e-5)
+                stored = rows["expert"][row_id]
+                assert np.allclose(stored["teacher_logprobs"], taught.logprobs, atol=1e-5)
+                assert np.allclose(stored["teacher_top_logprobs"], taught.top_logprobs.ravel(), atol=1e-5)
     assert all([row["row_id"] for row in annotated] == [*range(len(annotated))] for annotated in rows.values())
-    assert all(step.values["kl_to_teacher"] for step in read_steps(store) if "loss" in step.values)
+    measured = [step.values for step in read_steps(store) if "loss" in step.values]
+    assert all(values["kl_to_teacher"] for values in measured)
+    assert all(values["forward_kl_to_teacher"] > 0 for values in measured)
 
     shutil.rmtree(expert)
     verdict = verify(store)

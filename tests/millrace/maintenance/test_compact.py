@@ -9,16 +9,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support.stores.dict_store import DictStore
+from support.streams.rows import teacher_rows
 
 from millrace.maintenance.compact import MEASURED, SCORED, compact
 from millrace.maintenance.gc import Retention, carry_out, plan
+from millrace.runs.record import latest_attempt, resume_run
 from storage import layout
-from storage.schema import CONSUMED, METRIC, SCORE, TRAJECTORY
+from storage.schema import CONSUMED, METRIC, SCORE, TEACHER, TRAJECTORY
 from storage.stores.base import Store
 from storage.stores.local import LocalStore
 from storage.streams.stream import StreamReader, StreamWriter
 
 Rows = list[dict[str, Any]]
+NOT_TAUGHT = dict.fromkeys(name for name in TEACHER.names if name.startswith("teacher_"))
 
 
 def rows_of(store: Store, path: str, schema: pa.Schema) -> Rows:
@@ -37,7 +40,7 @@ def expected_rows(store: Store) -> Rows:
         }
         unscored = {name: None for name in SCORE.names if name != "row_id"}
         for row in rows_of(store, layout.trajectories(generator), TRAJECTORY):
-            rows.append(row | scores.get(row["row_id"], unscored))
+            rows.append(row | scores.get(row["row_id"], unscored) | NOT_TAUGHT)
     return rows
 
 
@@ -146,3 +149,18 @@ def test_scores_of_other_rows_are_reported_and_left_out(start_run: Any, dict_sto
     ]
     rows = parquet_rows(dict_store, "parquet/trajectories-00000.parquet")
     assert [row["status"] for row in rows] == ["ok", "ok", None, None]
+
+
+def test_a_trajectory_has_its_teachers_log_probabilities_or_null(start_run: Any, dict_store: DictStore) -> None:
+    run = start_run(dict_store)
+    config = latest_attempt(dict_store).config
+    config["teachers"] = {"expert": {"path": "start", "replicas": 1}}
+    config["training"] = {"distillation": {"teacher": "expert"}}
+    resume_run(dict_store, config)
+    run.generate(0)
+    run.generate(0)
+    taught = teacher_rows(0, [[-0.5, -1.0], None])
+    StreamWriter(dict_store, layout.annotations("teachers/expert", 0, 0, 1), TEACHER, "teach-0").write(taught, tokens=0)
+    assert compact(dict_store).problems == []
+    rows = parquet_rows(dict_store, "parquet/trajectories-00000.parquet")
+    assert [row["teacher_logprobs"] for row in rows] == [[-0.5, -1.0], [], None, None]

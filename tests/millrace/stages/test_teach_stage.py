@@ -29,8 +29,8 @@ RESPONSES = [[3, 4, 5], [3], [6, 12], [4, 4], [7]]
 
 @pytest.fixture
 def annotator(make_model: Callable[..., LlamaForCausalLM], memory_store: MemoryStore) -> TeacherAnnotator:
-    """One of the source `sums`; it knows the ids below 12."""
-    taught = {"training": {"distillation": {"teacher": "expert"}}}
+    """One of the source `sums`, with the three likeliest tokens; it knows the ids below 12."""
+    taught = {"training": {"distillation": {"teacher": "expert", "top_k": 3}}}
     values = {"sources": {"sums": taught, "words": {}}, "teachers": {"expert": {"path": "start"}}}
     config = RunConfig.model_validate({**values, "training": {"max_steps": 1}})
     arguments = StageArguments(run_url="memory://x", attempt=0, replica=0, handover=Path("/nowhere"))
@@ -46,8 +46,11 @@ def test_each_row_is_taught_or_elsewhere_or_an_error(annotator: TeacherAnnotator
     assert rows["row_id"].to_pylist() == [0, 1, 2, 3, 4]
     assert rows["error"][2].as_py() == "token 12 is beyond the teacher's vocabulary"
     assert [len(values) for values in rows["teacher_logprobs"].to_pylist()] == [3, 0, 0, 2, 0]
-    (alone,) = annotator.teacher.logprobs(samples_of_rows(table)[:1])
-    assert np.allclose(rows["teacher_logprobs"][0].as_py(), alone, atol=1e-6)
+    (alone,) = annotator.teacher.teach(samples_of_rows(table)[:1], 12)
+    assert np.allclose(rows["teacher_logprobs"][0].as_py(), alone.logprobs, atol=1e-6)
+    assert [len(values) for values in rows["teacher_top_logprobs"].to_pylist()] == [9, 0, 0, 6, 0]
+    assert rows["teacher_top_tokens"][0].as_py() == alone.top_tokens[:, :3].ravel().tolist()
+    assert np.allclose(rows["teacher_top_logprobs"][0].as_py(), alone.top_logprobs[:, :3].ravel(), atol=1e-6)
 
 
 def test_a_part_that_can_not_be_read_has_an_error_in_each_row(annotator: TeacherAnnotator) -> None:
@@ -77,10 +80,13 @@ def test_it_computes_what_the_trainer_would(
     make_model: Callable[..., LlamaForCausalLM], tokenizer: PreTrainedTokenizerFast
 ) -> None:
     policy = PackedPolicy(make_model(3))
-    found = teacher(make_model(3), len(tokenizer)).logprobs(SAMPLES)
-    for sample, logprobs in zip(SAMPLES, found, strict=True):
-        assert logprobs == pytest.approx(policy(pack(sample))[0].detach().numpy(), abs=1e-6)
-    assert teacher(make_model(3), len(tokenizer)).logprobs([]) == []
+    found = teacher(make_model(3), len(tokenizer)).teach(SAMPLES, top_k=1000)
+    for sample, taught in zip(SAMPLES, found, strict=True):
+        assert taught.logprobs == pytest.approx(policy(pack(sample))[0].detach().numpy(), abs=1e-6)
+        assert sorted(taught.top_tokens[0]) == [*range(len(tokenizer))]
+        itself = taught.top_tokens == sample.response_tokens[:, None]
+        assert np.array_equal(taught.top_logprobs[itself], taught.logprobs)
+    assert teacher(make_model(3), len(tokenizer)).teach([]) == []
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -93,8 +99,8 @@ def test_padding_of_the_vocabulary_has_no_share(tied: bool) -> None:
         for name, tensor in plain.state_dict().items():
             target = padded.state_dict()[name]
             target[: len(tensor)] = tensor
-    found, expected = teacher(padded, 10).logprobs(SAMPLES), teacher(plain, 10).logprobs(SAMPLES)
-    assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+    found, expected = teacher(padded, 10).teach(SAMPLES), teacher(plain, 10).teach(SAMPLES)
+    assert all(np.array_equal(a.logprobs, b.logprobs) for a, b in zip(found, expected, strict=True))
 
 
 def test_a_token_beyond_the_tokenizers_is_unknown(make_model: Callable[..., LlamaForCausalLM]) -> None:

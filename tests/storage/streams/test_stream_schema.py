@@ -5,8 +5,9 @@ from contextlib import nullcontext
 
 import pyarrow as pa
 import pytest
+from support.streams.rows import teacher_rows
 
-from storage.schema import SCORE, TRAJECTORY, check_columns
+from storage.schema import SCORE, TEACHER, TRAJECTORY, check_columns
 from storage.validation import validate
 
 MakeTable = Callable[..., pa.Table]
@@ -204,6 +205,24 @@ def test_a_null_in_a_row_that_is_sliced_away_is_allowed(make_trajectories: MakeT
     validate(table.slice(1), TRAJECTORY)
     with pytest.raises(ValueError, match=r"^row 0: prompt_tokens "):
         validate(table.slice(0, 1), TRAJECTORY)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("teacher_logprobs", [0.0, float("nan")], "a teacher_logprob is not finite"),
+        ("teacher_top_logprobs", [-1.0, float("-inf")], "a teacher_top_logprob is not finite"),
+        ("status", "elsewhere", "teacher_logprobs are there, but status is not ok"),
+        ("teacher_top_tokens", [1, 2, 3, 4], "teacher_top_tokens differ in number"),
+        ("teacher_logprobs", [-1.0, -1.0, -1.0], "teacher_top_tokens differ in number"),
+    ],
+)
+def test_the_first_bad_row_of_a_teacher_is_named(name: str, value: object, reason: str) -> None:
+    table = replaced(teacher_rows(0, [[-0.5], [-1.0, -2.0]]), "teacher_top_tokens", [[5], [5, 6]])
+    table = replaced(table, "teacher_top_logprobs", [[-0.5], [-1.0, -2.0]])
+    validate(table, TEACHER)
+    with pytest.raises(ValueError, match=f"^row 1: {reason}"):
+        validate(with_value(table, name, 1, value), TEACHER)
 
 
 @pytest.mark.parametrize(
