@@ -19,7 +19,7 @@ from millrace.doctor.driver import query_gpus
 from millrace.errors import InputError, RunExists
 from millrace.generation.environments.base import environment_class
 from millrace.preflight import model_folder, teacher
-from millrace.preflight.memory import check_generator_gpus, check_memory, check_trainer_gpus
+from millrace.preflight.memory import check_generator_gpus, check_memory, check_teacher_memory, check_trainer_gpus
 from millrace.preflight.model import check_training, read_model
 from millrace.preflight.model_folder import check_folder_files, check_weight_files
 from millrace.preflight.prompts import check_answers, check_prompts
@@ -66,7 +66,7 @@ def check(
             warm_up(stages_here(config))
         model, wait_for_folder = _check_model(config, here)
         _check_gpu_memory(config, here)
-    _check_teachers(config)
+    _check_teachers(config, here)
     check_user_functions(config)
     scorer = make_scorer(config.by_source())
     rewards = scorer.check()
@@ -149,14 +149,21 @@ def _check_model(config: RunConfig, stages: Collection[str]) -> tuple[Mapping[st
     return model, wait
 
 
-def _check_teachers(config: RunConfig) -> None:
-    """Raises InputError about the first teacher that can't teach the policy."""
+def _check_teachers(config: RunConfig, stages: Collection[str]) -> None:
+    """Raises InputError about the first teacher that can't teach the policy, or that these stages' host can't hold."""
     if not config.teachers:
         return
     teachers = {name: each.path for name, each in config.teachers.items()}
     policy = config.model.path if _has_model(config) else None
     question = {"teachers": teachers, "policy": policy and str(Path(policy).expanduser())}
     ask(teacher.MODULE, question, "the teachers")
+    if "teach" in stages:
+        sizes = [int(size.split()[0]) << 20 for size in query_gpus("memory.total")]
+        for each in config.teachers.values():
+            path = policy if each.path == teacher.START else each.path
+            if path is not None:
+                folder = Path(path).expanduser()
+                check_teacher_memory(folder, each, config.compute_dtype, min(sizes, default=None))
 
 
 def _check_gpu_memory(config: RunConfig, stages: Collection[str]) -> None:

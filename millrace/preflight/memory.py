@@ -5,6 +5,7 @@
     trainer, not `direct`   the versions handed over in shared memory, unless they are LoRA adapters
     a trainer's GPU         its share of weights, gradients and moments
     a generator's GPU       its share of the weights
+    a teacher               its weights: in main memory once for each replica, or on the GPU of each
 
 A least need, which a host that fails can't meet: activations and caches come on top. Does not import torch.
 """
@@ -17,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from configs.training import TrainingConfig
+from configs.training import TeacherConfig, TrainingConfig
 from millrace.models.weight_files import require
 from millrace.preflight.model_folder import read_shapes
 from storage.stores.memory import memory_folder
@@ -83,6 +84,21 @@ def check_generator_gpus(folder: Path, dtype: str, smallest: int, *, num_gpus: i
     read = f"a generator's GPU keeps at least {_gib(share)} of it, and the smallest here has {_gib(smallest)}"
     expected = "more GPUs per engine (generation.engine_args.tensor_parallel_size), quantization, or larger GPUs"
     require(share <= smallest, read, expected, file=folder)
+
+
+def check_teacher_memory(folder: Path, teacher: TeacherConfig, dtype: str, smallest: int | None) -> None:
+    """Raises ModelFolderError if this host, or one of its GPUs, can't hold the teacher in `folder`.
+
+    `smallest`: memory of this host's smallest GPU, bytes; None if that is not known.
+    """
+    numbers, size = sum(map(math.prod, read_shapes(folder).values())), smallest
+    needed, place, expected = numbers * _BYTES[dtype], "on a GPU", "a smaller teacher, or larger GPUs"
+    if teacher.device == "cpu":
+        needed, size, place = 2 * numbers * teacher.replicas, _memory(), f"{teacher.replicas} times in main memory"
+        expected = "a larger machine, a smaller teacher, or fewer replicas"
+    if size is not None:
+        read = f"as a teacher, {place}, it takes at least {_gib(needed)} of {_gib(size)}"
+        require(needed <= size, read, expected, file=folder)
 
 
 def _trained_numbers(shapes: Mapping[str, Sequence[int]], training: TrainingConfig) -> int:

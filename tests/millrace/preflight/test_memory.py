@@ -6,10 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from configs.training import LoraConfig, TrainingConfig
+from configs.training import LoraConfig, TeacherConfig, TrainingConfig
 from millrace.errors import ModelFolderError
 from millrace.preflight import memory
-from millrace.preflight.memory import check_generator_gpus, check_memory, check_trainer_gpus
+from millrace.preflight.memory import (
+    check_generator_gpus,
+    check_memory,
+    check_teacher_memory,
+    check_trainer_gpus,
+)
 from millrace.weights.slots import USUAL_SLOTS
 
 GIB = 2**30
@@ -132,3 +137,22 @@ def test_a_generators_gpu_has_to_hold_its_share(
     sizes = {"num_gpus": num_gpus, "quantized": quantized}
     assert read_of(check_generator_gpus, dtype, int(gib * GIB), **sizes) is None
     assert read_of(check_generator_gpus, dtype, int((gib - 0.1) * GIB), **sizes) is not None
+
+
+@pytest.mark.parametrize(
+    ("device", "replicas", "smallest", "fits"),
+    [
+        ("cpu", 3, None, True),
+        ("cpu", 4, None, False),
+        ("cuda", 4, 10, True),
+        ("cuda", 1, 9, False),
+        ("cuda", 1, None, True),
+    ],
+)
+def test_a_teacher_has_to_fit_into_memory_with_each_replica_or_on_each_gpu(
+    device: str, replicas: int, smallest: int | None, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "read_shapes", lambda folder: SHAPES)
+    teacher = TeacherConfig.model_validate({"path": str(FOLDER), "device": device, "replicas": replicas})
+    read = read_of(check_teacher_memory, teacher, "float32", smallest and smallest * GIB)
+    assert (read is None) == fits
