@@ -34,7 +34,8 @@ class StepReport:
     """
 
     loss: float
-    """Surrogate loss, summed by the aggregation, without KL to the reference and entropy; mean over updates."""
+    """Surrogate loss, summed by the aggregation, without KL to the reference, forward KL to the teacher and entropy;
+    mean over updates."""
     grad_norm: float
     """Global L2 norm before clipping; mean over updates."""
     learning_rate: float

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.engines.one_by_one import response_logprobs
 from support.training.update_batches import SEED, batch_of_groups, carrying_logprobs, make_trainer
 from transformers import LlamaForCausalLM
 
 from configs.training import TrainingConfig
 from millrace.training.batch import Sample
 from millrace.training.optimizer import plan_updates, planned_rate
+from millrace.training.teacher import Teacher
 
 MakeModel = Callable[..., LlamaForCausalLM]
 
@@ -169,3 +171,28 @@ def test_adamw_has_the_configs_betas_and_epsilon(make_model: MakeModel) -> None:
         torch.cat([-sample.advantage * carrying_logprobs(model, sample)[0] for sample in samples]).mean().backward()
         optimizer.step()
     assert_same_weights(trainer.model, model)
+
+
+def test_a_policy_that_follows_the_forward_kl_alone_comes_close_to_the_teacher(make_model: MakeModel) -> None:
+    samples = [replace(sample, advantage=0.0) for sample in batch_of_groups()]
+    vocabulary: int = make_model(1).config.vocab_size
+    taught = [
+        replace(sample, teacher_logprobs=of_sample.logprobs, teacher_top_tokens=of_sample.top_tokens,
+                teacher_top_logprobs=of_sample.top_logprobs)
+        for sample, of_sample in zip(
+            samples, Teacher(make_model(1), num_ids=vocabulary, max_tokens=99).teach(samples, vocabulary), strict=True
+        )
+    ]  # fmt: skip
+    alone = {"teacher": "expert", "coefficient": 0.0, "top_k": vocabulary}
+    trainer = make_trainer(make_model(0), distillation=alone, epochs=2)
+    reports = [trainer.step(taught) for _ in range(15)]
+    divergences = [
+        torch.nn.functional.kl_div(policy_RV, teacher_RV, log_target=True, reduction="none").sum(dim=1)
+        for policy_RV, teacher_RV in (
+            [response_logprobs(make_model(seed), sample)[torch.from_numpy(sample.loss_mask).bool()] for seed in (0, 1)]
+            for sample in samples
+        )
+    ]
+    first = make_trainer(make_model(0), distillation=alone).step(taught)
+    assert first.forward_kl_to_teacher == pytest.approx(torch.cat(divergences).mean().item(), rel=1e-5)
+    assert reports[-1].forward_kl_to_teacher < first.forward_kl_to_teacher / 10
