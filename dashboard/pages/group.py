@@ -147,6 +147,8 @@ def _tokens(response: StoredResponse, trajectory: Row, texts: TokenTexts) -> Com
             title.append(f"log μ {trajectory['rollout_logprobs'][i]:.6g}")
             if trajectory["kept_counts"]:
                 title.append(f"drawn from {trajectory['kept_counts'][i]:,} tokens")
+            if response.teacher_logprobs:
+                title.append(f"log π_T {response.teacher_logprobs[i]:.6g}")
             if logprobs is None or np.isnan(ratio):
                 title.append("not trained")
             else:

@@ -2,7 +2,7 @@
 
 RunData.consumed ─► (generator, row_id) ─► index of the stream's records ─► one part ─► the group's rows
                                            ║ trajectories/<g> ║   part k
-                                           ║ scores/…/<s>-of-S ║  part k div S of scorer k mod S
+                                           ║ scores/…/<s>-of-S ║  part k div S of scorer k mod S; teachers alike
                                            ║ trainer_logprobs ║   the parts of its step
 
 Read errors become sentences; other data is still shown.
@@ -18,14 +18,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from configs.stored import AnnotatorPools
+from configs.stored import AnnotationKind, AnnotatorPools
 from dashboard.read.model import RunData
 from dashboard.read.parts import PartReader
 from dashboard.read.same_prompt import PromptIndex, SamePrompt
 from millrace.errors import InputError
 from millrace.rollouts.consumed import TRAINED
 from storage import layout
-from storage.schema import SCORE, TRAINER_LOGPROBS, TRAJECTORY
+from storage.schema import ANNOTATIONS, TRAINER_LOGPROBS, TRAJECTORY
 from storage.stores.base import Store
 
 MAX_TEXT_PARTS = 256
@@ -47,6 +47,8 @@ class StoredResponse:
     """None until the trainer has taken the response."""
     trainer_logprobs: npt.NDArray[np.float32] | None
     """[R] log-probabilities under the policy in training, nats; None unless trained."""
+    teacher_logprobs: Sequence[float] = ()
+    """[R] log-probabilities under the teacher, nats; empty without a teacher."""
 
     @property
     def importance_ratios(self) -> npt.NDArray[np.float64] | None:
@@ -110,7 +112,8 @@ class GroupReader:
                 raise InputError(f"generator {generator} has no row {row} here{details}")
             trajectories = self._rows(layout.trajectories(generator), TRAJECTORY, span, problems)
             source = next((row["source"] for row in trajectories.values()), "")
-            scores = self._scores(generator, self._pools.of_source("scores", source), span, problems)
+            scores = self._annotations("scores", source, generator, span, problems)
+            taught = self._annotations("teachers", source, generator, span, problems)
             logprobs = self._trainer_logprobs(generator, consumed, problems)
             responses = tuple(
                 StoredResponse(
@@ -119,6 +122,7 @@ class GroupReader:
                     score=scores.get(row_id),
                     consumed=consumed.get(row_id),
                     trainer_logprobs=logprobs.get(row_id),
+                    teacher_logprobs=taught.get(row_id, {}).get("teacher_logprobs", ()),
                 )
                 for row_id in span
             )
@@ -201,12 +205,15 @@ class GroupReader:
         rows = table.slice(span[0] - record.first_row_id, len(span)).to_pylist()
         return {row["row_id"]: row for row in rows}
 
-    def _scores(self, generator: int, pool: str | None, span: range, problems: list[str]) -> dict[int, Row]:
+    def _annotations(
+        self, kind: AnnotationKind, source: str, generator: int, span: range, problems: list[str]
+    ) -> dict[int, Row]:
         record = self._parts.index(layout.trajectories(generator), TRAJECTORY, []).record_of(span[0])
+        pool = self._pools.of_source(kind, source)
         if record is None or pool is None:
             return {}
         path = layout.annotations_of_part(pool, generator, record.part, self._pools.replicas[pool])
-        return self._rows(path, SCORE, span, problems)
+        return self._rows(path, ANNOTATIONS[kind], span, problems)
 
     def _trainer_logprobs(
         self, generator: int, consumed: Mapping[int, Row], problems: list[str]

@@ -1,6 +1,7 @@
 """The page of trajectories answers a query, and a model's text stays text on it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,9 @@ def test_tokens_carry_their_ratio_version_and_color_and_messages_their_role() ->
     (bar,) = of_class(shown, "versions")
     assert [span.children for span in bar.children] == ["v3", "v4"]
     assert [mark.children for mark in of_class(shown, "role")] == [SPELT, "assistant", SPELT]
+    taught = replace(truncated, teacher_logprobs=[-2.5, -1.0, -1.0, -1.0])
+    shown = view(Group(generator=0, group_id=1, responses=(taught,), problems=()), TokenTexts(None))
+    assert ", log π_T -2.5, log π " in of_class(shown, "token")[0].title
 
 
 def test_of_what_is_long_the_beginning_is_shown_and_how_much_is_not() -> None:

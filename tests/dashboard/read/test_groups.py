@@ -9,7 +9,7 @@ import pytest
 from support.stored_run.run import Shape, StoredRun, make_run
 from support.stores.dict_store import DictStore
 from support.stores.slow_store import SlowStore
-from support.streams.rows import part_files, read_rows
+from support.streams.rows import part_files, read_rows, teacher_rows
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -21,8 +21,9 @@ from dashboard.read.search import find, parse
 from millrace.errors import InputError
 from millrace.maintenance.gc import Retention, carry_out, plan
 from storage import layout
-from storage.schema import SCORE, TRAINER_LOGPROBS, TRAJECTORY
+from storage.schema import SCORE, TEACHER, TRAINER_LOGPROBS, TRAJECTORY
 from storage.stores.local import LocalStore
+from storage.streams.stream import StreamReader, StreamWriter
 
 Look = Callable[[], RunData]
 
@@ -119,6 +120,21 @@ def test_a_row_that_is_not_there_is_reported_as_missing(
 def oldest(run: RunData) -> tuple[int, int]:
     """A group of the first part of generator 0, which was trained."""
     return next(place for place in reversed(places(run, outcome="trained", generator="0")))
+
+
+def test_a_response_has_its_teachers_log_probabilities(run: RunData, dict_store: DictStore) -> None:
+    generator, first = oldest(run)
+    part = StreamReader(dict_store, layout.trajectories(generator), TRAJECTORY).next()
+    assert part is not None and first < part.record.rows
+    taught = teacher_rows(0, [[-row / 8] for row in range(part.record.rows)])
+    StreamWriter(dict_store, layout.annotations("teachers/expert", generator, 0, 1), TEACHER, "teach-0").write(
+        taught, tokens=0
+    )
+    settings = {"teachers": {"expert": {"replicas": 1}}, "training": {"distillation": {"teacher": "expert"}}}
+    group = GroupReader(dict_store, {**run.info.config, **settings}).read(run, generator, first)
+    assert [list(response.teacher_logprobs) for response in group.responses] == [
+        [-response.row_id / 8] for response in group.responses
+    ]
 
 
 def test_a_damaged_part_is_a_problem_and_the_trainers_rows_are_still_shown(
