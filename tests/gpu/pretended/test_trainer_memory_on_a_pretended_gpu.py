@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from configs.training import TrainingConfig
 from millrace.training.batch import Sample
 from millrace.training.logprobs import chunked_logprobs
+from millrace.training.losses.forward_kl import TopTokens
 from millrace.training.parallel import sharding
 from millrace.training.parallel.ranks import Ranks
 from millrace.training.trainer import Trainer
@@ -117,8 +118,8 @@ def test_with_the_selective_one_a_layer_keeps_its_input_products_and_attention()
 
 def test_what_a_step_takes_is_that_of_one_microbatch_however_many_there_are() -> None:
     (_, _, one), (_, _, four) = (measure("bfloat16", num_layers=1, num_samples=count) for count in (1, 4))
-    # A table of 8 columns of 8 bytes for the tokens of the batch, and which microbatch of ints comes next.
-    assert four - one <= 4 * 64 * 8 * 8 + 4 * 128 * 100
+    # A table of 9 columns of 8 bytes for the tokens of the batch, and which microbatch of ints comes next.
+    assert four - one <= 4 * 64 * 9 * 8 + 4 * 128 * 100
     assert four - one < 128 * layer_bytes("bfloat16")
 
 
@@ -131,16 +132,24 @@ def test_the_update_needs_no_copy_of_the_weights(monkeypatch: pytest.MonkeyPatch
     assert taken < num_parameters * 4 / 4
 
 
+@pytest.mark.parametrize("with_forward_kl", [False, True])
 @pytest.mark.parametrize("with_entropy", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_log_probabilities_take_three_float32_matrices_of_one_chunk(dtype: Dtype, with_entropy: bool) -> None:
+def test_log_probabilities_take_three_float32_matrices_of_one_chunk(
+    dtype: Dtype, with_entropy: bool, with_forward_kl: bool
+) -> None:
     num_tokens, chunk, vocab = 64, 16, 4000
     hidden, weight = torch.randn(num_tokens, 8, dtype=DTYPES[dtype]), torch.randn(vocab, 8, dtype=DTYPES[dtype])
     with pretend_gpu() as gpu:
         leaves = [tensor.to(GPU).requires_grad_() for tensor in (hidden, weight)]
         targets, temperatures = torch.zeros(num_tokens, dtype=torch.int64).to(GPU), torch.ones(num_tokens).to(GPU)
+        top_tokens = torch.arange(10).expand(num_tokens, 10).contiguous().to(GPU)
+        top = TopTokens(top_tokens, torch.full((num_tokens, 10), -3.0).to(GPU)) if with_forward_kl else None
         before = gpu.peak = gpu.in_use
-        logprobs, entropy, _ = chunked_logprobs(*leaves, None, targets, temperatures, chunk=chunk)
-        (logprobs + entropy if with_entropy else logprobs).sum().backward()
+        logprobs, entropy, forward_kl = chunked_logprobs(
+            *leaves, None, targets, temperatures, teacher_top=top, chunk=chunk
+        )
+        total = logprobs + entropy if with_entropy else logprobs
+        (total if forward_kl is None else total + forward_kl).sum().backward()
         matrix, gradient = chunk * vocab * 4, vocab * 8 * 4
-        assert gpu.peak - before <= 3 * matrix + 2 * gradient + 50 * num_tokens
+        assert gpu.peak - before <= 3 * matrix + 2 * gradient + (50 + 40 * with_forward_kl) * num_tokens
