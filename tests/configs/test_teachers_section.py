@@ -81,3 +81,10 @@ def test_a_resumed_run_keeps_its_teachers() -> None:
     other = with_overrides(config.model_dump(mode="json"), ["teachers.expert.path=other"], where="run.yaml")
     (difference,) = changed_immutably(config, other)
     assert difference.startswith("teachers was ")
+
+
+def test_without_a_forward_kl_the_reverse_one_has_a_coefficient() -> None:
+    settings = values("expert", sums="before")
+    (mistake,) = mistakes(settings, "training.distillation.coefficient=0", "sources.sums.training.distillation.top_k=4")
+    assert mistake.key == "training.distillation.coefficient"
+    with_overrides(settings, ["training.distillation.coefficient=0", "training.distillation.top_k=4"], where="run.yaml")
