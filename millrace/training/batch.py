@@ -1,8 +1,10 @@
 """The trainer's input, a batch of samples, and a policy's input, a packed microbatch.
 
-    one microbatch    p p p │ r r │ r r │ r │ p p r r r       S positions, segments end to end; the first prompt stands
-    cu_seqlens        0       3     5     7   8         13    once for three responses (prefix_tree.py)
-    predicts          2 3 2 5 2 9 10 11                       position whose hidden state predicts each response token
+    one microbatch    p p p │ r │ r │ p p r r       S positions, segments end to end; the first prompt stands once for
+    cu_seqlens        0       3   4   5       9     three responses of 2, 2 and 1 tokens (prefix_tree.py)
+    predicts          2 3 2 4 2 6 7 8               position whose hidden state predicts each response token
+
+The last token of a sample has no position, because no token is predicted from it.
 
 Shapes: S positions, Q segments, T keys that segments see, N response tokens of the microbatch, including those not
 trained; L of them trainable.
@@ -69,7 +71,8 @@ class Sample:
 class Microbatch:
     """Samples packed in segments; position `predicts_N[n]` predicts response token n.
 
-    A segment is a whole sample, or tokens that several samples begin with, or the rest of one of these.
+    A segment is a sample without its last token, or tokens that several samples begin with, or the rest of one of
+    these.
     """
 
     input_ids_S: torch.Tensor
@@ -88,9 +91,10 @@ class Microbatch:
     key_lengths: tuple[int, ...]
     """[Q] how many tokens the last one of each segment sees, ascending."""
     where_W: torch.Tensor
-    """[W] int64 into S: each token of each sample, sample after sample; empty in a spare rank's dummy batch."""
+    """[W] int64 into S: each token of each sample but its last, sample after sample; empty in a spare rank's dummy
+    batch."""
     sample_lengths: tuple[int, ...]
-    """Lengths of the samples, W in all."""
+    """Their number in each sample, W in all."""
     predicts_N: torch.Tensor
     """[N] int64 into S: the position before the token."""
     targets_N: torch.Tensor

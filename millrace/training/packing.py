@@ -1,11 +1,12 @@
 """Packs samples of any lengths into the microbatches of one optimizer step, without padding.
 
-samples ─► units: samples that share a prompt, in pieces that fit a microbatch, and leave work for every rank
+samples ─► all tokens but the last one of each: nothing is predicted from it
+        ─► units: samples that share a prompt, in pieces that fit a microbatch, and leave work for every rank
 units ─► as many microbatches as first-fit decreasing takes ─┬─ the costliest first, each into the cheapest microbatch
                                                              └─ or, if they don't fit so, as first-fit decreasing does
 microbatches, the costliest first ─► rank i mod ranks, in rounds of one per rank: ranks wait for each other in each
 
-A microbatch costs its tokens, plus the pairs of tokens that attend to each other. Shapes as in batch.py.
+A microbatch costs its positions, plus the pairs of tokens that attend to each other. Shapes as in batch.py.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -101,7 +102,7 @@ def _cut(samples: Sequence[Sample], family: Sequence[int], most: int) -> Iterato
     piece: list[int] = []
     tokens = 0
     for index in family:
-        size = len(samples[index].response_tokens)
+        size = len(samples[index].response_tokens) - 1
         # A piece of several may share up to LEAST_TOKENS less than its prompt.
         if piece and prompt + LEAST_TOKENS + tokens + size > most:
             yield _unit(samples, prompt, piece)
@@ -112,7 +113,7 @@ def _cut(samples: Sequence[Sample], family: Sequence[int], most: int) -> Iterato
 
 
 def _unit(samples: Sequence[Sample], prompt: int, piece: list[int]) -> Unit:
-    sizes = [len(samples[index].response_tokens) for index in piece]
+    sizes = [len(samples[index].response_tokens) - 1 for index in piece]
     tokens = prompt + sum(sizes) + LEAST_TOKENS * (len(piece) > 1)
     pairs = prompt * (prompt + 1) // 2 + sum(size * prompt + size * (size + 1) // 2 for size in sizes)
     return Unit(tokens, pairs, piece)
@@ -188,8 +189,8 @@ def _pack(
     # A rank without samples gets one dummy token: the ranks wait for each other in every layer.
     layout = lay_out((sequences if experts is None else distinct) or [np.zeros(1, np.int32)], share=share)
     index_N = counts(sizes)
-    # Of each response token, the one before it, among the tokens of all samples.
-    before_N = np.repeat(np.cumsum(lengths, dtype=np.int64) - sizes - 1, sizes) + index_N
+    # Of each response token, the one before it, among the computed tokens of all samples.
+    before_N = np.repeat(np.cumsum(lengths, dtype=np.int64) - sizes, sizes) + index_N
 
     def of_tokens(values: Sequence[npt.NDArray[np.generic]], dtype: npt.DTypeLike) -> torch.Tensor:
         return torch.from_numpy(np.concatenate([np.zeros(0, dtype), *values], dtype=dtype, casting="unsafe"))
@@ -254,7 +255,8 @@ def _borders(lengths: Sequence[int]) -> torch.Tensor:
 
 
 def _sequence(sample: Sample) -> npt.NDArray[np.int32]:
-    return np.concatenate([sample.prompt_tokens, sample.response_tokens])
+    """The tokens that are computed. Nothing follows from the last one."""
+    return np.concatenate([sample.prompt_tokens, sample.response_tokens[:-1]])
 
 
 def _routed_experts(samples: Sequence[Sample]) -> npt.NDArray[np.int32] | None:
@@ -263,10 +265,10 @@ def _routed_experts(samples: Sequence[Sample]) -> npt.NDArray[np.int32] | None:
     if not widths:
         return None
     (width,) = widths
-    experts = np.full((sum(sample.num_tokens for sample in samples), width), NOT_RECORDED, dtype=np.int32)
-    start = 0
-    for sample in samples:
-        if len(sample.routed_experts):
-            experts[start : start + sample.num_tokens - 1] = sample.routed_experts.reshape(-1, width)
-        start += sample.num_tokens
-    return experts
+    parts = [
+        sample.routed_experts.reshape(-1, width)
+        if len(sample.routed_experts)
+        else np.full((sample.num_tokens - 1, width), NOT_RECORDED)
+        for sample in samples
+    ]
+    return np.concatenate(parts, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Packing: every sample once and whole, no padding, the token budget kept, each position speaking of the next token."""
+"""Packing: each sample once, without its last token or padding, the token budget kept, tokens after their positions."""
 
 import random
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ def sequences(batch: Microbatch) -> list[np.ndarray]:
 
 
 @given(lengths, budgets, ranks)
-def test_every_sample_is_in_exactly_one_microbatch_whole_and_nothing_else_is(
+def test_every_sample_is_in_exactly_one_microbatch_without_its_last_token_and_nothing_else_is(
     shapes: list[tuple[int, int]], max_tokens: int, num_ranks: int
 ) -> None:
     given_samples, seen = samples(shapes), []
@@ -53,7 +53,7 @@ def test_every_sample_is_in_exactly_one_microbatch_whole_and_nothing_else_is(
         seen += batch.indices
         for index, tokens in zip(batch.indices, sequences(batch), strict=bool(batch.indices)):
             original = given_samples[index]
-            np.testing.assert_array_equal(tokens, [*original.prompt_tokens, *original.response_tokens])
+            np.testing.assert_array_equal(tokens, [*original.prompt_tokens, *original.response_tokens[:-1]])
     assert sorted(seen) == list(range(len(shapes)))
 
 
@@ -82,9 +82,12 @@ def test_a_response_token_is_predicted_from_the_position_before_it(
     shapes: list[tuple[int, int]], max_tokens: int
 ) -> None:
     for batch in microbatches(samples(shapes), max_tokens):
-        assert torch.equal(batch.input_ids_S[batch.predicts_N + 1], batch.targets_N)
-        # Positions begin anew in each sequence, so none of them is the last of the one before.
-        assert torch.equal(batch.positions_S[batch.predicts_N + 1], batch.positions_S[batch.predicts_N] + 1)
+        chosen = [shapes[index] for index in batch.indices]
+        before = [prompt + r - 1 for prompt, response in chosen for r in range(response)]
+        assert batch.positions_S[batch.predicts_N].tolist() == before
+        # The position that predicts a token is that of the token before it; the last one has none.
+        has_next = batch.response_N.diff() == 0
+        assert torch.equal(batch.input_ids_S[batch.predicts_N[1:]][has_next], batch.targets_N[:-1][has_next])
 
 
 @given(lengths, budgets)
@@ -157,7 +160,7 @@ def test_a_microbatch_goes_to_a_device_with_all_its_tensors() -> None:
     tensors = [getattr(moved, name) for name in Microbatch.__slots__]
     devices = {item.device.type for item in tensors if isinstance(item, torch.Tensor)}
     assert devices == {"meta"}
-    assert (moved.lengths, moved.indices) == ((7,), (0,))
+    assert (moved.lengths, moved.indices) == ((6,), (0,))
 
 
 HIDDEN = 8
