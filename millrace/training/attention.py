@@ -63,14 +63,16 @@ def packed_attention(
 
     `sliding_window`, `softcap` and `s_aux` are as in `Band`.
     """
-    key_GTD, value_GTD = _seen(key[0], packing), _seen(value[0], packing)
+    # transformers' tensors are views of these, whose rows are whole.
+    query_SHD, key_SGD, value_SGD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    key_TGD, value_TGD = _seen(key_SGD, packing), _seen(value_SGD, packing)
     # Flash attention takes no 32-bit numbers, and no heads whose size is not a multiple of 8.
     kernel = query.is_cuda and query.dtype in _HALF and query.shape[-1] % 8 == 0
     if kernel and softcap is None and s_aux is None:
         out_SHD = varlen_attn(
-            query[0].transpose(0, 1),
-            key_GTD.transpose(0, 1),
-            value_GTD.transpose(0, 1),
+            query_SHD,
+            key_TGD,
+            value_TGD,
             packing.cu_seqlens_Q1,
             packing.cu_keys_Q1,
             max(packing.lengths),
@@ -84,32 +86,37 @@ def packed_attention(
         assert isinstance(out_SHD, torch.Tensor)
     else:
         band = Band(window=sliding_window, softcap=softcap, sinks_H=s_aux)
-        out_SHD = _run_by_run(query[0], key_GTD, value_GTD, packing, scaling, band)
+        out_SHD = _run_by_run(query_SHD, key_TGD, value_TGD, packing, scaling, band)
     return out_SHD[None], None
 
 
-def _seen(values_GSD: torch.Tensor, packing: Microbatch) -> torch.Tensor:
-    """[G, T, D] keys or values that each segment attends to, segment after segment."""
-    if packing.keys_T is None:
-        return values_GSD
-    # transformers' tensors are views of [S, G, D], whose rows are copied whole.
-    return values_GSD.transpose(0, 1).index_select(0, packing.keys_T).transpose(0, 1)
+def _seen(values_SGD: torch.Tensor, packing: Microbatch) -> torch.Tensor:
+    """[T, G, D] keys or values that each segment attends to, segment after segment."""
+    return values_SGD if packing.keys_T is None else values_SGD.index_select(0, packing.keys_T)
 
 
 def _run_by_run(
-    query_HSD: torch.Tensor,
-    key_GTD: torch.Tensor,
-    value_GTD: torch.Tensor,
+    query_SHD: torch.Tensor,
+    key_TGD: torch.Tensor,
+    value_TGD: torch.Tensor,
     packing: Microbatch,
     scaling: float,
     band: Band,
 ) -> torch.Tensor:
-    outs, start, key_start = [], 0, 0
-    for (length, num_keys), run in groupby(zip(packing.lengths, packing.key_lengths, strict=True)):
-        count = len(list(run))
+    runs = [(sizes, len(list(run))) for sizes, run in groupby(zip(packing.lengths, packing.key_lengths, strict=True))]
+    sizes = [count * length for (length, _), count in runs]
+    key_sizes = [count * num_keys for (_, num_keys), count in runs]
+    # Split at once: in the backward pass each separate slice would fill, and add, a tensor of all positions.
+    queries, keys, values = (
+        torch.split(query_SHD, sizes),
+        torch.split(key_TGD, key_sizes),
+        torch.split(value_TGD, key_sizes),
+    )
+    outs = []
+    for ((length, num_keys), _), query, key, value in zip(runs, queries, keys, values, strict=True):
         # Views, not copies: neighbours of the same lengths are a batch.
-        query_RHTD = _batch(query_HSD, start, count, length)
-        key_RGLD, value_RGLD = (_batch(tensor, key_start, count, num_keys) for tensor in (key_GTD, value_GTD))
+        query_RHTD = query.view(-1, length, *query.shape[1:]).transpose(1, 2)
+        key_RGLD, value_RGLD = (tensor.view(-1, num_keys, *tensor.shape[1:]).transpose(1, 2) for tensor in (key, value))
         if length == num_keys and band.is_plain(length):
             out_RHTD = scaled_dot_product_attention(
                 query_RHTD, key_RGLD, value_RGLD, is_causal=True, scale=scaling, enable_gqa=True
@@ -117,13 +124,7 @@ def _run_by_run(
         else:
             out_RHTD = banded_attention(query_RHTD, key_RGLD, value_RGLD, scaling, band)
         outs.append(out_RHTD.transpose(1, 2).flatten(0, 1))
-        start, key_start = start + count * length, key_start + count * num_keys
     return torch.cat(outs)
-
-
-def _batch(tensor_HSD: torch.Tensor, start: int, count: int, length: int) -> torch.Tensor:
-    """[count, H, length, D] of `count` neighbours of that length from `start` on."""
-    return tensor_HSD.narrow(1, start, count * length).view(len(tensor_HSD), count, length, -1).transpose(0, 1)
 
 
 def banded_attention(
