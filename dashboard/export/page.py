@@ -16,10 +16,9 @@ from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 
-from plotly.offline import get_plotlyjs
-
 from dashboard.read.model import RunData, RunInfo
 from dashboard.views.blocks import Block, Chart, Rows, View
+from dashboard.views.figures import PLOTLY_FILE
 from millrace.errors import InputError
 
 _STYLE = Path(__file__).parents[1] / "assets" / "style.css"
@@ -55,7 +54,7 @@ def export(runs: Sequence[RunData], views: Sequence[View], path: Path) -> None:
 def page(runs: Sequence[RunData], views: Sequence[View], made: datetime) -> str:
     """Returns the HTML; `made` is the time of creation, with a time zone."""
     title = f"Millrace: {', '.join(run.info.run_id for run in runs)}"
-    plotly = get_plotlyjs()
+    plotly = PLOTLY_FILE.read_text()
     return "\n".join(
         [
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',

@@ -25,7 +25,7 @@ from dashboard.read.runs import Runs
 from dashboard.server.ahead import read_ahead
 from dashboard.server.callbacks import reject_invalid_values, reject_malformed
 from dashboard.server.security import guard
-from dashboard.server.transfer import compress, preload
+from dashboard.server.transfer import compress, serve_plotly
 from dashboard.views.blocks import View
 
 _TICK_MS = 1000
@@ -78,11 +78,11 @@ def make_app(runs: Runs, views: Sequence[View], *, host: str, token: str | None)
     overview.register(app)
     # Response hooks run in reverse order, so compression sees complete responses.
     compress(app.server)
-    preload(app.server)
     _add_responses(app.server, site, runs)
     read_ahead(app.server, site)
     guard(app.server, host=host, token=token, script_hashes=app.csp_hashes())
     # After the guard, which checks access.
+    serve_plotly(app.server)
     reject_malformed(app)
     reject_invalid_values(app)
     return app

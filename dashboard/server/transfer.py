@@ -8,7 +8,9 @@ pages, callbacks   ─► compressed each time, never cached
 import gzip
 import hashlib
 
-from flask import Flask, Response, request
+from flask import Flask, Response, request, send_file
+
+from dashboard.views.figures import PLOTLY_FILE
 
 _STATIC = ("/_dash-component-suites/", "/assets/")
 _LEAST_BYTES = 1400
@@ -47,8 +49,12 @@ def compress(app: Flask) -> None:
         return response
 
 
-def preload(app: Flask) -> None:
-    """Makes the browser load Plotly immediately on pages with charts, before Dash draws the first chart."""
+def serve_plotly(app: Flask) -> None:
+    """Serves the small Plotly; on pages with charts the browser loads it before Dash draws the first chart."""
+
+    @app.before_request
+    def small() -> Response | None:
+        return send_file(PLOTLY_FILE, max_age=None) if request.path == _PLOTLY else None
 
     @app.after_request
     def add_link(response: Response) -> Response:
