@@ -27,16 +27,18 @@ def frame(
     below: list[Component] = []
     shown = list(problems)
     if isinstance(at, address.RunPage):
+        is_home = at.view in (HOME.name, HOME_BY_TIME.name)
         if at.compared:
             chips = [dcc.Link(run_id, href=address.run(run_id), className="chip") for run_id in at.run_ids]
             title += [html.H1("Comparison"), html.Div(chips, className="facts")]
         else:
-            title += [html.H1(at.run_ids[0]), *map(run_facts, runs)]
-            below += map(strip, runs)
+            title += [html.H1(at.run_ids[0], title=at.run_ids[0]), *map(run_facts, runs)]
         names = {run.info.run_id: f"{run.info.run_id}: " if at.compared else "" for run in runs}
         shown += [names[run.info.run_id] + sentence for run in runs for sentence in run.problems]
         below.append(html.Nav([_to_view(at, view) for view in views], **{"aria-label": "views"}))
-        if at.view in (HOME.name, HOME_BY_TIME.name):
+        if not at.compared:
+            below += [strip(run, brief=not is_home) for run in runs]
+        if is_home:
             below += map(picture, runs)
     else:
         title += [html.H1("Runs"), html.Div(url, className="facts url")]
@@ -68,7 +70,9 @@ def run_facts(run: RunData) -> Component:
         state.append(html.Span(text, className="problem"))
     started = max(attempt.t_started for attempt in run.info.attempts)
     newest = max((float(record["t"]) for record in run.stage_status.values()), default=started)
-    return facts({**named, "updated": f"{duration(time.time() - newest)} ago"}, state)
+    moment = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(newest))
+    state.append(html.Span(f"{duration(time.time() - newest)} ago", title=f"last status: {moment}", className="none"))
+    return facts(named, state)
 
 
 def number(value: float | None) -> str:

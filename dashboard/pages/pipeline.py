@@ -49,7 +49,8 @@ def _stage(stage: StageNow) -> Component:
         lines.append(html.Span(f"{count} GPU{'s' * (count > 1)}", title=visible(each), className="none"))
     if stage.is_bottleneck:
         lines.insert(1, html.Span("bottleneck", className="label"))
-    return html.Div(lines, className="stage bottleneck" if stage.is_bottleneck else "stage")
+    hue = {"--hue": f"var(--{stage.name})"}
+    return html.Div(lines, className="stage bottleneck" if stage.is_bottleneck else "stage", style=hue)
 
 
 def _edge(what: str, label: str) -> Component:

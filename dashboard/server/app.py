@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import dash_mantine_components as dmc
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash.development.base_component import Component
 from dash.exceptions import DependencyException, PreventUpdate
 from flask import Flask, Response, request
 
@@ -61,7 +63,7 @@ def make_app(runs: Runs, views: Sequence[View], *, host: str, token: str | None)
         suppress_callback_exceptions=True,
         enable_mcp=False,
     )
-    app.layout = html.Div(
+    app.layout = dmc.MantineProvider(
         [
             dcc.Location(id="address", refresh="callback-nav"),
             dcc.Interval(id="tick", interval=_TICK_MS),
@@ -69,7 +71,14 @@ def make_app(runs: Runs, views: Sequence[View], *, host: str, token: str | None)
             dcc.Store(id="again"),
             html.Header(id="frame"),
             html.Main(id="page"),
-        ]
+            html.Footer(_theme_switch(), id="theme-switch"),
+        ],
+        id="theme",
+        theme={"fontFamily": "var(--family)", "fontFamilyMonospace": "ui-monospace, monospace"},
+        defaultColorScheme="auto",
+    )
+    app.clientside_callback(
+        "scheme => scheme === 'auto' ? null : scheme", Output("theme", "forceColorScheme"), Input("scheme", "value")
     )
     site, readers = Site(runs, views), GroupReaders()
     _add_callbacks(app, site)
@@ -86,6 +95,12 @@ def make_app(runs: Runs, views: Sequence[View], *, host: str, token: str | None)
     reject_malformed(app)
     reject_invalid_values(app)
     return app
+
+
+def _theme_switch() -> Component:
+    """Draws the choice of light, dark or the system's scheme, which the browser keeps."""
+    choices = [{"value": name.lower(), "label": name} for name in ("Light", "Auto", "Dark")]
+    return dmc.SegmentedControl(id="scheme", data=choices, value="auto", size="xs", persistence=True)
 
 
 def _add_callbacks(app: Dash, site: Site) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 BLUE, VERMILION, GREEN, ORANGE = "#0072b2", "#c75710", "#009e73", "#c98500"
 PINK, SKY, VIOLET, OLIVE = "#b86aa1", "#1b9ad8", "#9878ee", "#928102"
-BROWN, PURPLE, GREY = "#ac5e36", "#b40ad2", "#858281"
+BROWN, GREY = "#ac5e36", "#858281"
 
 SEQUENCE = (BLUE, "#d55e00", GREEN, "#c0679a", "#8a78f2", "#507231", "#9f05f5", "#fd1458")
 """Colours for numbered things such as runs and generators, with a contrast of 3 on light and dark backgrounds."""
@@ -26,27 +26,26 @@ MEANINGS: Mapping[str, str] = {
     "rolled_back": GREY,
     "zero_advantage": SKY,
     "truncated": VIOLET,
-    # Stages, and each stage's main work.
+    # Stages, and the other work of each in a tint of its colour.
     "generate": BLUE,
+    "commit": SKY,
+    "loading": "#7fb8dc",
+    "store unfinished responses": "#0b4f7a",
     "score": ORANGE,
     "teach": OLIVE,
     "train": GREEN,
-    "sync_weights": PINK,
-    "sync": PINK,
-    # A stage's other work.
-    "paused for weights": VERMILION,
-    "commit": SKY,
-    "checkpoint": VIOLET,
-    "handover": OLIVE,
-    "probe": BROWN,
-    "store unfinished responses": "#8c5a51",
-    "loading": PURPLE,
-    "store for late generators": "#6e56b2",
-    "sleep": "#af8a3d",
-    "wake": "#3d77f9",
+    "checkpoint": "#6fcfb0",
+    "handover": "#04664c",
+    "probe": "#a8dccb",
+    "sync_weights": VIOLET,
+    "sync": VIOLET,
+    "paused for weights": "#c3b1f5",
+    "store for late generators": "#6446c0",
+    "sleep": "#c9c5be",
+    "wake": "#4d4a46",
     # Occasional stages outside the pipeline.
     "bootstrap": BROWN,
-    "evaluate": VIOLET,
+    "evaluate": "#5b6b8c",
     # Waiting is grey, some with a tint.
     "waiting for scored groups": "#6d675f",
     "waiting for groups that the step would leave too old": "#728fa0",

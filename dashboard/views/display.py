@@ -101,4 +101,4 @@ def _move(figure: go.Figure, at: ChartLine) -> None:
 
     for trace in figure.data:
         trace.x = moved(trace.x)
-    figure.update_xaxes(title={"text": MINUTES})
+    figure.update_xaxes(title={"text": MINUTES}, dtick=None)

@@ -19,6 +19,11 @@ from dashboard.views.colours import GREEN, SCALE, colour_of
 
 PLOTLY_FILE = Path(__file__).parent / "plotly-cartesian.min.js"
 """plotly.js without maps and 3D, in the version of the package plotly: a third of the bytes."""
+FAMILY = 'Inter, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
+"""The type family of the page's style."""
+_LEAST_SPAN = 0.02
+"""Smallest span of a y axis, as a share of its values: rounding is not drawn as a change."""
+_FEW_VERSIONS = 12
 _DOTS = 30
 """Lines with at most this many points get markers, which also show single points."""
 _TRACK_PIXELS, _TRACKS_MARGIN = 42, 120
@@ -76,6 +81,8 @@ def line_chart(
     bands = [_interval(entry) for entry in drawn if entry.interval is not None]
     figure = _figure([*bands, *(_scatter(entry) for entry in drawn)], x=x, y=y)
     figure.update_layout(showlegend=legend)
+    if not logarithmic:
+        figure.update_yaxes(range=_least_range(drawn))
     if from_zero:
         figure.update_yaxes(rangemode="tozero")
     if logarithmic:
@@ -83,6 +90,18 @@ def line_chart(
     if band is not None:
         figure.add_hrect(y0=band[0], y1=band[1], fillcolor=GREEN, opacity=0.15, line_width=0, layer="below")
     return figure
+
+
+def _least_range(series: Sequence[Series]) -> list[float] | None:
+    """Returns the range of a y axis with almost equal values; None for Plotly's own."""
+    values = np.concatenate([entry.line.y for entry in series])
+    values = values[np.isfinite(values)]
+    if not len(values) or any(entry.interval is not None for entry in series):
+        return None
+    low, high, middle = values.min(), values.max(), abs(float(values.mean()))
+    if high - low >= _LEAST_SPAN * middle:
+        return None
+    return [float(low) - _LEAST_SPAN * middle, float(high) + _LEAST_SPAN * middle]
 
 
 def area_chart(series: Sequence[Series], *, x: str, y: str, empty: str, whole: float | None = None) -> go.Figure:
@@ -108,10 +127,7 @@ def bar_chart(series: Sequence[Series], *, x: str, y: str, empty: str) -> go.Fig
         {"type": "bar", "name": plain(entry.name), **entry.line._asdict(), "marker": {"color": entry.colour}}
         for entry in drawn
     ]
-    figure = _figure(traces, x=x, y=y)
-    most = max(float(entry.line.x.max()) for entry in drawn)
-    figure.update_xaxes(dtick=1 if most < 20 else None)
-    return figure
+    return _figure(traces, x=x, y=y)
 
 
 def heat_maps(heats: Sequence[Heat], *, x: str, y: str, unit: str, empty: str) -> go.Figure:
@@ -177,14 +193,23 @@ def _figure(traces: Sequence[Mapping[str, Any]], x: str = "", y: str = "") -> go
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "uirevision": "kept",
+        "font": {"family": FAMILY, "size": 12},
         "hovermode": "x unified",
         "margin": {"l": 64, "r": 16, "t": 32, "b": 48},
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "bgcolor": "rgba(0,0,0,0)"},
         "showlegend": True,
-        "xaxis": {"title": {"text": x}, "automargin": True, "zeroline": False},
-        "yaxis": {"title": {"text": y}, "automargin": True, "zeroline": False},
+        "xaxis": {"title": {"text": x}, "automargin": True, "zeroline": False, "dtick": _whole_ticks(traces)},
+        "yaxis": {"title": {"text": y}, "automargin": True, "zeroline": False, "hoverformat": ",.3~r"},
     }
     return go.Figure(data=list(traces), layout=layout)
+
+
+def _whole_ticks(traces: Sequence[Mapping[str, Any]]) -> int | None:
+    """Returns a distance of one between ticks of few whole numbers, such as versions."""
+    values = np.concatenate([np.asarray(trace["x"], np.float64) for trace in traces] or [np.empty(0)])
+    values = values[np.isfinite(values)]
+    few = len(values) and values.max() - values.min() <= _FEW_VERSIONS and not (values % 1).any()
+    return 1 if few else None
 
 
 def _scatter(series: Series) -> dict[str, Any]:

@@ -9,23 +9,22 @@ from dashboard.queries import events, learning, phases, staleness
 from dashboard.queries.series import ChartLine
 from dashboard.read.model import RunData
 from dashboard.views.blocks import Chart, View
-from dashboard.views.colours import BLUE, GREEN, GREY, ORANGE, SKY, VERMILION, colour_of
+from dashboard.views.colours import BLUE, GREEN, GREY, ORANGE, SKY, VIOLET, colour_of
 from dashboard.views.figures import Series, area_chart, line_chart, plain
 from dashboard.views.per_run import MINUTES, VERSIONS, line_per_source, missing
 from dashboard.views.stacked import Mark, stacked
 
-_PIXELS = 400
 Move = Callable[[ChartLine], ChartLine]
 
 
 def _home(run: RunData, x: str, move: Move) -> go.Figure:
     charts = [
-        ("reward (10 steps), ● accuracy, ★ promoted", _reward(run, x, move)),
-        ("staleness: mean, largest ····, bound – –", _staleness(run, x, move)),
-        ("π/μ, p95 (orange); effective sample size (blue)", _off_policy(run, x, move)),
-        ("seconds a step; grey: waiting; ◆ checkpoint", _phases(run, x, move)),
+        ("Reward", _reward(run, x, move)),
+        ("Staleness", _staleness(run, x, move)),
+        ("Off-policy", _off_policy(run, x, move)),
+        ("Seconds per step", _phases(run, x, move)),
     ]
-    return stacked(charts, x=x, height=_PIXELS, marks=_marks(run, move))
+    return stacked(charts, x=x, marks=_marks(run, move))
 
 
 def _marks(run: RunData, move: Move) -> list[Mark]:
@@ -45,7 +44,7 @@ def _at(versions: Sequence[float], move: Move) -> list[float]:
 def _reward(run: RunData, x: str, move: Move) -> go.Figure:
     low, high = learning.accuracy_interval(run)
     series = [
-        Series(name="reward", line=move(phases.smoothed_reward(run)), colour=BLUE),
+        Series(name="reward", line=move(phases.smoothed_reward(run)), colour=ORANGE),
         Series(
             name="accuracy",
             line=move(learning.accuracy(run)),
@@ -69,7 +68,7 @@ def _add_promotions(figure: go.Figure, run: RunData, move: Move) -> None:
     at = move(ChartLine(accuracy.x[is_promoted], accuracy.y[is_promoted]))
     texts = [plain(promoted[int(version)]) for version in accuracy.x[is_promoted]]
     figure.add_scatter(
-        x=at.x, y=at.y, mode="markers", name="promoted", marker={"symbol": "star", "size": 13, "color": ORANGE},
+        x=at.x, y=at.y, mode="markers", name="promoted", marker={"symbol": "star", "size": 13, "color": VIOLET},
         text=texts, hovertemplate="%{text}<extra></extra>",
     )  # fmt: skip
 
@@ -77,19 +76,19 @@ def _add_promotions(figure: go.Figure, run: RunData, move: Move) -> None:
 def _staleness(run: RunData, x: str, move: Move) -> go.Figure:
     mean, largest = staleness.over_time(run)
     series = [
-        Series(name="mean staleness", line=move(mean), colour=BLUE),
+        Series(name="mean", line=move(mean), colour=BLUE),
         Series(name="largest", line=move(largest), colour=SKY, dash="dot"),
     ]
     if len(mean.x):
         name, line = staleness.bound_name(run), move(staleness.bound(run))
-        series.append(Series(name=name, line=line, colour=VERMILION, dash="dash", stepped=True))
+        series.append(Series(name=name, line=line, colour=GREY, dash="dash", stepped=True))
     return line_chart(series, x=x, y="", empty=missing([run]), from_zero=True)
 
 
 def _off_policy(run: RunData, x: str, move: Move) -> go.Figure:
     series = [
-        Series(name="π/μ, p95", line=move(learning.measured(run, "importance_ratio_p95")), colour=ORANGE),
-        Series(name="effective sample size", line=move(learning.measured(run, "effective_sample_size")), colour=BLUE),
+        Series(name="π/μ, p95", line=move(learning.measured(run, "importance_ratio_p95")), colour=GREEN, dash="dot"),
+        Series(name="sample size", line=move(learning.measured(run, "effective_sample_size")), colour=GREEN),
     ]
     return line_chart(series, x=x, y="", empty=missing([run]))
 
@@ -108,7 +107,10 @@ def _phases(run: RunData, x: str, move: Move) -> go.Figure:
     return figure
 
 
-_SENTENCE = "Dotted vertical lines: a stage was restarted, or the run was resumed; dashed: resumed with changes."
+_SENTENCE = (
+    "Reward is a mean of 10 steps; numbers are the last values. ★ promoted, ◆ checkpoint; vertical lines: a restart "
+    "(dotted), a resume with changes (dashed)."
+)
 
 _BY_VERSION = Chart(
     id="home-charts",

@@ -3,13 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import plotly.graph_objects as go
 
+from dashboard.queries.series import Floats
 from dashboard.views.colours import GREY
 from dashboard.views.figures import plain
 
-_GAP = 0.05
+_GAP = 0.07
 """Gap between two charts, as a share of the figure's height."""
+_MOST_LABELS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,16 +27,15 @@ class Mark:
     """Tooltip of the label, plain text."""
 
 
-def stacked(charts: Sequence[tuple[str, go.Figure]], *, x: str, height: int, marks: Sequence[Mark] = ()) -> go.Figure:
-    """Stacks the charts with their titles from top to bottom; `height` is in pixels."""
+def stacked(charts: Sequence[tuple[str, go.Figure]], *, x: str, marks: Sequence[Mark] = ()) -> go.Figure:
+    """Stacks the charts from top to bottom, each with its title, and the names and last values of its lines."""
     figure = go.Figure(layout=charts[0][1].layout)
     figure.update_layout(
-        height=height,
         hovermode="x unified",
         hoversubplots="axis",
         # Opaque over the lines; the page's style gives it its colour.
         hoverlabel={"bgcolor": "#ffffff"},
-        margin={"l": 56, "r": 8, "t": 22, "b": 36},
+        margin={"l": 48, "r": 8, "t": 22, "b": 36},
         showlegend=False,
     )
     figure.layout.annotations = ()
@@ -49,9 +51,9 @@ def stacked(charts: Sequence[tuple[str, go.Figure]], *, x: str, height: int, mar
         if not chart.data and any(other.data for _, other in charts):
             # Plotly omits an axis without traces, which would move elements anchored to it.
             figure.add_scatter(x=[None], y=[None], yaxis=f"y{suffix}", hoverinfo="skip")
-        figure.add_annotation(
-            text=title, showarrow=False, xref="paper", yref="paper", x=0, y=top, xanchor="left", yanchor="bottom"
-        )
+        paper = {"showarrow": False, "xref": "paper", "yref": "paper", "xanchor": "left", "align": "left"}
+        labels = "&nbsp; ".join([f"<b>{title}</b>", *_labels(chart)])
+        figure.add_annotation(text=labels, x=0, y=top, yanchor="bottom", **paper)
         for annotation in chart.layout.annotations:
             figure.add_annotation(annotation.to_plotly_json() | {"yref": "paper", "y": top - (share - _GAP) / 2})
     for mark in marks:
@@ -67,3 +69,24 @@ def stacked(charts: Sequence[tuple[str, go.Figure]], *, x: str, height: int, mar
         spikesnap="cursor", spikethickness=1, spikedash="solid",
     )  # fmt: skip
     return figure
+
+
+def _labels(chart: go.Figure) -> list[str]:
+    """Returns colour, name and last value of each line; of many areas the largest."""
+    lines = [(_finite(trace.y), trace) for trace in chart.data if trace.name and trace.marker.symbol is None]
+    lines = [(values, trace) for values, trace in lines if len(values)]
+    if len(lines) > _MOST_LABELS:
+        lines = sorted(lines, key=lambda line: -line[0].mean())[:_MOST_LABELS]
+    return [
+        f'<span style="color:{trace.fillcolor or trace.marker.color}">●</span> {_short(trace.name)} {values[-1]:.3g}'
+        for values, trace in lines
+    ]
+
+
+def _short(name: str) -> str:
+    return "waiting" if name.startswith("waiting") else name
+
+
+def _finite(y: object) -> Floats:
+    values: Floats = np.asarray(y, np.float64)
+    return values[np.isfinite(values)]

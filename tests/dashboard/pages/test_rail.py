@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import dash_mantine_components as dmc
 import pytest
 from dash import dcc, html
 from support.pages.components import components, words
@@ -81,4 +82,6 @@ def test_a_clause_shows_its_level_and_links_to_its_chart_and_the_advice_is_below
         ("unknown", "unknown"),
     ]
     assert links[1].href == "/run/mine/ledger#ledger-balance"
-    assert "millrace fsck" in advice.children[1]
+    assert "millrace fsck" in words(advice)
+    (button,) = [each for each in components(advice) if isinstance(each, dmc.CopyButton)]
+    assert button.value.startswith("millrace fsck")
