@@ -18,7 +18,7 @@ from dashboard.views.display import PLAIN, SMOOTHINGS, Display
 TRAJECTORIES = "trajectories"
 """Name of the view whose address contains a query."""
 MAX_COMPARED = 8
-DEFAULT_SORT = "-started"
+DEFAULT_SORT = "-attention"
 MAX_COLUMNS = 12
 MAX_CHARACTERS = 200
 """Limit for a filter and for the name of a column."""

@@ -8,37 +8,42 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
 from dashboard.pages import address
-from dashboard.pages.draw import TEXT, line, scrolling
+from dashboard.pages.draw import TEXT, scrolling
 from dashboard.pages.frame import number
 from dashboard.pages.sparkline import sparkline
-from dashboard.queries.runs.table import ABSENT, curve, value_of
+from dashboard.pages.verdict import ICONS, with_commands
+from dashboard.queries.runs.table import ABSENT, FIELDS, attention, before, busiest, curve, seeds, tags, value_of
 from dashboard.queries.verdict.rules import duration
 from dashboard.read.model import Columns
 from dashboard.read.runs import OverviewRow
 from dashboard.read.tokens import shortened, visible
-from millrace.runs.status import STAGES
 
 TABLE = "overview"
 """Id of the block with the table."""
 _HEADS = {
     "run": "run",
-    "state": "state",
+    "attention": "verdict",
     "step": "step",
-    "reward": "reward of the last step",
+    "reward": "reward",
     "accuracy": "accuracy",
-    "staleness": "staleness, of bound",
-    "started": "started",
+    "": "Δ before",
+    "staleness": "staleness",
+    "busiest": "busiest",
+    "started": f"started, {time.strftime('%Z')}",
     "hours": "took",
+    "note": "note",
 }
 """Field → title of its column."""
-_NUMBERS = ("step", "reward", "accuracy", "staleness", "hours")
-_STATUS, _NOTE = "last status", "note"
+_NUMBERS = ("step", "reward", "accuracy", "", "staleness", "busiest", "hours")
+_UNSORTED = ("", "busiest")
 _SUGGESTED = 8
 _CELL_CHARACTERS, _KEY_CHARACTERS = 80, 60
+_DAY = 86_400.0
 
 
 def page(
@@ -46,11 +51,6 @@ def page(
 ) -> Component:
     """Draws the page. `keys`: all config keys of the runs; `differing`: keys whose values differ between runs."""
     hint = "word, state=running, training.learning_rate>1e-5"
-    fields = [
-        _field("filter", "filter, then Enter", at.filter, hint, 44),
-        _field("column", "add a column, then Enter", "", "a key of the config", 28, options="runs-keys"),
-        html.Datalist([html.Option(value=key) for key in keys], id="runs-keys"),
-    ]
     chips = [
         dcc.Link(
             f"{shortened(visible(key), _KEY_CHARACTERS)} ✕",
@@ -70,20 +70,32 @@ def page(
         for key in offered
         if len(at.columns) < address.MAX_COLUMNS
     ]
-    suggestions = [html.Span("The runs differ in:", className="name"), *suggested] if suggested else []
-    sentence = (
-        "Tick runs to compare them; click a column head to sort. The line is the smoothed reward of the whole run. "
-        "The address contains all choices: copy it to share this view."
-    )
+    columns = [
+        html.Summary("Columns"),
+        _field("column", "Add a column, then Enter", "", "a key of the config", options="runs-keys"),
+        html.Datalist([html.Option(value=key) for key in keys], id="runs-keys"),
+        html.Div([*chips, *([html.Span("The runs differ in:")] if suggested else []), *suggested], className="row"),
+    ]
     return html.Section(
         [
-            html.P(sentence, className="sentence"),
-            html.Div(fields, className="row trajectories"),
-            html.Div([*chips, *suggestions], className="row choices"),
+            html.Div(
+                [
+                    _field("filter", "Filter, then Enter", at.filter, hint),
+                    html.Details(columns, open=bool(at.columns), className="choices"),
+                ],
+                className="row trajectories",
+            ),
             html.Div(table, id={"type": TEXT, "block": TABLE}),
         ],
         className="block wide column",
     )
+
+
+def empty(url: str, *, is_missing: bool) -> list[Component]:
+    """Says why there are no runs, and how to start one."""
+    reason = f"The folder {url} does not exist." if is_missing else f"{url} has no runs yet."
+    start = "Start one: `millrace run configs/presets/tiny-cpu.yaml`. This page keeps looking."
+    return [html.P([html.Strong(reason), " ", *with_commands(start)], className="nowhere")]
 
 
 def register(app: Dash) -> None:
@@ -105,70 +117,143 @@ def register(app: Dash) -> None:
 
 
 def table(
-    at: address.OverviewPage, rows: Sequence[OverviewRow], curves: Mapping[str, Columns], num_runs: int, url: str
+    at: address.OverviewPage,
+    rows: Sequence[OverviewRow],
+    all_rows: Sequence[OverviewRow],
+    curves: Mapping[str, Columns],
 ) -> list[Component]:
-    """Draws the table of the filtered and sorted `rows`; `num_runs` is the number of all runs."""
-    if not num_runs:
-        return [html.P(f"{url} has no runs yet; this page keeps looking.", className="nowhere")]
-    count = f"{num_runs} runs" if len(rows) == num_runs else f"{len(rows)} of {num_runs} runs"
-    top = html.Div([_comparison(at.picked), html.Span("1 run" if count == "1 runs" else count)], className="row note")
+    """Draws a summary of all runs, and the table of the filtered and sorted `rows`."""
+    top = html.Div([_comparison(at.picked), *_summary(at, rows, all_rows)], className="row")
     if not rows:
         everything = dcc.Link("Show all runs", href=address.overview(replace(at, filter="")))
         return [top, html.P([f"No run matches {visible(at.filter)}. ", everything], className="nowhere")]
-    noted = any(row.note for row in rows)
     numeric = {key for key in at.columns if _is_numeric(rows, key)}
-    running = any(row.state == "running" for row in rows)
-    some = [name for name, has in ((_STATUS, running), (_NOTE, noted)) if has]
+    shown = [name for name in _HEADS if name != "note" or any(row.note for row in rows)]
     heads = [
         html.Td(),
-        *(_head(at, name, title, name in _NUMBERS) for name, title in _HEADS.items()),
+        *(_head(at, name, _HEADS[name], name in _NUMBERS) for name in shown),
         *(_head(at, key, visible(key), key in numeric) for key in at.columns),
-        *(_head(at, "note", _NOTE, False) if name == _NOTE else html.Th(name, scope="col") for name in some),
     ]
-    fixed = 1 + len(_HEADS)
-    aligned = {i for i, name in enumerate(_HEADS, start=1) if name in _NUMBERS}
-    aligned |= {fixed + i for i, key in enumerate(at.columns) if key in numeric}
-    lines = [_line(at, row, curves.get(row.run_id), some, aligned, len(heads)) for row in rows]
+    lines = [_line(at, row, before(row, all_rows), curves.get(row.run_id), shown, numeric) for row in rows]
     inside = [html.Table([html.Thead(html.Tr(heads)), html.Tbody(lines)], className="runs")]
-    return [top, scrolling(inside, "runs")]
+    return [top, *map(_seeds, seeds(rows)), scrolling(inside, "runs")]
+
+
+def _summary(at: address.OverviewPage, rows: Sequence[OverviewRow], all_rows: Sequence[OverviewRow]) -> list[Component]:
+    """Answers at a glance: how many runs, which are alive, which need attention, what happened since yesterday."""
+    count = f"{len(all_rows)} runs" if len(rows) == len(all_rows) else f"{len(rows)} of {len(all_rows)} runs"
+    recent = sum(time.time() - (row.t_started or 0.0) < _DAY for row in all_rows)
+    named = {
+        f"{sum(row.state == 'running' for row in all_rows)} running": replace(at, filter="state=running"),
+        f"{sum((FIELDS['attention'](row) or 0) >= 2 for row in all_rows)} need attention": replace(
+            at, filter="attention>=2"
+        ),
+        "best accuracy": replace(at, sort="-accuracy"),
+        "newest": replace(at, sort="-started"),
+    }
+    links = [dcc.Link(text, href=address.overview(to), className="chip") for text, to in named.items()]
+    started = html.Span(f"{recent} started since yesterday", className="none")
+    return [html.Strong("1 run" if count == "1 runs" else count), *links, started]
+
+
+def _seeds(group: Sequence[OverviewRow]) -> Component:
+    accuracies = np.array([row.accuracy for row in group], np.float64)
+    names = ", ".join(row.run_id for row in group)
+    words = f"{len(group)} runs differ only in seed and name: accuracy {accuracies.mean():.3f} ± {accuracies.std():.3f}"
+    link = dcc.Link("compare", href=address.compare([row.run_id for row in group][: address.MAX_COMPARED]))
+    return html.P([f"{words} ({names}), ", link], className="note")
 
 
 def _line(
     at: address.OverviewPage,
     row: OverviewRow,
+    previous: OverviewRow | None,
     points: Columns | None,
-    some: Sequence[str],
-    aligned: Collection[int],
-    columns: int,
+    shown: Sequence[str],
+    numeric: Collection[str],
 ) -> Component:
     name = dcc.Link(row.run_id, href=address.run(row.run_id))
     if row.problem is not None:
-        problem = html.Td(visible(row.problem), colSpan=columns - 2, className="problem")
+        problem = html.Td(visible(row.problem), colSpan=len(shown) + len(at.columns) - 1, className="problem")
         return html.Tr([html.Td(), html.Td(name), problem])
-    rare: Mapping[str, str | Component] = {
-        _STATUS: _status(row),
-        _NOTE: html.Span(visible(row.note), title=visible(row.note)),
+    cells: dict[str, str | Component] = {
+        "run": name,
+        "attention": _verdict(row),
+        "step": ABSENT if row.policy_version is None else f"{row.policy_version} of {row.max_steps}",
+        "reward": _reward(row, points),
+        "accuracy": _accuracy(row),
+        "": _difference(row, previous),
+        "staleness": _staleness(row),
+        "busiest": _busiest(row),
+        "started": ABSENT if row.t_started is None else time.strftime("%m-%d %H:%M", time.localtime(row.t_started)),
+        "hours": ABSENT if row.wall_seconds is None else duration(row.wall_seconds),
+        "note": html.Span(_note(at, row), title=visible(row.note)),
     }
-    cells: list[str | Component] = [
-        _tick(at, row.run_id),
-        name,
-        html.Span(row.state, className=f"state {row.state}"),
-        ABSENT if row.policy_version is None else f"{row.policy_version} of {row.max_steps}",
-        _reward(row, points),
-        ABSENT
-        if row.accuracy is None
-        else html.Span(f"{row.accuracy:.3f}", title=f"of version {row.accuracy_version}"),
-        _staleness(row),
-        ABSENT if row.t_started is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(row.t_started)),
-        ABSENT if row.wall_seconds is None else duration(row.wall_seconds),
-        *(shortened(visible(row.settings.get(key, ABSENT)), _CELL_CHARACTERS) for key in at.columns),
-        *(rare[name] for name in some),
+    settings = {key: shortened(visible(row.settings.get(key, ABSENT)), _CELL_CHARACTERS) for key in at.columns}
+    drawn = [
+        html.Td(cell, className="number" if field in _NUMBERS or field in numeric else "", **{"data-label": title})
+        for field, title, cell in (
+            *((field, _HEADS[field], cells[field]) for field in shown),
+            *((key, visible(key), cell) for key, cell in settings.items()),
+        )
     ]
-    return line(cells, aligned)
+    return html.Tr([html.Td(_tick(at, row.run_id)), *drawn])
+
+
+def _verdict(row: OverviewRow) -> Component:
+    """Draws the run's state, and the worst of what else there is to say; each leads to its chart."""
+    clause = attention(row)
+    href = f"{address.run(row.run_id, clause.view)}#{clause.block}"
+    state = html.Span(row.state, className=f"state {row.state}", title=_ages(row))
+    if clause.level == "good" or clause.cause == row.state:
+        return dcc.Link(state, href=href, title=clause.words)
+    words = [html.Span(ICONS[clause.level], className="icon"), clause.cause]
+    return html.Span([state, " ", dcc.Link(words, href=href, title=clause.words, className=f"level {clause.level}")])
+
+
+def _accuracy(row: OverviewRow) -> str | Component:
+    if row.accuracy is None:
+        return ABSENT
+    low, high = row.accuracy_interval or (row.accuracy, row.accuracy)
+    words = [f"{row.accuracy:.3f}", html.Span(f" ±{(high - low) / 2:.3f}", className="none")]
+    return html.Span(words, title=f"version {row.accuracy_version}, 95 % interval {low:.3f} to {high:.3f}")
+
+
+def _difference(row: OverviewRow, previous: OverviewRow | None) -> str | Component:
+    """Draws the difference in accuracy to the run before, grey if the intervals overlap; it leads to the comparison."""
+    if previous is None:
+        return ABSENT
+    href, title = address.compare([row.run_id, previous.run_id]), f"compare with {previous.run_id}, the run before it"
+    if row.accuracy is None or previous.accuracy is None:
+        return dcc.Link("compare", href=href, title=title)
+    own, other = (each.accuracy_interval or (each.accuracy, each.accuracy) for each in (row, previous))
+    is_noise = own[0] <= other[1] and other[0] <= own[1]
+    text = f"{row.accuracy - previous.accuracy:+.3f}"
+    note = "; the intervals overlap" if is_noise else ""
+    return dcc.Link(text, href=href, title=f"{title}{note}", className="noise" if is_noise else "")
+
+
+def _busiest(row: OverviewRow) -> str | Component:
+    if (stage := busiest(row)) is None:
+        return ABSENT
+    every = ", ".join(f"{name} {1 - idle:.0%}" for name, idle in row.idle.items())
+    href = f"{address.run(row.run_id, 'flow')}#flow-idle"
+    return dcc.Link(f"{stage[0]} {stage[1]:.0%}", href=href, title=f"busy shares: {every}")
+
+
+def _note(at: address.OverviewPage, row: OverviewRow) -> list[str | Component]:
+    """Draws the note, with its tags as links to the runs that have them."""
+    words = list[str | Component]()
+    for word in visible(row.note).split(" "):
+        is_tag = word in tags(row)
+        words += [dcc.Link(word, href=address.overview(replace(at, filter=word))) if is_tag else word, " "]
+    return words
 
 
 def _head(at: address.OverviewPage, name: str, title: str, is_number: bool) -> Component:
     """Draws the head of a column: a link that sorts by it or reverses the order."""
+    if name in _UNSORTED:
+        return html.Th(title, scope="col", className="number")
     up, down = at.sort == name, at.sort == f"-{name}"
     # Numbers are first sorted in descending order.
     next_sort = f"-{name}" if up or (is_number and not down) else name
@@ -196,13 +281,11 @@ def _staleness(row: OverviewRow) -> str | Component:
     return html.Span(f"{row.staleness_mean:.2f} of {row.max_staleness}", title=f"largest: {row.staleness_max}")
 
 
-def _status(row: OverviewRow) -> str | Component:
-    """Draws the stage with the oldest status of a running run; all stages are in the tooltip."""
-    if row.state != "running" or not row.ages:
-        return ABSENT
-    slowest = max(row.ages, key=lambda stage: row.ages[stage])
-    every = ", ".join(f"{stage} {duration(row.ages[stage])}" for stage in STAGES if stage in row.ages)
-    return html.Span(f"{slowest} {duration(row.ages[slowest])}", title=every, className="age")
+def _ages(row: OverviewRow) -> str:
+    """Returns the age of each stage's oldest status record, of a running run."""
+    if row.state != "running":
+        return ""
+    return "last status: " + ", ".join(f"{stage} {duration(age)} ago" for stage, age in row.ages.items())
 
 
 def _tick(at: address.OverviewPage, run_id: str) -> Component:
@@ -230,7 +313,7 @@ def _is_numeric(rows: Sequence[OverviewRow], key: str) -> bool:
     return any(value is not None for value in values) and not any(isinstance(value, str) for value in values)
 
 
-def _field(name: str, label: str, value: str, hint: str, width: int, options: str | None = None) -> Component:
+def _field(name: str, label: str, value: str, hint: str, options: str | None = None) -> Component:
     typed = dcc.Input(
         id=f"runs-{name}",
         type="text",
@@ -240,5 +323,4 @@ def _field(name: str, label: str, value: str, hint: str, width: int, options: st
         maxLength=address.MAX_CHARACTERS,
         **({} if options is None else {"list": options}),
     )
-    style = {"flexBasis": f"{width}em"}
-    return html.Label([html.Span(label, className="name"), typed], className="field", style=style)
+    return html.Label([html.Span(label, className="name"), typed], className="field")

@@ -188,8 +188,11 @@ class Site:
         }
 
     def _table(self, at: address.OverviewPage, rows: Sequence[OverviewRow]) -> list[Component]:
-        shown = run_table.ordered(run_table.chosen(rows, at.filter, at.columns), at.sort)
-        return overview.table(at, shown, self._runs.curves(shown), len(rows), self._runs.url)
+        newest_first = run_table.ordered(run_table.chosen(rows, at.filter, at.columns), "-started")
+        shown = run_table.ordered(newest_first, at.sort)
+        if not rows:
+            return overview.empty(self._runs.url, is_missing=self._runs.is_missing)
+        return overview.table(at, shown, rows, self._runs.curves(shown))
 
     def _body(self, look: _Look, built: Mapping[str, go.Figure | Rows]) -> Component:
         match look.at:

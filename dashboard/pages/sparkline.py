@@ -7,7 +7,7 @@ from dash import html
 from dash.development.base_component import Component
 
 from dashboard.queries.series import ChartLine
-from dashboard.views.colours import BLUE
+from dashboard.views.colours import ORANGE
 
 _WIDTH, _HEIGHT, _MARGIN = 96, 22, 2
 
@@ -19,10 +19,10 @@ def sparkline(line: ChartLine, name: str) -> Component:
     x = _stretched(line.x, _WIDTH)
     y = _HEIGHT - _stretched(line.y, _HEIGHT)
     points = " ".join(f"{x_pixel:.0f},{y_pixel:.1f}" for x_pixel, y_pixel in zip(x, y, strict=True))
-    # An image can't use the page's style; this blue is legible on light and dark backgrounds.
+    # An image can't use the page's style; this orange is legible on light and dark backgrounds.
     svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}">'
-        f'<polyline points="{points}" fill="none" stroke="{BLUE}" stroke-width="1.5"/></svg>'
+        f'<polyline points="{points}" fill="none" stroke="{ORANGE}" stroke-width="1.5"/></svg>'
     )
     return html.Img(
         src=f"data:image/svg+xml,{quote(svg)}",

@@ -7,11 +7,9 @@ from dash.development.base_component import Component
 from dashboard.pages import address
 from dashboard.queries.verdict.advice import judge
 from dashboard.queries.verdict.facts import read_facts
-from dashboard.queries.verdict.rules import Clause
+from dashboard.queries.verdict.rules import Clause, worst
 from dashboard.read.model import RunData
 
-SEVERITY = {"bad": 0, "warning": 1, "unknown": 2, "good": 3}
-"""Level → its place in a list with the worst first."""
 _SMALL = {"size": "compact-xs", "buttonProps": {"variant": "default"}, "className": "copy"}
 ICONS = {"good": "✓", "warning": "▲", "bad": "✕", "unknown": "?"}
 """Icons show the level to readers who can't distinguish the colours."""
@@ -20,7 +18,7 @@ ICONS = {"good": "✓", "warning": "▲", "bad": "✕", "unknown": "?"}
 def strip(run: RunData, *, brief: bool = False) -> Component:
     """Draws all clauses and the advice; `brief`: the worst clause alone."""
     verdict = judge(read_facts(run))
-    shown = [min(verdict.clauses, key=lambda clause: SEVERITY[clause.level])] if brief else verdict.clauses
+    shown = [worst(verdict.clauses)] if brief else verdict.clauses
     clauses = [html.Li(_clause(clause, run.info.run_id)) for clause in shown]
     advice = [] if brief else [html.P([html.Strong("Advice: "), *with_commands(verdict.advice)], className="advice")]
     return html.Section([html.Ul(clauses, className="clauses"), *advice], **{"aria-label": "verdict"})

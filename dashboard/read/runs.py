@@ -17,7 +17,7 @@ from dashboard.read.run_reader import MALFORMED_STATUS, RunReader
 from dashboard.read.settings import settings
 from millrace.errors import InputError, MillraceError, RunMissing
 from millrace.evaluation.results import Result, ResultsReader
-from millrace.rollouts.ledger import Account
+from millrace.rollouts.ledger import Account, Amount
 from millrace.runs.record import State, of_attempt, read_note, run_state
 from millrace.runs.status import STAGES, staleness_trained
 from storage import layout
@@ -42,6 +42,8 @@ class OverviewRow:
     problem: str | None = None
     """One sentence if the run can't be read: it is being created, or damaged."""
     state: State | None = None
+    cause: str | None = None
+    """Cause of a failure or kill."""
     policy_version: int | None = None
     """Newest version of the trainer."""
     max_steps: int | None = None
@@ -61,8 +63,20 @@ class OverviewRow:
     """Duration of the newest attempt until its last status record."""
     accuracy: float | None = None
     """Held-out accuracy of the newest evaluated version."""
+    accuracy_interval: Sequence[float] | None = None
+    """Lower and upper end of its 95 % interval."""
     accuracy_version: int | None = None
     """Newest evaluated version."""
+    step: Mapping[str, float] = field(default_factory=dict)
+    """Metrics of the trainer's newest step."""
+    no_spread: float | None = None
+    """Share of its groups in which all rewards are equal."""
+    dropped_share: float = 0.0
+    """Share of the trajectories taken that were dropped as too old."""
+    masked_share: float = 0.0
+    """Share of the trained tokens that were masked as too old."""
+    idle: Mapping[str, float] = field(default_factory=dict)
+    """Stage → share of its time without work, without loading."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Config of the newest attempt, see `dashboard.read.settings`."""
     note: str = ""
@@ -93,6 +107,12 @@ class Runs:
         self._rows: list[OverviewRow] = []
         self._listed = self._overviewed = -float("inf")
         self.ids()
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the root is a local folder that does not exist."""
+        folder = self._root.local_path("")
+        return folder is not None and not folder.exists()
 
     def ids(self, within: float = _LIST_SECONDS) -> list[str]:
         """Returns the sorted run ids, at most `within` seconds old."""
@@ -210,11 +230,12 @@ class _Watched:
         staleness = staleness_trained(account)
         evaluated = self._evaluated[-1] if self._evaluated else None
         attempt_status = of_attempt(newest.number, self._stage_status)
-        state, _ = run_state(newest.end, newest.t_started, attempt_status)
+        state, cause = run_state(newest.end, newest.t_started, attempt_status)
         last = max([newest.t_started, *(status["t"] for status in attempt_status.values())])
         return OverviewRow(
             run_id=self.run_id,
             state=state,
+            cause=cause,
             policy_version=trainer.get("policy_version"),
             max_steps=info.config["training"]["max_steps"],
             reward_mean=trainer.get("reward_mean"),
@@ -225,7 +246,13 @@ class _Watched:
             t_started=newest.t_started,
             wall_seconds=last - newest.t_started,
             accuracy=None if evaluated is None else evaluated["accuracy"],
+            accuracy_interval=None if evaluated is None else evaluated.get("accuracy_interval"),
             accuracy_version=None if evaluated is None else evaluated["policy_version"],
+            step=trainer.get("step", {}),
+            no_spread=trainer.get("zero_advantage_share"),
+            dropped_share=account.dropped.get("stale", Amount()).rollouts / max(1, account.taken().rollouts),
+            masked_share=account.masked.tokens / max(1, account.trained.tokens),
+            idle=_idle(attempt_status),
             settings=self._settings,
             note=self._read_note(),
             accuracies=[
@@ -273,3 +300,13 @@ def _ages(statuses: Mapping[str, Mapping[str, Any]], now: float) -> dict[str, fl
         stage = name.rpartition("-")[0]
         oldest[stage] = min(status["t"], oldest.get(stage, status["t"]))
     return {stage: max(0.0, now - oldest[stage]) for stage in STAGES if stage in oldest}
+
+
+def _idle(statuses: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    seconds = {stage: [0.0, 0.0] for stage in STAGES}
+    for name, status in statuses.items():
+        worked: Mapping[str, float] = status.get("seconds", {})
+        if (stage := name.rpartition("-")[0]) in seconds:
+            seconds[stage][0] += worked.get("idle", 0.0)
+            seconds[stage][1] += sum(worked.values()) - worked.get("loading", 0.0)
+    return {stage: idle / whole for stage, (idle, whole) in seconds.items() if whole > 0}

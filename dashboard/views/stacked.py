@@ -88,5 +88,6 @@ def _short(name: str) -> str:
 
 
 def _finite(y: object) -> Floats:
-    values: Floats = np.asarray(y, np.float64)
-    return values[np.isfinite(values)]
+    values = np.asarray(y, np.float64)
+    finite: Floats = values[np.isfinite(values)]
+    return finite

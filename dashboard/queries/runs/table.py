@@ -15,6 +15,8 @@ import numpy as np
 
 from dashboard.queries.series import NO_LINE, ChartLine
 from dashboard.queries.smoothing import trailing_mean
+from dashboard.queries.verdict.facts import Facts
+from dashboard.queries.verdict.rules import SEVERITY, Clause, health, sample_size, staleness, state, worst
 from dashboard.read.model import Columns
 from dashboard.read.runs import OverviewRow
 
@@ -30,8 +32,69 @@ _COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
 }
 Value = str | float | None
 
+_TAG = re.compile(r"#[\w.-]+")
+PINNED = "#pinned"
+"""Tag that keeps a run at the top of the table."""
+
+
+def attention(row: OverviewRow) -> Clause:
+    """Returns the worst clause on a run that its status records alone allow."""
+    facts = Facts(
+        run_url="",
+        state=row.state,
+        cause=row.cause,
+        version=row.policy_version or 0,
+        target=row.max_steps,
+        doing=dict.fromkeys(row.ages, "see its page"),
+        silent=row.ages if row.state == "running" else {},
+        problems=row.missing,
+        bound=row.max_staleness,
+        staleness_mean=row.staleness_mean,
+        staleness_max=row.staleness_max,
+        dropped_share=row.dropped_share,
+        masked_share=row.masked_share,
+        no_spread=row.no_spread,
+        ess=row.step.get("effective_sample_size"),
+    )
+    known = [clause for rule in (state, health, staleness, sample_size) if (clause := rule(facts)).level != "unknown"]
+    return worst(known or [state(facts)])
+
+
+def busiest(row: OverviewRow) -> tuple[str, float] | None:
+    """Returns the stage with the largest busy share, and the share: there the time goes."""
+    stage = min(row.idle, key=lambda name: row.idle[name], default=None)
+    return None if stage is None else (stage, 1 - row.idle[stage])
+
+
+def tags(row: OverviewRow) -> list[str]:
+    """Returns the words of the note that start with #."""
+    return _TAG.findall(row.note)
+
+
+def before(row: OverviewRow, rows: Sequence[OverviewRow]) -> OverviewRow | None:
+    """Returns the latest run that started before this one; None without one."""
+    earlier = [other for other in rows if (other.t_started or 0.0) < (row.t_started or 0.0) and other.problem is None]
+    return max(earlier, key=lambda other: other.t_started or 0.0, default=None)
+
+
+def seeds(rows: Sequence[OverviewRow]) -> list[list[OverviewRow]]:
+    """Returns the groups of at least two evaluated runs whose settings are the same but for seed, name and paths."""
+    groups: dict[tuple[tuple[str, str], ...], list[OverviewRow]] = {}
+    for row in rows:
+        if row.accuracy is not None:
+            key = tuple(sorted((name, value) for name, value in row.settings.items() if not is_incidental(name)))
+            groups.setdefault(key, []).append(row)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def is_incidental(key: str) -> bool:
+    """Whether a setting names a seed, a place or a run, and so does not change what is learned on average."""
+    return key.rpartition(".")[2] in ("seed", "name", "url", "path", "port", "run_id")
+
+
 FIELDS: Mapping[str, Callable[[OverviewRow], Value]] = {
     "run": lambda row: row.run_id,
+    "attention": lambda row: 3 if row.problem else SEVERITY[attention(row).level],
     "state": lambda row: row.state,
     "step": lambda row: row.policy_version,
     "reward": lambda row: row.reward_mean,
@@ -69,7 +132,8 @@ def ordered(rows: Sequence[OverviewRow], sort: str) -> list[OverviewRow]:
         row for _, row in [*sorted(numbers, key=by_value, reverse=down), *sorted(words, key=by_value, reverse=down)]
     ]
     ids = {row.run_id for row in sorted_rows}
-    return [*sorted_rows, *(row for row in rows if row.run_id not in ids)]
+    shown = [*sorted_rows, *(row for row in rows if row.run_id not in ids)]
+    return sorted(shown, key=lambda row: PINNED not in tags(row))
 
 
 def value_of(row: OverviewRow, name: str) -> Value:

@@ -4,7 +4,7 @@ Facts ─► state, health, bottleneck, staleness, ESS: a clause each ─► Ver
       └► the first rule of `advice` that applies: one sentence     ┘
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,6 +27,8 @@ _BOUND = {
 _UNHEALTHY = {"failed": "unhealthy: it failed", "killed": "unhealthy: it was killed"}
 NO_SPREAD = 0.8
 """Share of groups with equal rewards above which there is a warning."""
+
+SEVERITY: Mapping[Level, int] = {"good": 0, "unknown": 1, "warning": 2, "bad": 3}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +154,11 @@ def sample_size(facts: Facts) -> Clause:
         cause="in bound" if level == "good" else "far off policy", level=level, words=words, view="learning",
         block="learning-effective-sample-size",
     )  # fmt: skip
+
+
+def worst(clauses: Sequence[Clause]) -> Clause:
+    """Returns the first of the worst clauses."""
+    return max(clauses, key=lambda clause: SEVERITY[clause.level])
 
 
 CLAUSES = (state, health, bottleneck, staleness, sample_size)

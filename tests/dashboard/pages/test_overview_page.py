@@ -10,7 +10,7 @@ from support.pages.components import plain, texts, within
 from support.pages.sites import LOCAL, open_client, open_site, store_run
 
 from dashboard.pages import overview
-from millrace.runs.record import write_note
+from millrace.runs.record import end_attempt, write_note
 from storage import layout
 
 
@@ -92,3 +92,40 @@ def test_what_is_typed_above_the_table_goes_into_the_address(root: Path) -> None
     answer = open_client(root).post("/_dash-update-component", json=question, headers=LOCAL)
     search = answer.json["response"]["address"]["search"]
     assert search == "?runs=one&filter=state%3Drunning&sort=step&column=seed"
+
+
+def test_the_worst_run_is_first_and_each_row_links_to_its_evidence_and_its_predecessor(root: Path) -> None:
+    store_run(root, "good").finish()
+    bad = store_run(root, "bad")
+    bad.evaluate(0.5)
+    end_attempt(bad.store, 0, "failed")
+    body = plain(open_site(root).show("/", "").body)
+    names = [
+        part["props"]["children"] for part in within(body) if part["props"].get("href") in ("/run/good", "/run/bad")
+    ]
+    assert names == ["bad", "good"]
+    links = [part["props"].get("href", "") for part in within(body)]
+    assert {"/run/bad/flow#flow-tracks", "/run/bad/flow#flow-idle", "/compare?runs=good,bad"} & set(links) >= {
+        "/run/bad/flow#flow-tracks",
+        "/run/bad/flow#flow-idle",
+    }
+    assert any(href.startswith("/compare?runs=") for href in links)
+    assert "0.500  ±0.050" in texts(body)
+    assert "1 need attention" in texts(body)
+
+
+def test_an_empty_folder_says_how_to_start_a_run_and_a_missing_one_that_it_is_missing(root: Path) -> None:
+    missing = texts(plain(open_site(root).show("/", "").body))
+    root.mkdir()
+    empty = texts(plain(open_site(root).show("/", "").body))
+    assert "does not exist" in missing
+    assert "has no runs yet" in empty
+    assert "millrace run configs/presets/tiny-cpu.yaml" in empty
+
+
+def test_a_tag_of_a_note_is_a_link_to_the_runs_that_have_it(root: Path) -> None:
+    write_note(store_run(root, "one").store, "first try #baseline")
+    body = plain(open_site(root).show("/", "").body)
+    assert [part["props"]["href"] for part in within(body) if part["props"].get("children") == "#baseline"] == [
+        "/?filter=%23baseline"
+    ]

@@ -1,9 +1,11 @@
 """Which runs the table shows, in which order, and what its line shows."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from dashboard.queries.runs.table import chosen, curve, differing, ordered
+from dashboard.queries.runs.table import attention, before, busiest, chosen, curve, differing, ordered, seeds
 from dashboard.read.runs import OverviewRow
 
 EVIL = "<script>alert(1)</script> ' \" \\"
@@ -90,3 +92,49 @@ def test_the_line_is_the_smoothed_reward_or_the_accuracy_if_there_is_none() -> N
     assert line.y[3:] == pytest.approx(0.5)
     assert curve(NONE, [(0, 0.1), (8, 0.4)])[1].y.tolist() == [0.1, 0.4]
     assert len(curve(NONE, [(0, 0.1)])[1].x) == len(curve(None, [])[1].x) == 0
+
+
+def _row(run_id: str, **changes: Any) -> OverviewRow:
+    return OverviewRow(run_id=run_id, **{"state": "finished", "policy_version": 10, "max_steps": 10, **changes})
+
+
+@pytest.mark.parametrize(
+    ("row", "cause"),
+    [
+        (_row("a"), "finished"),
+        (_row("a", state="killed", cause="gone"), "killed"),
+        (_row("a", no_spread=0.9), "no spread"),
+        (_row("a", max_staleness=4, staleness_mean=3.0, staleness_max=4, dropped_share=0.2), "too stale"),
+        (_row("a", step={"effective_sample_size": 0.4}), "far off policy"),
+        (_row("a", state="running", ages={"train": 40.0}), "silent"),
+        (_row("a", state="failed", cause="full", no_spread=0.9), "failed"),
+    ],
+)
+def test_the_worst_of_what_the_status_records_tell_is_the_verdict(row: OverviewRow, cause: str) -> None:
+    assert attention(row).cause == cause
+
+
+def test_a_pinned_run_stays_above_worse_ones() -> None:
+    rows = [_row("fine", note="keep #pinned"), _row("hurt", state="failed"), _row("well")]
+    assert [row.run_id for row in ordered(rows, "-attention")] == ["fine", "hurt", "well"]
+
+
+def test_evaluated_runs_that_differ_only_in_seed_and_name_are_a_group() -> None:
+    same = {"seed": "1", "name": "a", "training.learning_rate": "1"}
+    rows = [
+        _row("a", accuracy=0.5, settings=same),
+        _row("b", accuracy=0.6, settings={**same, "seed": "2", "name": "b"}),
+        _row("c", accuracy=0.7, settings={**same, "training.learning_rate": "2"}),
+        _row("d", settings=same),
+    ]
+    assert [[row.run_id for row in group] for group in seeds(rows)] == [["a", "b"]]
+
+
+def test_the_run_before_is_the_latest_that_started_earlier_and_can_be_read() -> None:
+    rows = [_row("a", t_started=1.0), _row("b", t_started=3.0), OverviewRow(run_id="c", problem="torn", t_started=2.0)]
+    assert [previous and previous.run_id for previous in (before(row, rows) for row in rows[:2])] == [None, "a"]
+
+
+def test_the_busiest_stage_is_the_one_that_is_idle_least() -> None:
+    assert busiest(_row("a", idle={"generate": 0.25, "train": 0.5})) == ("generate", 0.75)
+    assert busiest(_row("a")) is None
