@@ -4,6 +4,7 @@ All text from models and runs is shown as children of elements, never as markup.
 """
 
 import json
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from dash import html
@@ -12,6 +13,7 @@ from dash.development.base_component import Component
 from dashboard.pages.draw import facts, problem_box
 from dashboard.pages.messages import prompt_messages, role_mark, roles_in_response
 from dashboard.read.groups import Group, Row, StoredResponse
+from dashboard.read.search import Colouring
 from dashboard.read.tokens import TokenTexts, shortened, visible
 
 MAX_RESPONSES = 64
@@ -21,21 +23,25 @@ MAX_TOKENS = 2000
 _MAX_CHARACTERS = 20_000
 _BELOW, _ABOVE, _GREY = "0, 114, 178", "213, 94, 0", "128, 128, 128"
 _OPAQUE = 0.65
+_SURPRISING = 5.0
+"""Nats below 0 at which a token's colour is opaque."""
 _ENVIRONMENT = {"fontStyle": "italic", "textDecoration": "underline dotted"}
 """Style of tokens written by the environment."""
+Shade = Callable[[StoredResponse, int], str]
+"""Response and number of a token → CSS colour."""
 
 
-def view(group: Group, texts: TokenTexts) -> Component:
+def view(group: Group, texts: TokenTexts, colouring: Colouring = "ratio") -> Component:
+    """Draws the prompt and the responses, the lowest reward first; repeats of a response are folded below it."""
     first, last = group.responses[0].row_id, group.responses[-1].row_id
+    shade = _shade(group, colouring)
     hidden = len(group.responses) - MAX_RESPONSES
     parts = [
         html.H2(f"Group {group.group_id}" if group.group_id >= 0 else "Responses of a part that can't be read"),
-        html.P(f"Made by generator {group.generator}, rows {first:,} to {last:,} of its stream.", className="sentence"),
         problem_box([visible(problem) for problem in group.problems]),
-        _prompt(group, texts),
-        html.H3("Responses"),
-        _legend(texts),
-        *(_response(response, texts) for response in group.responses[:MAX_RESPONSES]),
+        _prompt(group, texts, f"generator {group.generator}, rows {first:,} to {last:,} of its stream"),
+        *(_responses(same, texts, shade) for same in _merged(group.responses[:MAX_RESPONSES])),
+        _legend(texts, colouring),
     ]
     if hidden > 0:
         parts.append(html.P(f"{hidden:,} more are not shown.", className="note"))
@@ -51,16 +57,92 @@ def colour(ratio: float) -> str:
     return f"rgba({_BELOW if doublings < 0 else _ABOVE}, {abs(doublings) * _OPAQUE:.3f})"
 
 
-def _prompt(group: Group, texts: TokenTexts) -> Component:
+def surprise(logprob: float) -> str:
+    """Returns the CSS colour of a token with this log-probability: transparent at 0, opaque at -5 nats."""
+    return f"rgba({_ABOVE}, {float(np.clip(-logprob / _SURPRISING, 0.0, 1.0)) * _OPAQUE:.3f})"
+
+
+_RATIOS = {"≤ 0.5": 0.5, "0.71": 0.5**0.5, "1": 1.0, "1.41": 2**0.5, "≥ 2": 2.0, "not trained": np.nan}
+_LEGENDS: Mapping[Colouring, tuple[str, str, Mapping[str, str]]] = {
+    "ratio": (
+        "π/μ",
+        "The importance ratio: the token's probability under the policy in training just before the step, divided by "
+        "its probability under the sampling policy.",
+        {label: colour(ratio) for label, ratio in _RATIOS.items()},
+    ),
+    "logprob": (
+        "log μ",
+        "The token's log-probability under the policy that sampled it: the darker, the less likely.",
+        {f"{logprob:g}": surprise(logprob) for logprob in (0.0, -1.0, -2.5, -5.0)},
+    ),
+    "advantage": (
+        "advantage",
+        "The advantage of the response, of which each token has the same, relative to the group's largest.",
+        {"lowest": colour(0.5), "0": colour(1.0), "highest": colour(2.0), "not trained": colour(np.nan)},
+    ),
+}
+"""Colouring → name, explanation, and examples with their colours."""
+
+
+def _shade(group: Group, colouring: Colouring) -> Shade:
+    """Returns the function that colours token i of a response."""
+    advantages = [abs(_advantage(response)) for response in group.responses]
+    largest = max((each for each in advantages if np.isfinite(each)), default=0.0) or 1.0
+
+    def shade(response: StoredResponse, token: int) -> str:
+        assert response.trajectory is not None
+        if colouring == "advantage":
+            return colour(float(2.0 ** (_advantage(response) / largest)))
+        if colouring == "logprob":
+            return surprise(response.trajectory["rollout_logprobs"][token])
+        ratios = response.importance_ratios
+        return colour(np.nan if ratios is None else float(ratios[token]))
+
+    return shade
+
+
+def _advantage(response: StoredResponse) -> float:
+    value = None if response.consumed is None else response.consumed["advantage"]
+    return np.nan if value is None else float(value)
+
+
+def _merged(responses: Sequence[StoredResponse]) -> list[list[StoredResponse]]:
+    """Returns the responses by their tokens, the lowest reward first; those that can't be read stay apart."""
+    same: dict[object, list[StoredResponse]] = {}
+    for response in sorted(responses, key=_reward_order):
+        tokens = None if response.trajectory is None else tuple(response.trajectory["response_tokens"])
+        same.setdefault(response.row_id if tokens is None else tokens, []).append(response)
+    return list(same.values())
+
+
+def _reward_order(response: StoredResponse) -> tuple[bool, float]:
+    reward = _reward(response)
+    return (reward is None, 0.0 if reward is None else reward)
+
+
+def _reward(response: StoredResponse) -> float | None:
+    """Returns the reward that the trainer used, or that of the score if the trainer has not taken the response."""
+    row = response.consumed or response.score
+    return None if row is None or row["reward"] is None else float(row["reward"])
+
+
+def _prompt(group: Group, texts: TokenTexts, origin: str) -> Component:
     prompt = group.prompt
     if prompt is None:
-        return html.P("Its prompt can't be read.", className="note")
+        return html.P(f"Its prompt can't be read: {origin}.", className="note")
     sampling = (
         f"temperature {prompt['temperature']:.4g}, top-p {prompt['top_p']:.4g}, "
         f"at most {prompt['max_new_tokens']} tokens; weights of trainer incarnation {prompt['incarnation']}"
     )
-    named = {"prompt": visible(prompt["prompt_id"]), **_meta(prompt["meta"]), "sampling": sampling}
-    return html.Div([html.Div(prompt_messages(prompt, texts, _MAX_CHARACTERS), className="prompt"), facts(named)])
+    named = {"prompt": visible(prompt["prompt_id"]), **_meta(prompt["meta"]), "sampling": sampling, "from": origin}
+    answer = {name: named.pop(name) for name in ("answer",) if name in named}
+    return html.Div(
+        [
+            html.Div(prompt_messages(prompt, texts, _MAX_CHARACTERS), className="prompt"),
+            facts(answer),
+            html.Details([html.Summary("Prompt's metadata"), facts(named)]),
+        ]
+    )
 
 
 def _meta(meta: str) -> dict[str, str]:
@@ -78,34 +160,52 @@ def _meta(meta: str) -> dict[str, str]:
     }
 
 
-def _response(response: StoredResponse, texts: TokenTexts) -> Component:
-    parts: list[Component] = [facts(_response_facts(response))]
+def _responses(same: Sequence[StoredResponse], texts: TokenTexts, shade: Shade) -> Component:
+    """Draws a response, with the others of the same tokens folded."""
+    first, *others = (_response(response, texts, shade) for response in same)
+    if not others:
+        return first
+    times = html.Summary(f"{len(others)} more with the same tokens")
+    return html.Div([first, html.Details([times, *others])])
+
+
+def _response(response: StoredResponse, texts: TokenTexts, shade: Shade) -> Component:
+    reward, advantage = _reward(response), _advantage(response)
+    level = "unknown" if reward is None else "right" if reward > 0 else "wrong"
+    head: list[Component] = [html.Strong(f"reward {_number(reward)}", className=f"reward {level}")]
+    head += [html.Span(f"advantage {advantage:+.3g}")] if np.isfinite(advantage) else []
+    head.append(html.Span(_outcome(response), className="none"))
+    details: list[Component] = [facts(_details(response))]
+    parts: list[Component] = [html.Div(head, className="row")]
     if response.trajectory is not None:
-        parts += [_spans(response.trajectory), _tokens(response, response.trajectory, texts)]
+        parts.append(_tokens(response, response.trajectory, texts, shade))
+        details.append(_spans(response.trajectory))
+    parts.append(html.Details([html.Summary("Details"), *details]))
     return html.Div(parts, className="response")
 
 
-def _response_facts(response: StoredResponse) -> dict[str, str]:
+def _outcome(response: StoredResponse) -> str:
+    length = "" if response.trajectory is None else f", {len(response.trajectory['response_tokens']):,} tokens"
+    if response.consumed is None:
+        return f"not taken by the trainer yet{length}"
+    taken = response.consumed
+    return f"{visible(taken['outcome'])}, for version {taken['policy_version']}, staleness {taken['staleness']}{length}"
+
+
+def _details(response: StoredResponse) -> dict[str, str]:
     named: dict[str, str] = {"row": f"{response.row_id:,}"}
     consumed, score, trajectory = response.consumed, response.score, response.trajectory
-    if consumed is None:
-        named["outcome"] = "not taken by the trainer yet"
-    else:
-        named["outcome"] = f"{visible(consumed['outcome'])}, for version {consumed['policy_version']}"
-        named["staleness"] = f"{consumed['staleness']}, {consumed['staleness_in_flight']} of it in flight"
-        named["reward"] = _number(consumed["reward"])
-        named["advantage"] = _number(consumed["advantage"])
+    if consumed is not None:
+        named["staleness in flight"] = str(consumed["staleness_in_flight"])
     if score is None:
         named["score"] = "missing or unreadable"
     else:
-        named["reward"] = _number(score["reward"])
         named["components"] = _short(score["components"])
         named["verifier"] = f"{visible(score['status'])}, version {visible(score['verifier_version'])}"
         if score["error"] is not None:
             named["error"] = _short(score["error"])
     if trajectory is not None:
         named["finish reason"] = visible(trajectory["finish_reason"])
-        named["tokens"] = f"{len(trajectory['response_tokens']):,}"
         named["seed"] = str(trajectory["seed"])
         admitted, started, finished = (trajectory[name] for name in ("t_admitted", "t_started", "t_finished"))
         times = [f"queued {started - admitted:.3f} s", f"sampled for {finished - started:.3f} s"]
@@ -130,14 +230,14 @@ def _spans(trajectory: Row) -> Component:
     return html.Div(bars, className="versions")
 
 
-def _tokens(response: StoredResponse, trajectory: Row, texts: TokenTexts) -> Component:
+def _tokens(response: StoredResponse, trajectory: Row, texts: TokenTexts, shade: Shade) -> Component:
     ids = trajectory["response_tokens"][:MAX_TOKENS]
     ratios, logprobs = response.importance_ratios, response.trainer_logprobs
     roles = roles_in_response(trajectory)
     spans = []
     for i, (token_id, piece) in enumerate(zip(ids, texts.pieces(ids), strict=True)):
         ratio = np.nan if ratios is None else float(ratios[i])
-        title, style = [f"token {i}, id {token_id}"], {"backgroundColor": colour(ratio)}
+        title, style = [f"token {i}, id {token_id}"], {"backgroundColor": shade(response, i)}
         if i in roles:
             spans.append(role_mark(roles[i]))
         if not trajectory["loss_mask"][i]:
@@ -162,19 +262,15 @@ def _tokens(response: StoredResponse, trajectory: Row, texts: TokenTexts) -> Com
     return html.Div([*spans, *more], className="tokens")
 
 
-def _legend(texts: TokenTexts) -> Component:
-    examples = [("≤ 0.5", 0.5), ("0.71", 0.5**0.5), ("1", 1.0), ("1.41", 2**0.5), ("≥ 2", 2.0), ("not trained", np.nan)]
-    swatches = [html.Span(label, style={"backgroundColor": colour(ratio)}) for label, ratio in examples]
+def _legend(texts: TokenTexts, colouring: Colouring) -> Component:
+    name, sentence, examples = _LEGENDS[colouring]
+    swatches = [html.Span(label, style={"backgroundColor": shade}) for label, shade in examples.items()]
     swatches.append(html.Span("environment", style=_ENVIRONMENT))
-    sentence = (
-        "Tokens are coloured by their importance ratio π/μ: the token's probability under the policy in training just "
-        "before the step, divided by its probability under the sampling policy. Hover over a token to see its values. "
-        "The bar above them shows which policy version sampled which tokens. Invisible characters are escaped."
-    )
+    rest = "Hover over a token to see its values. Invisible characters are escaped."
     return html.Div(
         [
-            html.P(f"{sentence} {texts.note}".strip(), className="sentence"),
-            html.Div(["π/μ: ", *swatches], className="ratios"),
+            html.Div([f"{name}: ", *swatches], className="ratios"),
+            html.P(f"{sentence} {rest} {texts.note}".strip(), className="sentence"),
         ]
     )
 

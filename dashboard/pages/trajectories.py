@@ -27,6 +27,7 @@ from dashboard.read.search import (
     MAX_CHARACTERS,
     MAX_TEXT_GROUPS,
     PAGE_SIZE,
+    Colouring,
     Query,
     SearchResult,
     address,
@@ -54,8 +55,7 @@ _FIELDS = {
 """Field → label, example and width in em."""
 _ORDERS = {"newest": "newest first", "highest": "highest mean reward", "lowest": "lowest mean reward"}
 _PROMPT_CHARACTERS = 80
-_LIST_PIXELS = {False: 520, True: 240}
-"""Whether a group is open → maximum height of the list of groups."""
+_COLOURS: Mapping[Colouring, str] = {"ratio": "π/μ", "logprob": "log-probability", "advantage": "advantage"}
 
 
 def layout(run_id: str, *, is_mixture: bool) -> Component:
@@ -79,15 +79,14 @@ def layout(run_id: str, *, is_mixture: bool) -> Component:
         f"Text is searched in the prompts of the newest {MAX_TEXT_GROUPS:,} groups that match the other fields, in at "
         f"most {MAX_TEXT_PARTS} parts. The address contains the query: copy it to share this page."
     )
+    manual = html.Details([html.Summary("How the search works"), html.P(sentence, className="sentence")])
     return html.Div(
         [
             dcc.Location(id=_id("address"), refresh=False),
             dcc.Store(id=_id("run"), data=run_id),
-            html.P(sentence, className="sentence"),
             html.Div(fields, className="row"),
-            html.Div([html.Button("Search", id=_id("search"), className="button"), order], className="row"),
-            html.Div(id=_id("found")),
-            html.Div(id=_id("open")),
+            html.Div([html.Button("Search", id=_id("search"), className="button"), order, manual], className="row"),
+            html.Div([html.Div(id=_id("open")), html.Div(id=_id("found"))], className="beside"),
         ],
         className="column",
     )
@@ -143,7 +142,7 @@ def answer(runs: Runs, readers: GroupReaders, run_id: str, query: Query) -> tupl
     row = query.open or _default_row(run, reader, result, query)
     group = None if row is None else _opened(run, reader, texts, row, query)
     prompts = _prompts(run, reader, texts, [start for start, _ in result.page(query.page)])
-    return _table(run, prompts, result, query, note, pixels=_LIST_PIXELS[group is not None]), group
+    return _table(run, prompts, result, query, note), group
 
 
 def _opened(run: RunData, reader: GroupReader, texts: TokenTexts, row: tuple[int, int], query: Query) -> Component:
@@ -154,14 +153,20 @@ def _opened(run: RunData, reader: GroupReader, texts: TokenTexts, row: tuple[int
         return address(replace(query, open=(other.generator, other.responses[0].row_id), versions=False))
 
     if group.prompt is None or not query.versions:
-        links = (
-            []
-            if group.prompt is None
-            else [_link_button("The same prompt at other versions", f"{link(group)}&versions=all")]
-        )
+        same = dcc.Link("The same prompt at other versions", href=f"{link(group)}&versions=all", className="button")
+        links = [] if group.prompt is None else [same]
         times = timeline_of(run, group)
         bars = [timeline.view(times)] if times.rows else []
-        return html.Div([*links, *bars, view(group, texts)], className="column")
+        colours = [
+            dcc.Link(
+                label,
+                href=f"{address(replace(query, open=(group.generator, group.responses[0].row_id), colour=colour))}",
+                className="button here" if colour == query.colour else "button",
+            )
+            for colour, label in _COLOURS.items()
+        ]
+        choice = html.Div([html.Span("Colour of a token:", className="none"), *colours, *links], className="row")
+        return html.Div([choice, view(group, texts, query.colour), *bars], className="column")
     same_prompt = reader.same_prompt(group.prompt["source"], group.prompt["prompt_id"])
     opened = next(
         (
@@ -174,12 +179,8 @@ def _opened(run: RunData, reader: GroupReader, texts: TokenTexts, row: tuple[int
     groups = [
         reader.read(run, candidate.generator, candidate.row_id) for candidate in versions.chosen(same_prompt, opened)
     ]
-    back = _link_button(f"Group {group.group_id} in full", link(group))
+    back = html.Div(dcc.Link(f"Group {group.group_id} in full", href=link(group), className="button"), className="row")
     return html.Div([back, versions.view(groups, group, same_prompt, texts, link)], className="column")
-
-
-def _link_button(label: str, href: str) -> Component:
-    return html.Div(dcc.Link(label, href=href, className="button"), className="row")
 
 
 def _prompts(run: RunData, reader: GroupReader, texts: TokenTexts, starts: Sequence[int]) -> dict[int, str]:
@@ -194,7 +195,7 @@ def _default_row(run: RunData, reader: GroupReader, result: SearchResult, query:
     """Returns a row of the group to open: the only match, or the group with the given id if it was not taken yet."""
     if len(result.starts) == 1:
         return _row(run, int(result.starts[0]))
-    if len(result.starts) == 0 and query == Query(group=query.group) and query.group is not None:
+    if len(result.starts) == 0 and query == Query(group=query.group, colour=query.colour) and query.group is not None:
         return reader.locate(query.group)
     return None
 
@@ -204,9 +205,7 @@ def _row(run: RunData, index: int) -> tuple[int, int]:
     return int(run.consumed["generator"][index]), int(run.consumed["trajectory_row_id"][index])
 
 
-def _table(
-    run: RunData, prompts: Mapping[int, str], result: SearchResult, query: Query, note: str, *, pixels: int
-) -> Component:
+def _table(run: RunData, prompts: Mapping[int, str], result: SearchResult, query: Query, note: str) -> Component:
     shown = result.page(query.page)
     first = query.page * PAGE_SIZE
     count = "1 group found" if len(result.starts) == 1 else f"{len(result.starts):,} groups found"
@@ -226,7 +225,7 @@ def _table(
     rows = [line(of_group, numbers) for of_group in cells]
     parts: list[Component] = [html.P(count + note, className="note")]
     table = [grid(header, rows, numbers)]
-    parts += [scrolling(table, "groups found", style={"maxHeight": f"{pixels}px"})] if rows else []
+    parts += [scrolling(table, "groups found")] if rows else []
     parts += [html.Div(pages, className="row")] if pages else []
     return html.Section(parts, className="block wide column")
 

@@ -28,6 +28,8 @@ MAX_TEXT_GROUPS = 2000
 """Text is searched in the prompts of at most this many of the newest groups that meet the other conditions."""
 
 Order = Literal["newest", "highest", "lowest"]
+Colouring = Literal["ratio", "logprob", "advantage"]
+"""What the colour of a token shows: π/μ, log μ or its response's advantage."""
 _NOTHING = (None, None)
 _ALL = "all"
 _INT64 = np.iinfo(np.int64)
@@ -57,6 +59,7 @@ class Query:
     """The group to show: its generator, and one of its row_ids."""
     versions: bool = False
     """Whether to show all groups with the prompt of the open group instead."""
+    colour: Colouring = "ratio"
 
 
 FIELDS: tuple[str, ...] = tuple(field.name for field in fields(Query))
@@ -209,10 +212,13 @@ def _range(name: str, text: str, number: Callable[[str, str], Any] = _whole) -> 
     return low, high
 
 
-def _order(name: str, text: str) -> str:
-    if text not in get_args(Order):
-        raise InputError(repr(text), key="order", expected=f"one of {', '.join(get_args(Order))}")
-    return text
+def _one_of(choices: object) -> Callable[[str, str], str]:
+    def parse_choice(name: str, text: str) -> str:
+        if text not in get_args(choices):
+            raise InputError(repr(text), key=name, expected=f"one of {', '.join(get_args(choices))}")
+        return text
+
+    return parse_choice
 
 
 def _page(name: str, text: str) -> int:
@@ -245,7 +251,8 @@ _PARSERS: Mapping[str, Callable[[str, str], Any]] = {
     "version": _range,
     "staleness": _range,
     "reward": lambda name, text: _range(name, text, _number),
-    "order": _order,
+    "order": _one_of(Order),
+    "colour": _one_of(Colouring),
     "page": _page,
     "open": _open,
     "versions": _versions,

@@ -114,7 +114,7 @@ def test_hostile_text_is_only_ever_the_text_of_an_element_and_is_spelt_out() -> 
     # Elements of HTML, with no attribute that a browser follows or runs, and no Markdown.
     assert {component._namespace for component in components(shown)} == {"dash_html_components"}
     kinds = {type(component).__name__ for component in components(shown)}
-    assert kinds <= {"Section", "Div", "P", "H2", "H3", "Span"}
+    assert kinds <= {"Section", "Div", "P", "H2", "Span", "Strong", "Details", "Summary"}
     for component in components(shown):
         attributes = {name: value for name, value in component.to_plotly_json()["props"].items() if name != "children"}
         assert "alert(" not in str(attributes)
@@ -153,3 +153,30 @@ def test_a_response_of_which_little_can_be_read_shows_that_little() -> None:
     shown = view(Group(generator=1, group_id=-1, responses=(bare,), problems=("gone",)), TokenTexts(None))
     assert "gone" in words(shown)
     assert of_class(shown, "token") == []
+
+
+def test_the_lowest_reward_is_first_and_the_same_answer_is_folded_below_its_first() -> None:
+    def response(row_id: int, tokens: int, reward: float) -> StoredResponse:
+        made = hostile_response(row_id, tokens)
+        assert made.consumed is not None
+        return replace(made, consumed={**made.consumed, "reward": reward})
+
+    responses = (response(0, 3, 1.0), response(1, 4, 0.0), response(2, 3, 1.0))
+    shown = view(Group(generator=0, group_id=1, responses=responses, problems=()), TokenTexts(None))
+    assert [badge.children for badge in of_class(shown, "reward")] == ["reward 0", "reward 1", "reward 1"]
+    folded = [each for each in components(shown) if "1 more with the same tokens" in words(each)]
+    assert len(of_class(folded[-1], "token") or of_class(folded[-2], "token")) == 3
+
+
+def test_tokens_are_coloured_by_what_the_address_says(ask: Ask) -> None:
+    colours = {}
+    for colouring in ("ratio", "logprob", "advantage"):
+        _, group = ask(f"?group=30&colour={colouring}")
+        colours[colouring] = [token.style["backgroundColor"] for token in of_class(group, "token")]
+        assert (
+            f"colour={colouring}" in str([getattr(each, "href", "") for each in components(group)])
+            or colouring == "ratio"
+        )
+    assert colours["ratio"] != colours["logprob"] != colours["advantage"]
+    with pytest.raises(InputError):
+        from_address("?colour=pink")
