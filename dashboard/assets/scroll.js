@@ -6,6 +6,7 @@
         const id = decodeURIComponent(location.hash.slice(1));
         const wanted = id && location.pathname + id;
         const block = wanted === found ? null : document.getElementById(id);
+        block?.closest("details")?.setAttribute("open", "");
         if (block) block.scrollIntoView();
         if (block || !wanted) found = wanted;
     };

@@ -17,8 +17,8 @@ from dashboard.pages.draw import TEXT, scrolling
 from dashboard.pages.frame import number
 from dashboard.pages.sparkline import sparkline
 from dashboard.pages.verdict import ICONS, with_commands
-from dashboard.queries.runs.table import ABSENT, FIELDS, attention, before, busiest, curve, seeds, tags, value_of
-from dashboard.queries.verdict.rules import duration
+from dashboard.queries.runs.table import ABSENT, attention, before, busiest, curve, seeds, severity, tags, value_of
+from dashboard.queries.verdict.rules import SEVERITY, duration
 from dashboard.read.model import Columns
 from dashboard.read.runs import OverviewRow
 from dashboard.read.tokens import shortened, visible
@@ -145,7 +145,7 @@ def _summary(at: address.OverviewPage, rows: Sequence[OverviewRow], all_rows: Se
     recent = sum(time.time() - (row.t_started or 0.0) < _DAY for row in all_rows)
     named = {
         f"{sum(row.state == 'running' for row in all_rows)} running": replace(at, filter="state=running"),
-        f"{sum((FIELDS['attention'](row) or 0) >= 2 for row in all_rows)} need attention": replace(
+        f"{sum(severity(row) >= SEVERITY['warning'] for row in all_rows)} need attention": replace(
             at, filter="attention>=2"
         ),
         "best accuracy": replace(at, sort="-accuracy"),
@@ -214,9 +214,13 @@ def _verdict(row: OverviewRow) -> Component:
 def _accuracy(row: OverviewRow) -> str | Component:
     if row.accuracy is None:
         return ABSENT
-    low, high = row.accuracy_interval or (row.accuracy, row.accuracy)
+    low, high = _interval(row, row.accuracy)
     words = [f"{row.accuracy:.3f}", html.Span(f" ±{(high - low) / 2:.3f}", className="none")]
     return html.Span(words, title=f"version {row.accuracy_version}, 95 % interval {low:.3f} to {high:.3f}")
+
+
+def _interval(row: OverviewRow, accuracy: float) -> Sequence[float]:
+    return row.accuracy_interval or (accuracy, accuracy)
 
 
 def _difference(row: OverviewRow, previous: OverviewRow | None) -> str | Component:
@@ -226,7 +230,7 @@ def _difference(row: OverviewRow, previous: OverviewRow | None) -> str | Compone
     href, title = address.compare([row.run_id, previous.run_id]), f"compare with {previous.run_id}, the run before it"
     if row.accuracy is None or previous.accuracy is None:
         return dcc.Link("compare", href=href, title=title)
-    own, other = (each.accuracy_interval or (each.accuracy, each.accuracy) for each in (row, previous))
+    own, other = _interval(row, row.accuracy), _interval(previous, previous.accuracy)
     is_noise = own[0] <= other[1] and other[0] <= own[1]
     text = f"{row.accuracy - previous.accuracy:+.3f}"
     note = "; the intervals overlap" if is_noise else ""

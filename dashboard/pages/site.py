@@ -24,7 +24,7 @@ from dashboard.queries.runs import table as run_table
 from dashboard.queries.stragglers import in_flight
 from dashboard.read.model import RunData
 from dashboard.read.runs import OverviewRow, Runs
-from dashboard.views.blocks import Rows, View
+from dashboard.views.blocks import Block, Rows, View
 from dashboard.views.comparison.pages import COMPARISON, COMPARISON_BY_TIME
 from dashboard.views.display import displayed
 from dashboard.views.home import HOME, HOME_BY_TIME
@@ -210,14 +210,26 @@ class Site:
                 if view is TRAJECTORIES:
                     page = trajectories_page.layout(at.run_ids[0], is_mixture=bool(look.runs[0].by_source))
                     return html.Div(page, className="trajectories")
-                blocks = [draw(block, built[block.id]) for block in view.blocks if block.id in built]
-                grid = html.Div(blocks, className="grid")
+                blocks = [block for block in view.blocks if block.id in built]
+                key = [block for block in blocks[: view.num_key] if not _is_empty(built[block.id])]
+                rest = [block for block in blocks if block not in key]
                 if view in (HOME, HOME_BY_TIME):
                     return html.Div(
-                        [grid, rail.place(at.run_ids[0], [_seen(run) for run in look.runs])], className="home"
+                        [_grid(blocks, built), rail.place(at.run_ids[0], [_seen(run) for run in look.runs])],
+                        className="home",
                     )
                 chosen = [] if view in _WITHOUT_CONTROLS else [controls(at)]
-                return html.Div([html.P(view.sentence, className="sentence"), *chosen, grid])
+                more = f"{len(rest)} more" if len(rest) > 1 else rest[0].title if rest else ""
+                folded = [html.Details([html.Summary(more), _grid(rest, built)], className="more")] if rest else []
+                return html.Div([html.P(view.sentence, className="sentence"), *chosen, _grid(key, built), *folded])
+
+
+def _grid(blocks: Sequence[Block], built: Mapping[str, go.Figure | Rows]) -> Component:
+    return html.Div([draw(block, built[block.id]) for block in blocks], className="grid")
+
+
+def _is_empty(content: go.Figure | Rows) -> bool:
+    return not content.data if isinstance(content, go.Figure) else not content.rows
 
 
 def _drawn_from(path: str, look: _Look) -> dict[str, Any]:

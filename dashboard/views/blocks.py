@@ -66,6 +66,8 @@ class View:
     title: str
     sentence: str
     blocks: Sequence[Block]
+    num_key: int = 4
+    """Number of blocks shown first; the page folds the others, and those without data."""
 
     def blocks_for(self, runs: Sequence[RunData]) -> list[Block]:
         """Returns the blocks with data for at least one of the runs."""

@@ -81,10 +81,10 @@ def line_chart(
     bands = [_interval(entry) for entry in drawn if entry.interval is not None]
     figure = _figure([*bands, *(_scatter(entry) for entry in drawn)], x=x, y=y)
     figure.update_layout(showlegend=legend)
-    if not logarithmic:
-        figure.update_yaxes(range=_least_range(drawn))
     if from_zero:
         figure.update_yaxes(rangemode="tozero")
+    elif not logarithmic:
+        figure.update_yaxes(range=_least_range(drawn))
     if logarithmic:
         figure.update_yaxes(type="log", dtick=1 if _decades(drawn) > 2 else None)
     if band is not None:

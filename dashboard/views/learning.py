@@ -118,7 +118,6 @@ VIEW = View(
             sentence="Mean reward of the groups trained at each step, and the share of held-out prompts answered "
             "correctly by each evaluated version.",
             build=_reward,
-            wide=True,
         ),
         Chart(
             id="learning-accuracy",
@@ -126,7 +125,20 @@ VIEW = View(
             sentence="Mean reward of one greedy answer per held-out prompt, with its 95 % interval, and of further "
             "evaluation sets. For several runs: the held-out prompts alone.",
             build=_accuracy,
-            wide=True,
+        ),
+        _chart(
+            "response_length_mean_tokens",
+            "Response length",
+            "Mean length of the responses in the groups of each step.",
+            "tokens",
+            from_zero=True,
+        ),
+        _chart(
+            "entropy",
+            "Entropy",
+            "Entropy of the policy's next token, mean over the trained tokens: near zero, it no longer explores.",
+            "nats",
+            from_zero=True,
         ),
         Table(
             id="learning-sources",
@@ -149,20 +161,6 @@ VIEW = View(
             requires=lambda run: queries.is_measured(run, "zero_advantage_share"),
         ),
         *RESPONSE_BLOCKS,
-        _chart(
-            "response_length_mean_tokens",
-            "Response length",
-            "Mean length of the responses in the groups of each step.",
-            "tokens",
-            from_zero=True,
-        ),
-        _chart(
-            "entropy",
-            "Entropy",
-            "Entropy of the policy's next token, mean over the trained tokens: near zero, it no longer explores.",
-            "nats",
-            from_zero=True,
-        ),
         Chart(
             id="learning-ratio",
             title="Importance ratio",

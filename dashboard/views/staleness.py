@@ -130,7 +130,6 @@ VIEW = View(
             sentence="Mean and maximum over the trajectories trained at each step, and the bound in force. For several "
             "runs: the mean.",
             build=lines(_over_time, _mean, x=VERSIONS, y=_STALENESS),
-            wide=True,
         ),
         Table(
             id="staleness-decisions",

@@ -180,7 +180,7 @@ def test_the_overview_lists_runs_and_ticks_lead_to_their_comparison(
         page.get_by_role("link", name=view.title, exact=True).click()
         for block in view.blocks:
             if block.requires is None:
-                expect(page.locator(f"#{block.id}")).to_be_visible()
+                expect(page.locator(f"#{block.id}")).to_be_attached()
     page.get_by_role("link", name="Learning", exact=True).click()
     names = {trace["name"] for trace in watched.figure("learning-loss")}
     assert names == {finished, "other"}

@@ -17,6 +17,12 @@ from storage.stores.local import LocalStore
 pytestmark = pytest.mark.browser
 
 _ATTEMPTS = 3
+_LAYOUT_SHIFT = """() => new Promise(done => {
+    let sum = 0;
+    new PerformanceObserver(list => list.getEntries().forEach(entry => { sum += entry.value; }))
+        .observe({ type: "layout-shift", buffered: true });
+    setTimeout(() => done(sum), 500);
+})"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -84,6 +90,35 @@ def test_a_failure_is_shown_after_two_clicks(watched: Watched) -> None:
     stranger.click("link", "worst")
     expect(stranger.page.locator("#trajectories-opened")).to_contain_text("reward 0")
     assert stranger.clicks == 2
+
+
+def test_the_table_of_runs_answers_what_needs_attention_and_where_the_time_goes_in_a_click(watched: Watched) -> None:
+    stranger = Stranger(watched, "/")
+    row = stranger.page.locator("tr", has=stranger.page.get_by_role("link", name="today", exact=True))
+    expect(row).to_contain_text("running")
+    expect(row).to_contain_text("too stale")
+    expect(row).to_contain_text("0.500 ±0.050")
+    stranger.click("link", "generate 7")
+    expect(stranger.page.locator("#flow-idle")).to_be_in_viewport()
+    assert stranger.clicks == 1
+
+
+def test_what_changed_takes_a_click_on_the_difference_to_the_run_before(watched: Watched) -> None:
+    stranger = Stranger(watched, "/")
+    stranger.page.get_by_title("compare with yesterday, the run before it").click()
+    expect(stranger.page.locator("#compare-config")).to_contain_text("staleness.max_staleness")
+
+
+def test_the_theme_is_switched_and_kept_and_nothing_of_the_page_moves_while_it_is_drawn(watched: Watched) -> None:
+    page = watched.page
+    watched.open("/run/today")
+    assert page.evaluate(_LAYOUT_SHIFT) < 0.1
+    page.get_by_text("Dark", exact=True).click()
+    expect(page.locator("html")).to_have_attribute("data-mantine-color-scheme", "dark")
+    watched.open("/")
+    expect(page.locator("html")).to_have_attribute("data-mantine-color-scheme", "dark")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(15, 17, 21)"
+    watched.assert_quiet()
 
 
 def test_the_docs_have_the_same_questions() -> None:

@@ -57,7 +57,7 @@ def figures(run: RunData) -> Mapping[str, str]:
         "seconds a step, median": _number(float(np.median(np.diff(np.sort(times)))) if len(times) > 1 else None, 2),
         f"reward, mean of the last {_NOW_STEPS} steps": _last(reward),
         f"reward, best mean of {STEPS} steps": _best(rewards),
-        "held-out accuracy, newest": _at(accuracies, -1),
+        "held-out accuracy, newest": _newest_accuracy(run),
         "held-out accuracy, best": _best(accuracies),
         "staleness, mean": _number(staleness.get("mean"), 2),
         "staleness, largest of bound": _largest_of_bound(staleness) if staleness else ABSENT,
@@ -67,6 +67,15 @@ def figures(run: RunData) -> Mapping[str, str]:
             over_versions(run, TRAINER, "response_length_mean_tokens"), digits=1
         ),
     }
+
+
+def _newest_accuracy(run: RunData) -> str:
+    """Returns the accuracy with half the width of its 95 % interval."""
+    if not len(run.evaluations["accuracy"]):
+        return ABSENT
+    names = ("policy_version", "accuracy", "accuracy_low", "accuracy_high")
+    version, accuracy, low, high = (float(run.evaluations[name][-1]) for name in names)
+    return f"{accuracy:.3f} ±{(high - low) / 2:.3f} (v{version:.0f})"
 
 
 def _largest_of_bound(staleness: Mapping[str, Any]) -> str:

@@ -60,6 +60,11 @@ def attention(row: OverviewRow) -> Clause:
     return worst(known or [state(facts)])
 
 
+def severity(row: OverviewRow) -> int:
+    """Returns the severity of the worst clause; a run that can't be read is bad."""
+    return SEVERITY["bad"] if row.problem else SEVERITY[attention(row).level]
+
+
 def busiest(row: OverviewRow) -> tuple[str, float] | None:
     """Returns the stage with the largest busy share, and the share: there the time goes."""
     stage = min(row.idle, key=lambda name: row.idle[name], default=None)
@@ -94,7 +99,7 @@ def is_incidental(key: str) -> bool:
 
 FIELDS: Mapping[str, Callable[[OverviewRow], Value]] = {
     "run": lambda row: row.run_id,
-    "attention": lambda row: 3 if row.problem else SEVERITY[attention(row).level],
+    "attention": severity,
     "state": lambda row: row.state,
     "step": lambda row: row.policy_version,
     "reward": lambda row: row.reward_mean,

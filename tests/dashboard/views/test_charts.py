@@ -111,3 +111,11 @@ def test_versions_move_to_the_minutes_at_which_they_were_made_after_smoothing() 
     seconds = by_time.data[1].x * 60 - 60
     np.testing.assert_allclose(seconds, np.arange(-5, 1), atol=1e-6)
     assert by_time.data[1].y.tolist() == by_version.data[1].y.tolist()
+
+
+def test_an_axis_does_not_show_rounding_as_a_change_and_few_versions_have_whole_ticks() -> None:
+    ones = ChartLine(np.arange(1.0, 7.0), 1 + 1e-7 * np.arange(6.0))
+    figure = chart(Series(name="sample size", line=ones, colour="#000"))
+    assert figure.layout.yaxis.range == pytest.approx((0.98, 1.02), abs=1e-3)
+    assert chart().layout.yaxis.range is None
+    assert figure.layout.xaxis.dtick == 1

@@ -42,7 +42,8 @@ def test_final_and_best_figures_are_told_with_their_versions() -> None:
     rewards = [0.0] * 20 + [1.0] * 10 + [0.5] * 20
     values = figures(run_of(rewards))
     assert values["reward, best mean of 10 steps"] == "1.000 (v30)"
-    assert values["held-out accuracy, newest"] == "0.250 (v8)"
+    assert values["held-out accuracy, newest"].startswith("0.250 ±0.")
+    assert values["held-out accuracy, newest"].endswith(" (v8)")
     assert values["held-out accuracy, best"] == "0.500 (v4)"
     assert values["policy version"] == "8/12"
     young = replace(run_of([]), status=None, metrics={})
@@ -75,6 +76,26 @@ def test_the_differences_come_first_and_have_a_column_for_each_run(runs: list[Ru
     assert isinstance(rows, Rows)
     assert rows.header[1:] == ["run-0", "run-1"]
     assert rows.rows == [["staleness.max_staleness", "2", "3"]]
+
+
+def test_each_figure_tells_its_difference_to_the_first_run_and_the_best(runs: list[RunData]) -> None:
+    table = next(block for block in COMPARISON.blocks if block.id == "compare-figures").build(runs)
+    assert isinstance(table, Rows)
+    values = {name: cells for name, *cells in table.rows}
+    first, second = values["reward, mean of the last 20 steps"]
+    assert sum("★" in cell for cell in (first, second)) == 1
+    assert float(second.split(", ")[1].split()[0]) == pytest.approx(
+        float(second.split(",")[0]) - float(first.split()[0]), abs=2e-3
+    )
+    assert values["state"] == ["running", "running"] or len(set(values["state"])) == 1
+
+
+def test_names_and_paths_that_differ_are_folded_apart() -> None:
+    runs = [run_of([0.0]), run_of([0.0], name="other", extra={"one": 1})]
+    shown, folded = (block.build(runs) for block in (COMPARISON.blocks[0], COMPARISON.blocks[-1]))
+    assert isinstance(shown, Rows) and isinstance(folded, Rows)
+    assert [row[0] for row in shown.rows] == ["extra.one"]
+    assert [row[0] for row in folded.rows] == ["name"]
 
 
 @pytest.mark.parametrize("view", [COMPARISON, COMPARISON_BY_TIME], ids=lambda view: view.name)

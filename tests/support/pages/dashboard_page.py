@@ -17,6 +17,7 @@ from support.campaigns.campaigns import REPOSITORY
 _NUMPY = {"f4": "<f4", "f8": "<f8", "i1": "<i1", "i2": "<i2", "i4": "<i4", "u1": "<u1", "u2": "<u2", "u4": "<u4"}
 _FIGURE = "id => document.getElementById(id).querySelector('.js-plotly-plot').data"
 
+_UNFOLD = "() => document.querySelectorAll('details.more').forEach(details => { details.open = true; })"
 _ALL_DRAWN = "() => [...document.querySelectorAll('.dash-graph')].every(graph => graph.querySelector('.main-svg'))"
 
 
@@ -64,16 +65,22 @@ class Watched:
         page.on("request", lambda request: self.requests.append(request.url))
 
     def open(self, path: str) -> None:
-        """Goes to a page, and waits until all of it is drawn."""
+        """Goes to a page, unfolds it, and waits until all of it is drawn."""
         self.page.goto(self.base + path)
         self.page.wait_for_selector("#page > *")
+        self.unfold()
         self.wait_until_drawn()
+
+    def unfold(self) -> None:
+        """Opens the part of a view that holds the less important charts."""
+        self.page.evaluate(_UNFOLD)
 
     def wait_until_drawn(self) -> None:
         self.page.wait_for_function(_ALL_DRAWN)
 
     def figure(self, block: str) -> list[dict[str, Any]]:
         """The traces that Plotly draws in a block, their numbers as lists."""
+        self.unfold()
         self.page.wait_for_selector(f"#{block} .js-plotly-plot .main-svg")
         return plain(self.page.evaluate(_FIGURE, block))
 
