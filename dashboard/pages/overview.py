@@ -12,12 +12,10 @@ import numpy as np
 from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
-from dashboard.pages import address
+from dashboard.pages import address, cells
 from dashboard.pages.draw import TEXT, scrolling
-from dashboard.pages.frame import number
-from dashboard.pages.sparkline import sparkline
-from dashboard.pages.verdict import ICONS, with_commands
-from dashboard.queries.runs.table import ABSENT, attention, before, busiest, curve, seeds, severity, tags, value_of
+from dashboard.pages.verdict import with_commands
+from dashboard.queries.runs.table import ABSENT, before, seeds, severity, value_of
 from dashboard.queries.verdict.rules import SEVERITY, duration
 from dashboard.read.model import Columns
 from dashboard.read.runs import OverviewRow
@@ -176,82 +174,28 @@ def _line(
     if row.problem is not None:
         problem = html.Td(visible(row.problem), colSpan=len(shown) + len(at.columns) - 1, className="problem")
         return html.Tr([html.Td(), html.Td(name), problem])
-    cells: dict[str, str | Component] = {
+    contents: dict[str, str | Component] = {
         "run": name,
-        "attention": _verdict(row),
+        "attention": cells.verdict(row),
         "step": ABSENT if row.policy_version is None else f"{row.policy_version} of {row.max_steps}",
-        "reward": _reward(row, points),
-        "accuracy": _accuracy(row),
-        "": _difference(row, previous),
-        "staleness": _staleness(row),
-        "busiest": _busiest(row),
+        "reward": cells.reward(row, points),
+        "accuracy": cells.accuracy(row),
+        "": cells.difference(row, previous),
+        "staleness": cells.staleness(row),
+        "busiest": cells.busiest(row),
         "started": ABSENT if row.t_started is None else time.strftime("%m-%d %H:%M", time.localtime(row.t_started)),
         "hours": ABSENT if row.wall_seconds is None else duration(row.wall_seconds),
-        "note": html.Span(_note(at, row), title=visible(row.note)),
+        "note": html.Span(cells.note(at, row), title=visible(row.note)),
     }
     settings = {key: shortened(visible(row.settings.get(key, ABSENT)), _CELL_CHARACTERS) for key in at.columns}
     drawn = [
         html.Td(cell, className="number" if field in _NUMBERS or field in numeric else "", **{"data-label": title})
         for field, title, cell in (
-            *((field, _HEADS[field], cells[field]) for field in shown),
+            *((field, _HEADS[field], contents[field]) for field in shown),
             *((key, visible(key), cell) for key, cell in settings.items()),
         )
     ]
     return html.Tr([html.Td(_tick(at, row.run_id)), *drawn])
-
-
-def _verdict(row: OverviewRow) -> Component:
-    """Draws the run's state, and the worst of what else there is to say; each leads to its chart."""
-    clause = attention(row)
-    href = f"{address.run(row.run_id, clause.view)}#{clause.block}"
-    state = html.Span(row.state, className=f"state {row.state}", title=_ages(row))
-    if clause.level == "good" or clause.cause == row.state:
-        return dcc.Link(state, href=href, title=clause.words)
-    words = [html.Span(ICONS[clause.level], className="icon"), clause.cause]
-    return html.Span([state, " ", dcc.Link(words, href=href, title=clause.words, className=f"level {clause.level}")])
-
-
-def _accuracy(row: OverviewRow) -> str | Component:
-    if row.accuracy is None:
-        return ABSENT
-    low, high = _interval(row, row.accuracy)
-    words = [f"{row.accuracy:.3f}", html.Span(f" ±{(high - low) / 2:.3f}", className="none")]
-    return html.Span(words, title=f"version {row.accuracy_version}, 95 % interval {low:.3f} to {high:.3f}")
-
-
-def _interval(row: OverviewRow, accuracy: float) -> Sequence[float]:
-    return row.accuracy_interval or (accuracy, accuracy)
-
-
-def _difference(row: OverviewRow, previous: OverviewRow | None) -> str | Component:
-    """Draws the difference in accuracy to the run before, grey if the intervals overlap; it leads to the comparison."""
-    if previous is None:
-        return ABSENT
-    href, title = address.compare([row.run_id, previous.run_id]), f"compare with {previous.run_id}, the run before it"
-    if row.accuracy is None or previous.accuracy is None:
-        return dcc.Link("compare", href=href, title=title)
-    own, other = _interval(row, row.accuracy), _interval(previous, previous.accuracy)
-    is_noise = own[0] <= other[1] and other[0] <= own[1]
-    text = f"{row.accuracy - previous.accuracy:+.3f}"
-    note = "; the intervals overlap" if is_noise else ""
-    return dcc.Link(text, href=href, title=f"{title}{note}", className="noise" if is_noise else "")
-
-
-def _busiest(row: OverviewRow) -> str | Component:
-    if (stage := busiest(row)) is None:
-        return ABSENT
-    every = ", ".join(f"{name} {1 - idle:.0%}" for name, idle in row.idle.items())
-    href = f"{address.run(row.run_id, 'flow')}#flow-idle"
-    return dcc.Link(f"{stage[0]} {stage[1]:.0%}", href=href, title=f"busy shares: {every}")
-
-
-def _note(at: address.OverviewPage, row: OverviewRow) -> list[str | Component]:
-    """Draws the note, with its tags as links to the runs that have them."""
-    words = list[str | Component]()
-    for word in visible(row.note).split(" "):
-        is_tag = word in tags(row)
-        words += [dcc.Link(word, href=address.overview(replace(at, filter=word))) if is_tag else word, " "]
-    return words
 
 
 def _head(at: address.OverviewPage, name: str, title: str, is_number: bool) -> Component:
@@ -272,24 +216,6 @@ def _head(at: address.OverviewPage, name: str, title: str, is_number: bool) -> C
         className="number" if is_number else "",
         **{"aria-sort": "ascending" if up else "descending" if down else "none"},
     )
-
-
-def _reward(row: OverviewRow, points: Columns | None) -> Component:
-    name, drawn = curve(points, row.accuracies)
-    return html.Span([sparkline(drawn, name), html.Span(number(row.reward_mean))], className="with-line")
-
-
-def _staleness(row: OverviewRow) -> str | Component:
-    if row.staleness_mean is None:
-        return f"{ABSENT} of {row.max_staleness}"
-    return html.Span(f"{row.staleness_mean:.2f} of {row.max_staleness}", title=f"largest: {row.staleness_max}")
-
-
-def _ages(row: OverviewRow) -> str:
-    """Returns the age of each stage's oldest status record, of a running run."""
-    if row.state != "running":
-        return ""
-    return "last status: " + ", ".join(f"{stage} {duration(age)} ago" for stage, age in row.ages.items())
 
 
 def _tick(at: address.OverviewPage, run_id: str) -> Component:
