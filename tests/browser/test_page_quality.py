@@ -68,6 +68,7 @@ def test_a_page_says_what_it_is_and_where_one_is(watched: Watched) -> None:
     page.get_by_role("link", name="Learning", exact=True).click()
     expect(page).to_have_title("Learning · read · Millrace")
     expect(page.locator("nav [aria-current=page]")).to_have_text("Learning")
+    page.wait_for_selector("#learning-loss", state="attached")
     watched.unfold()
     for block in next(view.blocks for view in VIEWS if view.name == "learning"):
         if isinstance(block, Chart):

@@ -80,6 +80,7 @@ class Watched:
 
     def figure(self, block: str) -> list[dict[str, Any]]:
         """The traces that Plotly draws in a block, their numbers as lists."""
+        self.page.wait_for_selector(f"#{block}", state="attached")
         self.unfold()
         self.page.wait_for_selector(f"#{block} .js-plotly-plot .main-svg")
         return plain(self.page.evaluate(_FIGURE, block))
