@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.campaigns.campaigns import Millrace, final_weights
-from support.campaigns.prefect_server import find, flow_run_of
+from support.campaigns.prefect_server import find, flow_runs_of
 from support.streams.rows import read_rows
 
 from flows.display.artifacts import artifact_key
@@ -53,12 +53,12 @@ def bounds_by_decisions(decisions: list[StoredDecision], lineage: Lineage) -> li
 
 
 def decisions_in_prefect(prefect_api: str, run_id: str) -> list[dict[str, str]]:
-    """The rows of the artifact with the run's latest decisions, oldest first."""
-    mine = {"flow_run_id": {"any_": [flow_run_of(prefect_api, run_id)["id"]]}}
-    (artifact,) = find(
-        prefect_api, "artifacts", artifacts={**mine, "key": {"any_": [artifact_key(run_id, "decisions")]}}
-    )
-    rows: list[dict[str, str]] = json.loads(artifact["data"])
+    """The rows of the artifact with the latest decisions of the run's last attempt, oldest first."""
+    flow_runs = [flow_run["id"] for flow_run in flow_runs_of(prefect_api, run_id)]
+    mine = {"flow_run_id": {"any_": flow_runs}, "key": {"any_": [artifact_key(run_id, "decisions")]}}
+    artifacts = find(prefect_api, "artifacts", artifacts=mine)
+    assert len(artifacts) <= len(flow_runs)
+    rows: list[dict[str, str]] = json.loads(max(artifacts, key=lambda artifact: str(artifact["created"]))["data"])
     return rows
 
 

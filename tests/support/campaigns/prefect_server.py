@@ -35,10 +35,15 @@ def num_workers(client: PrefectHttpxSyncClient, pool: str) -> int:
     return sum(worker["status"] == "ONLINE" for worker in workers)
 
 
-def flow_run_of(api: str, run_id: str) -> dict[str, Any]:
-    """The only flow run of this run, whatever its attempt."""
+def flow_runs_of(api: str, run_id: str) -> list[dict[str, Any]]:
+    """The flow runs of this run, one per attempt."""
     runs = find(api, "flow_runs", flow_runs={"name": {"like_": run_id}})
-    (flow_run,) = [run for run in runs if run["name"].partition(", attempt ")[0] == run_id]
+    return [run for run in runs if run["name"].partition(", attempt ")[0] == run_id]
+
+
+def flow_run_of(api: str, run_id: str) -> dict[str, Any]:
+    """The flow run of this run, which had one attempt."""
+    (flow_run,) = flow_runs_of(api, run_id)
     return flow_run
 
 
