@@ -83,7 +83,7 @@ def before(row: OverviewRow, rows: Sequence[OverviewRow]) -> OverviewRow | None:
 
 
 def seeds(rows: Sequence[OverviewRow]) -> list[list[OverviewRow]]:
-    """Returns the groups of at least two evaluated runs whose settings are the same but for seed, name and paths."""
+    """Returns groups of two or more evaluated runs with the same settings, but for seed, name and addresses."""
     groups: dict[tuple[tuple[str, str], ...], list[OverviewRow]] = {}
     for row in rows:
         if row.accuracy is not None:
@@ -93,8 +93,11 @@ def seeds(rows: Sequence[OverviewRow]) -> list[list[OverviewRow]]:
 
 
 def is_incidental(key: str) -> bool:
-    """Whether a setting names a seed, a place or a run, and so does not change what is learned on average."""
-    return key.rpartition(".")[2] in ("seed", "name", "url", "path", "port", "run_id")
+    """Whether a setting names a seed, an address or a run, and so does not change what is learned on average.
+
+    The path of a model does: another model may be there.
+    """
+    return key.rpartition(".")[2] in ("seed", "name", "url", "root", "port")
 
 
 FIELDS: Mapping[str, Callable[[OverviewRow], Value]] = {

@@ -78,7 +78,7 @@ COMPARISON = View(
         *charts("compare", VERSIONS, lambda run, line: line),
         Table(
             id="compare-incidental",
-            title="Different names, seeds, paths and addresses",
+            title="Different names, seeds and addresses",
             sentence="Settings that differ and do not change what is learned.",
             build=partial(_differences, incidental=True),
             wide=True,

@@ -90,11 +90,11 @@ def test_each_figure_tells_its_difference_to_the_first_run_and_the_best(runs: li
     assert values["state"] == ["running", "running"] or len(set(values["state"])) == 1
 
 
-def test_names_and_paths_that_differ_are_folded_apart() -> None:
-    runs = [run_of([0.0]), run_of([0.0], name="other", extra={"one": 1})]
+def test_names_that_differ_are_folded_apart_and_models_are_not() -> None:
+    runs = [run_of([0.0], model={"path": "a"}), run_of([0.0], name="other", model={"path": "b"})]
     shown, folded = (block.build(runs) for block in (COMPARISON.blocks[0], COMPARISON.blocks[-1]))
     assert isinstance(shown, Rows) and isinstance(folded, Rows)
-    assert [row[0] for row in shown.rows] == ["extra.one"]
+    assert [row[0] for row in shown.rows] == ["model.path"]
     assert [row[0] for row in folded.rows] == ["name"]
 
 
