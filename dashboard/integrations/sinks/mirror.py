@@ -1,7 +1,9 @@
-"""`millrace mirror`: copies a run's metrics to TensorBoard or Weights & Biases.
+"""`millrace mirror`: copies a run's metrics to TensorBoard, Weights & Biases, MLflow or trackio.
 
 run ─► Mirror ─► TensorBoard's event files, under FOLDER/RUN_ID
-    └► Mirror ─► a run of Weights & Biases                           each with separate state
+    ├► Mirror ─► a run of Weights & Biases                           each with separate state
+    ├► Mirror ─► a run of MLflow
+    └► Mirror ─► a run of trackio
 """
 
 import argparse
@@ -18,15 +20,22 @@ if TYPE_CHECKING:
     from storage.stores.base import Store
 
 _FOLLOW_SECONDS = 1.0
+_OPTIONS = ("tensorboard", "wandb", "mlflow", "trackio")
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    mirror = commands.add_parser("mirror", help="copy a run's metrics into TensorBoard or Weights & Biases")
+    mirror = commands.add_parser(
+        "mirror", help="copy a run's metrics into TensorBoard, Weights & Biases, MLflow or trackio"
+    )
     mirror.add_argument("run_url", metavar="RUN_URL", help="folder or URL of the run: ROOT/RUN_ID")
     mirror.add_argument("--tensorboard", type=Path, metavar="FOLDER", help="write event files to FOLDER/RUN_ID")
     mirror.add_argument(
         "--wandb", metavar="PROJECT", help="write a run of this project; offline, unless WANDB_MODE says otherwise"
     )
+    mirror.add_argument(
+        "--mlflow", metavar="EXPERIMENT", help="write a run of this experiment, to the store MLFLOW_TRACKING_URI"
+    )
+    mirror.add_argument("--trackio", metavar="PROJECT", help="write a run of this project")
     mirror.add_argument("--follow", action="store_true", help="keep copying until the run ends or is killed, or Ctrl-C")
 
 
@@ -37,8 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
     from millrace.runs.record import read_run
     from storage.stores.factory import open_store
 
-    if arguments.tensorboard is None and arguments.wandb is None:
-        raise InputError("mirror has no destination", expected="--tensorboard FOLDER, --wandb PROJECT, or both")
+    if all(getattr(arguments, option) is None for option in _OPTIONS):
+        expected = "--tensorboard FOLDER, --wandb PROJECT, --mlflow EXPERIMENT or --trackio PROJECT, or several"
+        raise InputError("mirror has no destination", expected=expected)
     store = open_store(arguments.run_url)
     record = read_run(store)
     if arguments.follow:
@@ -70,7 +80,7 @@ def _copy_all(store: "Store", mirrors: "Sequence[Mirror]") -> bool:
 
 
 def _sinks(arguments: argparse.Namespace, run_id: str) -> "Iterator[Sink]":
-    """Creates the requested sinks. Imports are local because both packages are optional."""
+    """Creates the requested sinks. Imports are local because their packages are optional."""
     if arguments.tensorboard is not None:
         from dashboard.integrations.sinks.tensorboard import TensorBoard
 
@@ -79,3 +89,11 @@ def _sinks(arguments: argparse.Namespace, run_id: str) -> "Iterator[Sink]":
         from dashboard.integrations.sinks.wandb import WeightsAndBiases
 
         yield WeightsAndBiases(arguments.wandb, run_id)
+    if arguments.mlflow is not None:
+        from dashboard.integrations.sinks.mlflow import MLflow
+
+        yield MLflow(arguments.mlflow, run_id)
+    if arguments.trackio is not None:
+        from dashboard.integrations.sinks.trackio import Trackio
+
+        yield Trackio(arguments.trackio, run_id)

@@ -207,7 +207,10 @@ def test_ctrl_c_ends_following_with_everything_copied_so_far(trained: Trained, t
     assert out == f"mine: 1 new points ─► TensorBoard, {Path('logs/mine')}\n"
 
 
-@pytest.mark.parametrize(("option", "package"), [("tensorboard", "tensorboardX"), ("wandb", "wandb")])
+@pytest.mark.parametrize(
+    ("option", "package"),
+    [("tensorboard", "tensorboardX"), ("wandb", "wandb"), ("mlflow", "mlflow"), ("trackio", "trackio")],
+)
 def test_a_package_that_is_not_installed_is_named_with_what_installs_it(
     trained: Trained, tmp_path: Path, option: str, package: str
 ) -> None:

@@ -2,17 +2,22 @@
 
 import json
 import signal
-import socketserver
-import struct
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.pages.mirrored import CONFIG, DEADLINE, Trained, run_mirror, start_mirror, wait_until
-from wandb.proto.wandb_internal_pb2 import Record
+from support.pages.mirrored import (
+    CONFIG,
+    DEADLINE,
+    Trained,
+    listening,
+    run_mirror,
+    start_mirror,
+    wait_until,
+    wandb_records,
+    wandb_rows,
+)
 
 from dashboard.integrations.sinks.wandb import WeightsAndBiases
 from millrace.errors import InputError
@@ -22,36 +27,6 @@ from storage.stores.factory import open_store
 @pytest.fixture
 def trained(tmp_path: Path) -> Trained:
     return Trained(open_store(str(tmp_path / "runs" / "mine")))
-
-
-def _wandb_records(file: Path) -> Iterator[Record]:
-    """W&B's own log: LevelDB's format, in blocks of 32 KiB, behind seven bytes that name it."""
-    data = file.read_bytes()
-    assert data[:4] == b":W&B"
-    position, body = 7, b""
-    while position < len(data):
-        if 32768 - position % 32768 < 7:
-            position += 32768 - position % 32768
-            continue
-        length, kind = struct.unpack("<HB", data[position + 4 : position + 7])
-        body += data[position + 7 : position + 7 + length]
-        position += 7 + length
-        if kind in (1, 4):
-            yield Record.FromString(body)
-            body = b""
-
-
-def _wandb_rows(folder: Path) -> list[tuple[int, dict[str, Any]]]:
-    """(step, values) of all runs written offline in the folder, oldest first."""
-    rows = []
-    for file in sorted(folder.glob("wandb/offline-run-*/*.wandb"), key=lambda file: file.stat().st_mtime_ns):
-        for record in _wandb_records(file):
-            if record.WhichOneof("record_type") == "history":
-                values = {
-                    item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item
-                }
-                rows.append((record.history.step.num, {k: v for k, v in values.items() if not k.startswith("_")}))
-    return rows
 
 
 def _row(version: int, *, incarnation: int = 0, reward: float | None = None) -> dict[str, Any]:
@@ -74,7 +49,7 @@ def test_an_offline_run_of_wandb_holds_every_point_once_over_several_starts(trai
     trained.step(3, incarnation=1, reward=9.0)
     trained.evaluate(3, 0.5)
     run_mirror(trained, "--wandb", "project", cwd=tmp_path)
-    assert _wandb_rows(tmp_path) == [
+    assert wandb_rows(tmp_path) == [
         (0, _row(1)),
         (1, _row(2)),
         (2, _row(3)),
@@ -96,7 +71,7 @@ def test_what_is_remembered_outlives_a_mirror_that_is_killed(trained: Trained, t
     assert process.returncode == -signal.SIGKILL
     trained.step(30)
     run_mirror(trained, "--wandb", "project", cwd=tmp_path)
-    assert [row["policy_version"] for _, row in _wandb_rows(tmp_path)] == list(range(1, 31))
+    assert [row["policy_version"] for _, row in wandb_rows(tmp_path)] == list(range(1, 31))
 
 
 @pytest.mark.slow
@@ -106,7 +81,7 @@ def test_wandb_writes_where_its_own_variable_says_and_knows_the_config(trained: 
     run_mirror(trained, "--wandb", "project", cwd=tmp_path, WANDB_DIR=str(tmp_path / "elsewhere"))
     assert not (tmp_path / "wandb").exists()
     (file,) = (tmp_path / "elsewhere").glob("wandb/offline-run-*/run-mine.wandb")
-    (run,) = (record.run for record in _wandb_records(file) if record.WhichOneof("record_type") == "run")
+    (run,) = (record.run for record in wandb_records(file) if record.WhichOneof("record_type") == "run")
     assert (run.run_id, run.project) == ("mine", "project")
     config = {item.key: json.loads(item.value_json) for item in run.config.update}
     assert config.items() >= CONFIG.items()
@@ -118,20 +93,6 @@ def test_a_name_that_wandb_does_not_allow_is_refused(project: str) -> None:
         WeightsAndBiases(project, "mine")
 
 
-@contextmanager
-def _listening(called: threading.Event) -> Iterator[str]:
-    """An address on this machine that serves nothing; `called` is set by the first connection."""
-
-    class Caller(socketserver.BaseRequestHandler):
-        def handle(self) -> None:
-            called.set()
-
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Caller) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "calls"), [(None, False), ("online", True)])
 def test_wandb_calls_nobody_unless_the_person_asks_for_it(
@@ -139,7 +100,7 @@ def test_wandb_calls_nobody_unless_the_person_asks_for_it(
 ) -> None:
     trained.step(1)
     called = threading.Event()
-    with _listening(called) as address:
+    with listening(called) as address:
         environment = {
             "WANDB_BASE_URL": address, "HTTP_PROXY": address, "HTTPS_PROXY": address, "WANDB_API_KEY": "0" * 40,
             **({} if mode is None else {"WANDB_MODE": mode}),
@@ -152,4 +113,4 @@ def test_wandb_calls_nobody_unless_the_person_asks_for_it(
         process.communicate(timeout=DEADLINE)
     assert called.is_set() == calls
     if not calls:
-        assert [step for step, _ in _wandb_rows(tmp_path)] == [0]
+        assert [step for step, _ in wandb_rows(tmp_path)] == [0]

@@ -1,17 +1,23 @@
 """A run whose trainer has measured something, and `millrace mirror` as a process."""
 
+import json
 import os
+import socketserver
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 from support.campaigns import campaigns
 from support.stored_run.metrics import metric_rows
 from tensorboardX.proto.event_pb2 import Event
+from wandb.proto.wandb_internal_pb2 import Record
 
 from dashboard.integrations.sinks.copying import Mirror
 from dashboard.integrations.sinks.tensorboard import TensorBoard
@@ -95,6 +101,36 @@ def events(folder: Path) -> Iterator[Event]:
             yield Event.FromString(body)
 
 
+def wandb_records(file: Path) -> Iterator[Record]:
+    """W&B's own log: LevelDB's format, in blocks of 32 KiB, behind seven bytes that name it."""
+    data = file.read_bytes()
+    assert data[:4] == b":W&B"
+    position, body = 7, b""
+    while position < len(data):
+        if 32768 - position % 32768 < 7:
+            position += 32768 - position % 32768
+            continue
+        length, kind = struct.unpack("<HB", data[position + 4 : position + 7])
+        body += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):
+            yield Record.FromString(body)
+            body = b""
+
+
+def wandb_rows(folder: Path) -> list[tuple[int, dict[str, Any]]]:
+    """(step, values) of all runs written offline in the folder, oldest first."""
+    rows = []
+    for file in sorted(folder.glob("wandb/offline-run-*/*.wandb"), key=lambda file: file.stat().st_mtime_ns):
+        for record in wandb_records(file):
+            if record.WhichOneof("record_type") == "history":
+                values = {
+                    item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item
+                }
+                rows.append((record.history.step.num, {k: v for k, v in values.items() if not k.startswith("_")}))
+    return rows
+
+
 def start_mirror(trained: Trained, *command: object, cwd: Path, **environment: str) -> subprocess.Popen[str]:
     """`millrace mirror` of the run, with the options of `command`; of W&B's own variables it has only those given."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
@@ -114,6 +150,20 @@ def run_mirror(trained: Trained, *command: object, cwd: Path, **environment: str
     out, err = process.communicate(timeout=DEADLINE)
     assert process.returncode == 0, err
     return out
+
+
+@contextmanager
+def listening(called: threading.Event) -> Iterator[str]:
+    """An address on this machine that serves nothing; `called` is set by the first connection."""
+
+    class Caller(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            called.set()
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Caller) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
 
 
 wait_until = partial(campaigns.wait_until, what="the mirror", seconds=DEADLINE)
