@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +19,7 @@ WARM_UP_STEPS = 3
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    # The imports that follow take seconds.
-    print(f"reading {arguments.config}", flush=True)
+    _announce(arguments)
     from configs.load import load_config
     from millrace.errors import InputError
 
@@ -46,7 +46,7 @@ def _sft(arguments: argparse.Namespace) -> int:
 
 
 def _profile(arguments: argparse.Namespace) -> int:
-    print(f"reading {arguments.config}", flush=True)
+    _announce(arguments)
     from millrace.profiling.trace import ProfileRequest
 
     request = ProfileRequest(after_version=WARM_UP_STEPS, num_steps=arguments.steps)
@@ -60,6 +60,12 @@ def _profile(arguments: argparse.Namespace) -> int:
 
     report(run_store(config, run_id), request)
     return 0
+
+
+def _announce(arguments: argparse.Namespace) -> None:
+    """Shows a person at a terminal that the command has begun: the imports that follow take seconds."""
+    if sys.stdout.isatty():
+        print(f"reading {arguments.config}", flush=True)
 
 
 def _profiled_config(source: str, settings: Sequence[str]) -> "RunConfig":
