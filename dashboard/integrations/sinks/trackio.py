@@ -60,7 +60,7 @@ class Trackio:
                     if point.incarnation >= 0:
                         columns["incarnation"] = point.incarnation
                     run.log({**columns, **point.values}, step=point.policy_version)
-                trackio.finish()  # type: ignore[no-untyped-call]
+                trackio.finish()
         except (OSError, ValueError) as error:
             raise InputError(f"trackio: {error}", file=f"--trackio {self._project}") from error
         state.rows += len(points)
