@@ -198,8 +198,9 @@ def model_flops(case: TrainerCase, samples: Sequence[Sample]) -> float:
     head = case.hidden_size // case.num_heads
     attention = case.hidden_size * head * (2 * case.num_heads + 2 * case.num_kv_heads)
     layers = case.num_layers * (attention + 3 * case.hidden_size * case.intermediate_size)
-    positions = sum(sample.num_tokens for sample in samples)
+    # The last token of a sample is not computed.
+    lengths = [sample.num_tokens - 1 for sample in samples]
     responses = sum(len(sample.response_tokens) for sample in samples)
-    squares = sum(sample.num_tokens**2 for sample in samples)
-    weights = 6.0 * (layers * positions + case.vocab_size * case.hidden_size * responses)
+    squares = sum(length**2 for length in lengths)
+    weights = 6.0 * (layers * sum(lengths) + case.vocab_size * case.hidden_size * responses)
     return weights + 6.0 * case.num_layers * case.hidden_size * squares

@@ -53,10 +53,10 @@ class Sample:
     """[R] how many of them belong to each token, 0 if it was not truncated; empty if no token was."""
     teacher_logprobs: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     """[R] log π_T of the teacher, as `rollout_logprobs` of μ, nats; empty without a teacher."""
-    teacher_top_tokens: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 0), np.int32))
-    """[R, k] the teacher's k likeliest tokens at each token; [0, 0] without `training.distillation.top_k`."""
-    teacher_top_logprobs: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
-    """[R, k] log π_T of each of them, nats."""
+    teacher_top_tokens: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    """[R, k] flat: the teacher's k likeliest tokens at each token; empty without `training.distillation.top_k`."""
+    teacher_top_logprobs: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    """[R, k] flat: log π_T of each of them, nats."""
     routed_experts: npt.NDArray[np.uint16] = field(default_factory=lambda: np.zeros(0, np.uint16))
     """[P + R - 1, layers, experts per token] flat: the experts that computed each token but the last in the generator;
     empty if they were not recorded."""

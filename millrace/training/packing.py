@@ -214,9 +214,10 @@ def _pack(
     top = None
     if any(len(sample.teacher_top_tokens) for sample in samples):
         # All samples of an objective have as many.
-        top_tokens_NK = np.concatenate([sample.teacher_top_tokens for sample in samples], dtype=np.int64)
-        top_logprobs_NK = np.concatenate([sample.teacher_top_logprobs for sample in samples])
-        top = TopTokens(torch.from_numpy(top_tokens_NK), torch.from_numpy(top_logprobs_NK))
+        top_tokens = of_tokens([sample.teacher_top_tokens for sample in samples], np.int64)
+        top_logprobs = of_tokens([sample.teacher_top_logprobs for sample in samples], np.float32)
+        num_tokens = sum(len(sample.response_tokens) for sample in samples)
+        top = TopTokens(top_tokens.view(num_tokens, -1), top_logprobs.view(num_tokens, -1))
     return Microbatch(
         input_ids_S=at_positions(np.concatenate([np.zeros(0, np.int32), *sequences])),
         positions_S=torch.from_numpy(layout.positions_S),

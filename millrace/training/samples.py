@@ -88,8 +88,8 @@ def samples_of(
                 kept_tokens=group.kept_tokens[i],
                 kept_counts=group.kept_counts[i],
                 teacher_logprobs=teacher_logprobs[i],
-                teacher_top_tokens=_by_token(group.teacher_top_tokens[i], group.response_tokens[i], top_k),
-                teacher_top_logprobs=_by_token(group.teacher_top_logprobs[i], group.response_tokens[i], top_k),
+                teacher_top_tokens=_likeliest(group.teacher_top_tokens[i], group.response_tokens[i], top_k),
+                teacher_top_logprobs=_likeliest(group.teacher_top_logprobs[i], group.response_tokens[i], top_k),
                 routed_experts=group.routed_experts[i],
             )
             for i in group.trained
@@ -97,9 +97,9 @@ def samples_of(
     return samples
 
 
-def _by_token(values: npt.NDArray[Any], response_tokens: npt.NDArray[np.int32], top_k: int) -> npt.NDArray[Any]:
-    """[R, at most `top_k`] the first of the values of each response token; [0, 0] for none."""
-    return values.reshape(len(response_tokens), -1)[:, :top_k] if top_k and len(values) else values[:0].reshape(0, 0)
+def _likeliest(values: npt.NDArray[Any], response_tokens: npt.NDArray[np.int32], top_k: int) -> npt.NDArray[Any]:
+    """[R, at most `top_k`] flat: the first of the values of each response token."""
+    return values.reshape(len(response_tokens), -1)[:, :top_k].ravel() if top_k and len(values) else values[:0]
 
 
 def _advantages(names: Mapping[str, str], rewards: Rewards, sources: Sequence[str]) -> list[list[float]]:

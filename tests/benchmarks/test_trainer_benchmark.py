@@ -77,5 +77,5 @@ def test_the_models_operations_are_those_of_its_matrix_products_and_causal_atten
     products = sum(
         flops for operation, flops in counts.items() if operation in (torch.ops.aten.mm, torch.ops.aten.addmm)
     )
-    squares = sum(sample.num_tokens**2 for sample in samples)
+    squares = sum((sample.num_tokens - 1) ** 2 for sample in samples)
     assert model_flops(_TINY, samples) == 3 * products + 6 * 2 * 16 * squares

@@ -204,17 +204,15 @@ def test_where_there_is_a_teacher_rewards_have_a_factor(teacher: str | None, fac
     assert [sample.teacher_logprobs.tolist() for sample in samples] == [[-1.0], [-2.0]]
 
 
-@pytest.mark.parametrize(("top_k", "expected"), [(None, []), (1, [[7], [9]]), (2, [[7, 8], [9, 1]])])
-def test_samples_have_the_first_of_the_likeliest_tokens_that_are_stored(
-    top_k: int | None, expected: list[list[int]]
-) -> None:
+@pytest.mark.parametrize(("top_k", "expected"), [(None, []), (1, [7, 9]), (2, [7, 8, 9, 1])])
+def test_samples_have_the_first_of_the_likeliest_tokens_that_are_stored(top_k: int | None, expected: list[int]) -> None:
     values = {"max_steps": 1, "distillation": {"teacher": "expert", "top_k": top_k}}
     group = scored_group(0, [[0, 0], [0, 0]], [1.0, 0.0], teacher_logprobs=[[-1.0, -1.0]] * 2)
     group.teacher_top_tokens[:] = [np.array([7, 8, 9, 1], dtype=np.int32)] * 2
     group.teacher_top_logprobs[:] = [np.array([-1, -2, -3, -4], dtype=np.float32)] * 2
     for sample in samples_of([group], TrainingConfig.model_validate(values), 0):
         assert sample.teacher_top_tokens.tolist() == expected
-        assert sample.teacher_top_logprobs.shape == sample.teacher_top_tokens.shape
+        assert len(sample.teacher_top_logprobs) == len(expected)
 
 
 def test_a_response_without_its_teachers_log_probabilities_is_dropped_as_an_error() -> None:

@@ -177,8 +177,8 @@ def test_a_policy_that_follows_the_forward_kl_alone_comes_close_to_the_teacher(m
     samples = [replace(sample, advantage=0.0) for sample in batch_of_groups()]
     vocabulary: int = make_model(1).config.vocab_size
     taught = [
-        replace(sample, teacher_logprobs=of_sample.logprobs, teacher_top_tokens=of_sample.top_tokens,
-                teacher_top_logprobs=of_sample.top_logprobs)
+        replace(sample, teacher_logprobs=of_sample.logprobs, teacher_top_tokens=of_sample.top_tokens.ravel(),
+                teacher_top_logprobs=of_sample.top_logprobs.ravel())
         for sample, of_sample in zip(
             samples, Teacher(make_model(1), num_ids=vocabulary, max_tokens=99).teach(samples, vocabulary), strict=True
         )

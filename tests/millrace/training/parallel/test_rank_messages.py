@@ -17,7 +17,7 @@ FLOATS = st.floats(width=64)
 
 @st.composite
 def samples(draw: st.DrawFn) -> Sample:
-    prompt, response = draw(st.integers(1, 5)), draw(st.integers(0, 5))
+    prompt, response, top = draw(st.integers(1, 5)), draw(st.integers(0, 5)), draw(st.integers(0, 3))
     return Sample(
         prompt_tokens=draw(arrays(np.int32, prompt)),
         response_tokens=draw(arrays(np.int32, response)),
@@ -28,8 +28,12 @@ def samples(draw: st.DrawFn) -> Sample:
         staleness=draw(st.integers(0, 2**40)),
         max_new_tokens=draw(st.integers(1, 2**40)),
         source=draw(st.text()),
+        is_demonstration=draw(st.booleans()),
         kept_tokens=draw(arrays(np.int32, st.integers(0, 5))),
         kept_counts=draw(arrays(np.int32, st.sampled_from([0, response]))),
+        teacher_logprobs=draw(arrays(np.float32, st.sampled_from([0, response]))),
+        teacher_top_tokens=draw(arrays(np.int32, response * top)),
+        teacher_top_logprobs=draw(arrays(np.float32, response * top)),
     )
 
 
