@@ -40,10 +40,10 @@ def model(num_layers: int, dtype: Dtype) -> LlamaForCausalLM:
 
 
 def batch(num_samples: int, length: int) -> list[Sample]:
-    """Samples of `length` tokens; the second half is the response."""
+    """Samples of which `length` tokens are computed, all but the last one; half of these are the prompt."""
     random = np.random.default_rng(0)
     half = length // 2
-    draws = [(random.integers(0, VOCAB, half), random.integers(0, VOCAB, half)) for _ in range(num_samples)]
+    draws = [(random.integers(0, VOCAB, half), random.integers(0, VOCAB, half + 1)) for _ in range(num_samples)]
     return [make_sample(prompt, response, rollout_logprobs=-3.6) for prompt, response in draws]
 
 

@@ -31,7 +31,7 @@ _WHOLE = sorted(name for name, case in CASES.items() if case.compute_dtype is No
 _IN_16_BITS = ["llama aipo bfloat16", "qwen3 gspo", "qwen3 lora", "gemma3 one prompt", "qwen3_moe aipo"]
 _NUMBER = 8
 """Bytes of a float64."""
-_COLUMNS = 8
+_COLUMNS = 9
 
 
 class Counting(Loss):
