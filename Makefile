@@ -12,7 +12,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn
 TORCH := $(shell grep '^torch==' constraints.txt)
 SOURCES := configs flows tasks millrace storage dashboard benchmarks docs tests
 
-.PHONY: demo test test-slow first-moves test-all faults server deploy host install vllm gpu smollm check docs gpu-check \
+.PHONY: demo test test-slow first-moves test-all faults server deploy host install vllm gpu smollm check docs pictures gpu-check \
   constraints-gpu format clean
 
 # For `make server`, `make deploy` and `make host`. Variables already set in the environment are kept.
@@ -100,6 +100,9 @@ constraints-gpu: $(VENV)/check  ## renews constraints-gpu.txt: the pins of const
 docs: $(VENV)/docs  ## writes docs/reference from the code, and builds the site in .site; fails on a broken link
 	$(BIN)/python docs/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+pictures: $(VENV)/test  ## takes the pictures of the documentation anew, in ten minutes; needs Chromium
+	PYTHONPATH=tests $(BIN)/python docs/pictures.py
 
 gpu-check: gpu  ## runs on a machine with GPUs what has never run on one, and writes gpu-check.txt; exit code 2 without a GPU
 	@$(MAKE) --no-print-directory $(VENV)/test
