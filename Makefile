@@ -101,7 +101,7 @@ docs: $(VENV)/docs  ## writes docs/reference from the code, and builds the site 
 	$(BIN)/python docs/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-pictures: $(VENV)/test  ## takes the pictures of the documentation anew, in ten minutes; needs Chromium
+pictures: $(VENV)/test  ## takes the pictures of the documentation anew, in five minutes; needs Chromium
 	PYTHONPATH=tests $(BIN)/python docs/pictures.py
 
 gpu-check: gpu  ## runs on a machine with GPUs what has never run on one, and writes gpu-check.txt; exit code 2 without a GPU

@@ -3,7 +3,7 @@
     Prefect server, worker ─► deployments, form ─► two campaigns ─► flow run ─┐
     dashboard ─► table of runs, home, a group ────────────────────────────────┴─► docs/images/*.png
 
-The campaigns are those of `tiny-cpu` with other seeds, and shorter. Ten minutes on two cores.
+The campaigns are those of `tiny-cpu` with other seeds, and shorter. Five minutes on two cores.
 """
 
 import tempfile
