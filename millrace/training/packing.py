@@ -192,9 +192,6 @@ def _pack(
     # Of each response token, the one before it, among the computed tokens of all samples.
     before_N = np.repeat(np.cumsum(lengths, dtype=np.int64) - sizes, sizes) + index_N
 
-    def of_tokens(values: Sequence[npt.NDArray[np.generic]], dtype: npt.DTypeLike) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate([np.zeros(0, dtype), *values], dtype=dtype, casting="unsafe"))
-
     def of_responses(values: Sequence[float], dtype: npt.DTypeLike) -> torch.Tensor:
         return torch.from_numpy(np.repeat(np.array(values, dtype=dtype), sizes))
 
@@ -203,21 +200,6 @@ def _pack(
         placed[layout.where[: len(values)]] = values
         return torch.from_numpy(placed)
 
-    kept = None
-    if any(len(sample.kept_counts) for sample in samples):
-        counted = [
-            sample.kept_counts if len(sample.kept_counts) else np.zeros(len(sample.response_tokens))
-            for sample in samples
-        ]
-        counts_N = of_tokens(counted, np.int64)
-        kept = KeptTokens(of_tokens([sample.kept_tokens for sample in samples], np.int64), counts_N, counts_N.numpy())
-    top = None
-    if any(len(sample.teacher_top_tokens) for sample in samples):
-        # All samples of an objective have as many.
-        top_tokens = of_tokens([sample.teacher_top_tokens for sample in samples], np.int64)
-        top_logprobs = of_tokens([sample.teacher_top_logprobs for sample in samples], np.float32)
-        num_tokens = sum(len(sample.response_tokens) for sample in samples)
-        top = TopTokens(top_tokens.view(num_tokens, -1), top_logprobs.view(num_tokens, -1))
     return Microbatch(
         input_ids_S=at_positions(np.concatenate([np.zeros(0, np.int32), *sequences])),
         positions_S=torch.from_numpy(layout.positions_S),
@@ -229,26 +211,51 @@ def _pack(
         where_W=torch.from_numpy(layout.where[: sum(lengths)]),
         sample_lengths=tuple(lengths),
         predicts_N=torch.from_numpy(layout.where[before_N]),
-        targets_N=of_tokens([sample.response_tokens for sample in samples], np.int64),
-        trainable_L=of_tokens([sample.loss_mask for sample in samples], np.bool_).nonzero().squeeze(1),
-        rollout_logprobs_N=of_tokens([sample.rollout_logprobs for sample in samples], np.float32),
+        targets_N=_of_tokens([sample.response_tokens for sample in samples], np.int64),
+        trainable_L=_of_tokens([sample.loss_mask for sample in samples], np.bool_).nonzero().squeeze(1),
+        rollout_logprobs_N=_of_tokens([sample.rollout_logprobs for sample in samples], np.float32),
         advantages_N=of_responses([sample.advantage for sample in samples], np.float32),
-        teacher_logprobs_N=of_tokens(
+        teacher_logprobs_N=_of_tokens(
             [
                 sample.teacher_logprobs if len(sample.teacher_logprobs) else np.zeros(len(sample.response_tokens))
                 for sample in samples
             ],
             np.float32,
         ),
-        teacher_top=top,
+        teacher_top=_likeliest_of_teacher(samples),
         temperatures_N=of_responses([sample.temperature for sample in samples], np.float32),
         staleness_N=of_responses([sample.staleness for sample in samples], np.int64),
         response_N=of_responses(range(len(samples)), np.int64),
         in_batch_N=of_responses(firsts, np.int64) + torch.from_numpy(index_N),
-        kept=kept,
+        kept=_kept_tokens(samples),
         routed_experts_SX=None if experts is None else at_positions(experts),
         indices=indices,
     )
+
+
+def _of_tokens(values: Sequence[npt.NDArray[np.generic]], dtype: npt.DTypeLike) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate([np.zeros(0, dtype), *values], dtype=dtype, casting="unsafe"))
+
+
+def _kept_tokens(samples: Sequence[Sample]) -> KeptTokens | None:
+    """What truncated sampling kept; None if no token was truncated."""
+    if not any(len(sample.kept_counts) for sample in samples):
+        return None
+    counted = [
+        sample.kept_counts if len(sample.kept_counts) else np.zeros(len(sample.response_tokens)) for sample in samples
+    ]
+    counts_N = _of_tokens(counted, np.int64)
+    return KeptTokens(_of_tokens([sample.kept_tokens for sample in samples], np.int64), counts_N, counts_N.numpy())
+
+
+def _likeliest_of_teacher(samples: Sequence[Sample]) -> TopTokens | None:
+    """The likeliest tokens of the samples' teacher, equally many for each token; None without `top_k`."""
+    if not any(len(sample.teacher_top_tokens) for sample in samples):
+        return None
+    tokens = _of_tokens([sample.teacher_top_tokens for sample in samples], np.int64)
+    logprobs = _of_tokens([sample.teacher_top_logprobs for sample in samples], np.float32)
+    num_tokens = sum(len(sample.response_tokens) for sample in samples)
+    return TopTokens(tokens.view(num_tokens, -1), logprobs.view(num_tokens, -1))
 
 
 def _borders(lengths: Sequence[int]) -> torch.Tensor:
