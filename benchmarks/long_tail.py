@@ -10,7 +10,8 @@
 
 Finished campaigns under --root are not run again. --simulated prints what the simulation expects, and runs none.
 
-    python -m benchmarks.long_tail [--quick] [--simulated] [--steps 40] [--step-seconds 6] [--root FOLDER] [--json PATH]
+    python -m benchmarks.long_tail [--quick] [--simulated] [--modes keep …] [--steps 40] [--step-seconds 6]
+                                   [--root FOLDER] [--json PATH]
 """
 
 import json
@@ -92,11 +93,11 @@ class LongTailCase:
         }
 
 
-def all_cases(groups: int) -> list[LongTailCase]:
-    """Returns the table's cases, with `groups` per optimizer step."""
+def all_cases(groups: int, modes: Sequence[Mode] = MODES) -> list[LongTailCase]:
+    """Returns the table's cases with these modes, with `groups` per optimizer step."""
     return [
         LongTailCase(sigma=sigma, max_staleness=eta, groups_per_step=groups, groups_per_batch=in_flight, mode=mode)
-        for sigma, eta, in_flight, mode in product(LOSS_SHARES, (3, 4), (groups, groups * 3 // 2), MODES)
+        for sigma, eta, in_flight, mode in product(LOSS_SHARES, (3, 4), (groups, groups * 3 // 2), modes)
     ]
 
 
@@ -107,18 +108,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40, help="optimizer steps of each campaign")
     parser.add_argument("--warmup", type=int, default=10, help="first steps that do not count")
     parser.add_argument("--step-seconds", type=float, default=6.0, help="sleep of the trainer per step")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES, help="values of staleness.too_old")
     parser.add_argument("--quick", action="store_true", help="only σ = 0.6, η = 4, C = B")
     parser.add_argument("--simulated", action="store_true", help="run no campaign: only what the simulation expects")
     parser.add_argument("--root", type=Path, help="folder of the campaigns, kept; by default a temporary one")
     arguments = parser.parse_args()
     if arguments.steps < arguments.warmup + 2:
         parser.error(f"--steps is {arguments.steps}; expected at least two more than --warmup, {arguments.warmup}")
-    cases = all_cases(arguments.groups)
+    cases = all_cases(arguments.groups, arguments.modes)
     if arguments.quick:
         quick = LongTailCase(
             sigma=0.6, max_staleness=4, groups_per_step=arguments.groups, groups_per_batch=arguments.groups, mode="drop"
         )
-        cases = [replace(quick, mode=mode) for mode in MODES]
+        cases = [replace(quick, mode=mode) for mode in arguments.modes]
     lengths = {"step_seconds": arguments.step_seconds, "steps": arguments.steps, "warmup": arguments.warmup}
     with tempfile.TemporaryDirectory(prefix="millrace-benchmark-") as temporary:
         root = (arguments.root or Path(temporary)).resolve()
