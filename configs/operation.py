@@ -30,11 +30,10 @@ class StalenessConfig(Section):
     max_staleness: Versions = 4
     """Maximum policy versions by which the trainer is ahead of the oldest one in a trajectory; 0 in `sync` mode. With
     `too_old: keep` it limits only which groups are admitted to generation."""
-    too_old: Literal["drop", "wait", "mask", "keep"] = "mask"
-    """What happens to a group with tokens older than that. `drop`: the whole group is dropped; `wait`: no step
-    is made that would leave a group in flight too old; `mask`: these tokens have no loss, and the rest of the group is
-    trained on; `keep`: the whole group is trained on, each token with its importance weight. No effect in `sync`
-    mode."""
+    too_old: Literal["keep", "mask", "drop", "wait"] = "keep"
+    """What happens to a group with tokens older than that. `keep`: the whole group is trained on, each token with its
+    importance weight; `mask`: these tokens have no loss, and the rest of the group is trained on; `drop`: the whole
+    group is dropped; `wait`: no step is made that would leave a group in flight too old. No effect in `sync` mode."""
     control: Literal["fixed", "adaptive"] = "fixed"
     """`fixed`: the bound is `max_staleness`. `adaptive`: the trainer moves the bound between 1 and `max_staleness`, and
     the number of responses in flight, by its measurements (docs/control.md)."""

@@ -223,6 +223,6 @@ LEARNING_RULES = (
     Rule(
         "staleness.too_old training.loss",
         lambda c: c.bounds_admission_only and c.training.loss.name == "reinforce",
-        "a loss with importance ratios, such as aipo, which weight the tokens that are too old",
+        "mask, or a loss with importance ratios, such as aipo, which weight the tokens that are too old",
     ),
 )

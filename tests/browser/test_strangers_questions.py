@@ -63,7 +63,7 @@ def test_health_bottleneck_and_staleness_take_the_click_that_opens_the_run(watch
     expect(clauses.nth(2)).to_contain_text("no stage is always busy: train idle 12%, generate idle 23%")
     expect(clauses.nth(3)).to_contain_text("of the rollouts were too old and dropped")
     expect(clauses.nth(3)).to_have_class("warning")
-    expect(stranger.page.locator(".advice")).to_contain_text("Set staleness.too_old to mask")
+    expect(stranger.page.locator(".advice")).to_contain_text("Set staleness.too_old to keep")
     assert stranger.clicks == 1
 
 

@@ -330,11 +330,11 @@ IMPOSSIBLE: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
         ("prompts.where", "prompts.demonstrations"),
     ),
     "adaptive control without ratios": (
-        {"staleness": {"control": "adaptive"}, "training": {"max_steps": 3, "loss": "reinforce"}},
+        {"staleness": {"control": "adaptive", "too_old": "mask"}, "training": {"max_steps": 3, "loss": "reinforce"}},
         ("staleness.control", "training.loss"),
     ),
     "old tokens that are kept without ratios": (
-        {"staleness": {"too_old": "keep"}, "training": {"max_steps": 3, "loss": "reinforce"}},
+        {"training": {"max_steps": 3, "loss": "reinforce"}},
         ("staleness.too_old", "training.loss"),
     ),
 }

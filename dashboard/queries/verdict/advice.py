@@ -48,11 +48,8 @@ def _finished(facts: Facts) -> str:
 def _too_stale(facts: Facts) -> str | None:
     if facts.sync:
         return None
-    dropped = facts.dropped_share is not None and facts.dropped_share >= (facts.masked_share or 0.0)
-    if dropped and facts.setting("staleness.too_old") not in ("mask", "keep"):
-        return "Set staleness.too_old to mask, so that only the tokens that are too old are lost."
-    if facts.is_adaptive:
-        return "Shorten responses: long ones outlast the bound."
+    if facts.setting("training.loss.name") != "reinforce":
+        return "Set staleness.too_old to keep: old tokens are trained too, each with its importance weight."
     return f"Raise staleness.max_staleness (now {facts.bound}), or shorten responses: long ones outlast the bound."
 
 
@@ -73,10 +70,9 @@ def _off_policy(facts: Facts) -> str:
 def _length_bias(facts: Facts) -> str | None:
     if facts.sync or facts.admission_only:
         return None
-    mask = "" if facts.setting("staleness.too_old") == "mask" else "Set staleness.too_old to mask, or "
-    return (
-        f"{mask}{'r' if mask else 'R'}aise staleness.max_staleness (now {facts.bound}): short responses are favoured."
-    )
+    if facts.setting("training.loss.name") != "reinforce":
+        return "Set staleness.too_old to keep, which favours no length."
+    return f"Raise staleness.max_staleness (now {facts.bound}): short responses are favoured."
 
 
 def _no_spread(facts: Facts) -> str:

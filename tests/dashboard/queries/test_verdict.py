@@ -110,9 +110,8 @@ def test_in_sync_mode_nothing_is_advised_about_the_bound(changes: dict[str, Any]
 @pytest.mark.parametrize(
     ("changes", "config", "advised", "not_advised"),
     [
-        ({"length_bias": 0.9}, {"staleness": {"too_old": "mask"}}, "max_staleness", "to mask"),
-        ({"dropped_share": 0.5}, {"staleness": {"too_old": "mask"}}, "max_staleness", "to mask"),
-        ({"dropped_share": 0.5}, {"staleness": {"too_old": "mask", "control": "adaptive"}}, "Shorten", "staleness"),
+        ({"length_bias": 0.9}, {"training": {"loss": {"name": "reinforce"}}}, "max_staleness", "to keep"),
+        ({"dropped_share": 0.5}, {"training": {"loss": {"name": "reinforce"}}}, "max_staleness", "to keep"),
         ({"ess": 0.3}, {"staleness": {"control": "adaptive"}}, "learning_rate", "to adaptive"),
         ({"ess": 0.3}, {"training": {"loss": {"name": "reinforce"}}}, "max_staleness", "adaptive"),
         ({"ess": 0.3, "bound": 0}, {"training": {"epochs": 2, "minibatches": 4}}, "8 updates", "disagree"),
@@ -155,9 +154,9 @@ def test_a_trainer_that_waits_is_a_warning_that_names_what_it_waits_for(
     ("changes", "level", "advised"),
     [
         ({"outcome": [int(row % 40 == 0) for row in range(4 * STEPS)]}, "good", None),
-        ({"outcome": [int(row % 8 == 0) for row in range(4 * STEPS)]}, "warning", "staleness.too_old to mask"),
-        ({"outcome": [row % 2 for row in range(4 * STEPS)]}, "bad", "staleness.too_old to mask"),
-        ({"trained": {"masked_token_share": [0.3] * STEPS}}, "bad", "staleness.max_staleness"),
+        ({"outcome": [int(row % 8 == 0) for row in range(4 * STEPS)]}, "warning", "staleness.too_old to keep"),
+        ({"outcome": [row % 2 for row in range(4 * STEPS)]}, "bad", "staleness.too_old to keep"),
+        ({"trained": {"masked_token_share": [0.3] * STEPS}}, "bad", "staleness.too_old to keep"),
     ],
 )
 def test_a_run_that_drops_or_masks_much_is_too_stale(changes: dict[str, Any], level: str, advised: str | None) -> None:

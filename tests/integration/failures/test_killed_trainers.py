@@ -27,6 +27,7 @@ SETTINGS: dict[str, object] = {
     "training.checkpoint_every": 4,
     "staleness.control": "adaptive",
     "staleness.max_staleness": HIGHEST,
+    "staleness.too_old": "mask",
 }
 KILLS = (
     "train-0 train.before_handover 7 kill",

@@ -23,7 +23,7 @@ from storage.stores.memory import MemoryStore
 @pytest.fixture
 def bench(memory_store: MemoryStore, make_model: Callable[..., LlamaForCausalLM]) -> TrainerBench:
     """Two steps of two groups, and a fifth group that waits."""
-    made = TrainerBench(memory_store, make_model)
+    made = TrainerBench(memory_store, make_model, staleness={"too_old": "mask"})
     for number in range(5):
         made.commit(number, [[0, 0], [0]], [1.0, 0.0])
     assert made.train() == 2

@@ -81,7 +81,7 @@ def test_a_generator_with_only_stragglers_counts_as_waiting_for_room(make_bench:
 
 @pytest.mark.usefixtures("waiting")
 def test_a_restarted_trainer_uses_the_bounds_of_its_checkpoint(make_bench: MakeBench) -> None:
-    bench = make_bench(staleness=ADAPTIVE)
+    bench = make_bench(staleness={**ADAPTIVE, "too_old": "mask"})
     steps(bench, 0, 8)
     bench.train()
     assert bench.bounds[8] == 3

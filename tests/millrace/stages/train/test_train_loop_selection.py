@@ -33,8 +33,10 @@ MakeBench = Callable[..., TrainerBench]
 
 @pytest.fixture
 def make_bench(memory_store: MemoryStore, make_model: Callable[..., LlamaForCausalLM]) -> MakeBench:
-    """`make(**selection)`: a trainer of two groups a step."""
-    return lambda **selection: TrainerBench(memory_store, make_model, training={"selection": selection})
+    """`make(**selection)`: a trainer of two groups a step, which masks tokens beyond the bound."""
+    return lambda **selection: TrainerBench(
+        memory_store, make_model, training={"selection": selection}, staleness={"too_old": "mask"}
+    )
 
 
 def test_a_group_without_spread_is_dropped_and_replaced(make_bench: MakeBench) -> None:
