@@ -124,5 +124,10 @@ class GenerationConfig(SamplingConfig):
     """Whether responses in flight keep their key-value cache when new weights arrive; later tokens then also read keys
     and values of older versions. `false`: the cache is recomputed from the prompt and the tokens so far. Later tokens
     carry the new version either way, and requests that enter later never read caches of older versions."""
-    threads: Count = 1
-    """CPU threads per generator."""
+    threads: Count | None = None
+    """CPU threads per generator. null: chosen at the start of each attempt, as `training.threads` is."""
+
+    @property
+    def num_threads(self) -> int:
+        """`threads`; 1 while none are chosen."""
+        return self.threads or 1

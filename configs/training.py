@@ -216,8 +216,15 @@ class TrainingConfig(ObjectiveConfig):
     minutes of work are lost."""
     checkpoint_keep: Annotated[int, Field(ge=2)] | None = None
     """Number of newest checkpoints whose files stay; those of the best version evaluated stay as well. null: all."""
-    threads: Count = 1
-    """CPU threads of the trainer."""
+    threads: Count | None = None
+    """CPU threads of each of the trainer's ranks. null: chosen at the start of each attempt. On CPUs trainer and
+    generators divide the host's cores by their busy time in the run's earlier attempts, at first in halves; a model of
+    fewer than 20 million parameters has one thread each, and so has a GPU."""
+
+    @property
+    def num_threads(self) -> int:
+        """`threads`; 1 while none are chosen."""
+        return self.threads or 1
 
     @field_validator("compute_dtype", "compile")
     @classmethod

@@ -73,8 +73,8 @@ def jobs(config: RunConfig) -> list[Job]:
     placement, pools = config.placement, config.annotators
     # The threads of each replica.
     groups: list[tuple[StageName, PlaceConfig, list[int]]] = [
-        ("train", placement.train, [config.training.threads] * placement.train.hosts),
-        ("generate", placement.generate, [config.generation.threads] * config.generation.replicas),
+        ("train", placement.train, [config.training.num_threads] * placement.train.hosts),
+        ("generate", placement.generate, [config.generation.num_threads] * config.generation.replicas),
         ("score", placement.score, [config.scoring.threads] * pools.total("scores")),
         ("teach", placement.teach, [config.teacher_of(t)[1].threads for t in range(pools.total("teachers"))]),
     ]
@@ -95,7 +95,7 @@ def jobs_at_end(config: RunConfig) -> list[Job]:
 
 def _evaluation_job(config: RunConfig, stage: StageName, replica: int) -> Job:
     where = config.placement.evaluate
-    process = StageProcess(stage=stage, replica=replica, threads=config.training.threads)
+    process = StageProcess(stage=stage, replica=replica, threads=config.training.num_threads)
     return Job(processes=(process,), work_pool=where.work_pool, job_variables=where.job_variables)
 
 

@@ -51,7 +51,7 @@ def generate(config: RunConfig, num_groups: int, update_every: float | None) -> 
     generation, pace = config.generation, SleepingPace.from_environment()
     assert config.model.path is not None
     folder = Path(config.model.path)
-    torch.set_num_threads(generation.threads)
+    torch.set_num_threads(generation.num_threads)
     readings: list[MeterReading] = []
     sampling = sampling_of(generation)
     tokenizer, dtype = load_tokenizer(folder), config.generation_dtype

@@ -34,6 +34,7 @@ from flows.campaign.local_copies import with_local_copies
 from flows.campaign.prepare import Resume, check, claim, run_store
 from flows.campaign.remote_stages import run_remotely
 from flows.campaign.report import write_report, write_summary
+from flows.campaign.threads import with_threads
 from flows.campaign.user_errors import fails_with_one_line
 from flows.display.artifacts import artifact_key, final_message, flow_run_link, show
 from flows.display.ui_reporter import UiReporter
@@ -98,6 +99,7 @@ def campaign(
         resume = "latest"
     config = with_local_copies(config, run_store(config, run_id), get_run_logger().info)
     inputs = check(config, run_id, resume=resume, accept_changed_inputs=accept_changed_inputs)
+    config = with_threads(config, run_store(config, run_id))
     return run_attempt.fn(config, run_id, resume, inputs, suspended_before)
 
 

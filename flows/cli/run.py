@@ -12,6 +12,7 @@ from configs.schema import RunConfig
 from configs.stored import changed_keys
 from flows.campaign.local_copies import with_local_copies
 from flows.campaign.prepare import Resume, check, run_store
+from flows.campaign.threads import with_threads
 from flows.display.key_figures import already_finished
 from flows.display.live_view import LiveView, panel
 from flows.display.tables import echo
@@ -73,6 +74,7 @@ def run_campaign(
             accept_changed_inputs=accept_changed_inputs,
             meanwhile=lambda: importlib.import_module("flows.campaign.flow"),
         )
+    config = with_threads(config, store)
     if profile is not None:
         profile.write(store)
     # Imported while the server starts.

@@ -81,7 +81,7 @@ def evaluate(run_url: str) -> dict[str, Any]:
                     handover=Path(folder),
                     devices=assignment.get(process, ()),
                 )
-                evaluate_stage(arguments, config.training.threads)
+                evaluate_stage(arguments, config.training.num_threads)
     finally:
         STOP.set()
         STAGES.close()

@@ -63,7 +63,7 @@ def replay(request: ReplayRequest) -> dict[str, Any]:
     with attempt_under_way(store, 0, "replay") as (arguments, _):
         if request.rescore is not None:
             _finish(config, arguments, score, range(config.annotators.total("scores")), config.scoring.threads)
-        threads = config.training.threads
+        threads = config.training.num_threads
         match request.job:
             case "verify":
                 _finish(config, arguments, verify, [0], threads)

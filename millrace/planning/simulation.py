@@ -82,7 +82,7 @@ class Campaign:
         self._generators = [SimulatedGenerator(number, self, slots) for number in range(generation.replicas)]
         self._replicas = {"generate": generation.replicas, "score": config.annotators.total("scores"), "train": 1}
         scoring, training = config.scoring, config.training
-        self._threads = {"generate": generation.threads, "score": scoring.threads, "train": training.threads}
+        self._threads = {"generate": generation.num_threads, "score": scoring.threads, "train": training.num_threads}
         # A heap of (time, order, action, arguments).
         self._agenda: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = itertools.count()

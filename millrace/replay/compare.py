@@ -63,7 +63,7 @@ def compare(
             f"the batch of step {missing[0]} is not stored", file=run.url, expected="a range without a gap before it"
         )
     run.check_stored(np.concatenate(list(batches.values())))
-    torch.set_num_threads(training.threads)
+    torch.set_num_threads(training.num_threads)
     original = start_trainer(run, start)
     # Gradients compare only at the same weights.
     copies = [start_trainer(run, start, one_update=True) for _ in chosen]

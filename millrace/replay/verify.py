@@ -129,7 +129,7 @@ class _Verification:
         """Sets the threads of the attempt that made the step, and records how its environment differs from this one."""
         attempt = attempt_of_step(self._run.store, step)
         training = attempt_config(attempt).training
-        torch.set_num_threads(training.threads)
+        torch.set_num_threads(training.num_threads)
         self._verdict.unlike |= differences(attempt.provenance, self._provenance)
         # The summation of a gradient, by microbatch and rank, decides its last bits. This process is one rank.
         per_microbatch = "training.max_tokens_per_microbatch"

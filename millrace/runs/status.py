@@ -113,7 +113,7 @@ class StatusReader:
             "curriculum": _curriculum(records),
             "sources": _sources(config.get("sources", {}), trainer, records, results),
             "ledger": {**account.ledger(), "generated_twice": _generated_twice(account, records)},
-            "seconds": _seconds(records),
+            "seconds": stage_seconds(records),
             "scores": {name: _total(records, "score", name) for name in ("rollouts", "errors")},
             "services": _services(records),
             "tokens": self._tokens(account, records),
@@ -226,7 +226,7 @@ def _services(records: Records) -> dict[str, float]:
     return dict(totals)
 
 
-def _seconds(records: Records) -> dict[str, float]:
+def stage_seconds(records: Records) -> dict[str, float]:
     """Busy and idle time of each stage, summed over its replicas; `sync` is short for sync_weights."""
     totals: dict[str, float] = {}
     for stage in STAGES:

@@ -193,7 +193,7 @@ class EvaluatedPolicy:
     def __init__(self, stage: Stage) -> None:
         self._stage, self._config = stage, stage.config
         config = stage.config
-        torch.set_num_threads(config.training.threads)
+        torch.set_num_threads(config.training.num_threads)
         self._sets: dict[str, dict[str, EvaluationSet]] = {}
         self._rules: dict[str, Rules] = {}
         episodes: dict[str, EpisodeRules] = {}

@@ -36,7 +36,7 @@ def main(stage: Stage) -> None:
     """Generates until asked to drain."""
     config = stage.config
     generation = config.generation
-    torch.set_num_threads(generation.threads)
+    torch.set_num_threads(generation.num_threads)
     device = Device(stage.arguments.handover / "device" if config.placement.colocated else None, alone=False)
     if device.shared and not stage.wait(device.take, why="waiting for the trainer to give the device back"):
         return

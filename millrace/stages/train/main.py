@@ -91,7 +91,7 @@ def _start_trainer(config: RunConfig, folder: Path) -> Trainer:
     Raises InputError if model or host don't allow the configured layout of ranks.
     """
     training, hosts = config.effective_training, config.placement.train.hosts
-    torch.set_num_threads(training.threads)
+    torch.set_num_threads(training.num_threads)
     if training.device == "cuda":
         use_expandable_segments()
     gpus = torch.cuda.device_count() if training.device == "cuda" else None
