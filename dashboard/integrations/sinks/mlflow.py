@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dashboard.integrations.sinks.sink import MirrorState, Point, Text
-from dashboard.read.settings import settings
+from dashboard.integrations.sinks.sink import MirrorState, Point, Sink
+from dashboard.read.run_info import settings
 from millrace.errors import InputError, MissingExtra
 
 # MLflow would report its use over the network.
@@ -35,10 +35,8 @@ _RUN = "millrace.run"
 """Tag with the name and the start of the run, by which a mirror that is started again finds MLflow's run."""
 
 
-class MLflow:
+class MLflow(Sink):
     """Writes to MLflow, and the mirror's state to `millrace-mlflow/` in the current folder."""
-
-    takes_texts = False
 
     def __init__(self, experiment: str, run_id: str) -> None:
         self.name = f"MLflow, experiment {experiment}, {os.environ.get('MLFLOW_TRACKING_URI') or 'mlflow.db'}"
@@ -82,15 +80,6 @@ class MLflow:
         except MlflowException as error:
             raise self._refused(error) from error
         state.rows += len(points)
-
-    def write_texts(self, texts: Sequence[Text]) -> None:
-        """Does nothing."""
-
-    def roll_back(self, policy_version: int, state: MirrorState) -> None:
-        """Does nothing: later points have a higher incarnation."""
-
-    def flush(self) -> None:
-        """Does nothing: the client does not buffer."""
 
     def close(self) -> None:
         """Ends MLflow's run, until a mirror continues it."""

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from millrace.errors import InputError
 
@@ -38,14 +38,12 @@ class Text:
     markdown: str
 
 
-class Sink(Protocol):
+class Sink:
     """Destination of points. `open` is called once, then `write` and `flush` for each batch, then `close`.
 
     Examples:
-        >>> class Printer:
-        ...     name, takes_texts = "terminal", False
-        ...
-        ...     def write(self, points: Sequence[Point], state: "MirrorState") -> None:
+        >>> class Printer(Sink):
+        ...     def write(self, points, state):
         ...         for point in points:
         ...             print(point.policy_version, dict(point.values))
         >>> point = Point(policy_version=3, incarnation=0, t=0.0, values={"train/loss": 0.5})
@@ -57,7 +55,7 @@ class Sink(Protocol):
     """Description with its location, for the user."""
     state_file: Path
     """File of the MirrorState."""
-    takes_texts: bool
+    takes_texts = False
     """Whether it can store texts."""
 
     def open(self, run: Mapping[str, Any], config: Mapping[str, Any], state: "MirrorState") -> None:
@@ -65,18 +63,23 @@ class Sink(Protocol):
 
         Raises InputError for problems that the user has to fix.
         """
+        raise NotImplementedError
 
     def write(self, points: Sequence[Point], state: "MirrorState") -> None:
-        """Writes `points` and counts them in `state`."""
+        """Writes `points` and counts them in `state`. Raises InputError for errors of the destination."""
+        raise NotImplementedError
 
     def write_texts(self, texts: Sequence[Text]) -> None:
         """Writes `texts`; called only if `takes_texts`."""
 
     def roll_back(self, policy_version: int, state: "MirrorState") -> None:
-        """Hides points and texts of `policy_version` and later, which were rolled back and will be repeated."""
+        """Hides points and texts of `policy_version` and later, which were rolled back and will be repeated.
+
+        Does nothing where the points of the restarted trainer have a higher incarnation instead.
+        """
 
     def flush(self) -> None:
-        """Makes written points durable."""
+        """Makes written points durable, unless `write` does."""
 
     def close(self) -> None:
         """Ends writing."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dashboard.integrations.sinks.sink import MirrorState, Point, Text
+from dashboard.integrations.sinks.sink import MirrorState, Point, Sink, Text
 from millrace.errors import InputError, MissingExtra
 
 try:
@@ -24,7 +24,7 @@ except ImportError as error:
     raise MissingExtra("--tensorboard", "tensorboardX", "tensorboard") from error
 
 
-class TensorBoard:
+class TensorBoard(Sink):
     """Writes event files to `folder`, and the mirror's state to `folder/millrace.json`."""
 
     takes_texts = True

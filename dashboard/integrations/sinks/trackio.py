@@ -13,7 +13,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from dashboard.integrations.sinks.sink import MirrorState, Point, Text
+from dashboard.integrations.sinks.sink import MirrorState, Point, Sink
 from millrace.errors import InputError, MissingExtra
 
 try:
@@ -22,10 +22,8 @@ except ImportError as error:
     raise MissingExtra("--trackio", "trackio", "trackio") from error
 
 
-class Trackio:
+class Trackio(Sink):
     """Writes to trackio, and the mirror's state to `millrace-trackio/` in the current folder."""
-
-    takes_texts = False
 
     def __init__(self, project: str, run_id: str) -> None:
         self.name = f"trackio, project {project}"
@@ -64,15 +62,3 @@ class Trackio:
         except (OSError, ValueError) as error:
             raise InputError(f"trackio: {error}", file=f"--trackio {self._project}") from error
         state.rows += len(points)
-
-    def write_texts(self, texts: Sequence[Text]) -> None:
-        """Does nothing."""
-
-    def roll_back(self, policy_version: int, state: MirrorState) -> None:
-        """Does nothing: later rows have a higher incarnation."""
-
-    def flush(self) -> None:
-        """Does nothing: `write` has waited."""
-
-    def close(self) -> None:
-        """Does nothing: each batch has finished its run."""

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dashboard.integrations.sinks.sink import MirrorState, Point, Text
+from dashboard.integrations.sinks.sink import MirrorState, Point, Sink
 from millrace.errors import InputError, MissingExtra
 
 try:
@@ -30,14 +30,11 @@ _LOG_DEADLINE = 60.0
 _PROJECT = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
-class WeightsAndBiases:
+class WeightsAndBiases(Sink):
     """Writes rows and the mirror's state to `wandb/` in WANDB_DIR or the current folder.
 
     Raises InputError for a project name that W&B does not allow.
     """
-
-    takes_texts = False
-    """W&B receives the config in `open`, and rows of its history show no text."""
 
     def __init__(self, project: str, run_id: str) -> None:
         if not _PROJECT.fullmatch(project):
@@ -100,12 +97,6 @@ class WeightsAndBiases:
             # Without commit, W&B keeps the row open until the next one begins.
             self._run.log({**columns, **point.values}, step=state.rows, commit=True)
             state.rows += 1
-
-    def write_texts(self, texts: Sequence[Text]) -> None:
-        """Does nothing."""
-
-    def roll_back(self, policy_version: int, state: MirrorState) -> None:
-        """Does nothing: later rows have a higher incarnation."""
 
     def flush(self) -> None:
         """Waits until the rows are in W&B's log. Raises InputError if it does not grow; call only after `write`."""
