@@ -1,6 +1,7 @@
 // What Dash leaves to the page: its title, the mark of the current view, and a banner while the server does not answer.
 (() => {
     const PATIENCE_MS = 5000, AGAIN_MS = 2000;
+    let current;
 
     // The header is drawn anew on every page and every second.
     const name = () => {
@@ -18,6 +19,9 @@
             else link.removeAttribute("aria-current");
         }
         const here = links.find((link) => link.classList.contains("here"));
+        // On a narrow screen, the views scroll sideways.
+        if (here && here.href !== current) here.parentElement.scrollLeft = here.offsetLeft - here.parentElement.offsetLeft;
+        current = here?.href;
         const title = [here?.textContent, heading.textContent, "Millrace"].filter(Boolean).join(" · ");
         if (document.title !== title) document.title = title;
     };

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 
-from dashboard.read.model import RunData, RunInfo
+from dashboard.read.model import RunData
 from dashboard.views.blocks import Block, Chart, Rows, View
 from dashboard.views.figures import PLOTLY_FILE
 from millrace.errors import InputError
@@ -82,7 +82,7 @@ def _policy(*scripts: str) -> str:
 def _header(runs: Sequence[RunData], views: Sequence[View], title: str, made: datetime) -> Iterator[str]:
     yield f"<header>\n<h1>{escape(title)}</h1>"
     yield f'<p class="sentence">Written {made:%Y-%m-%d %H:%M:%S %Z}; it does not update.</p>'
-    header = ("run", "state", "steps", "starts", "mode", "staleness bound", "weights by", "started", "as of", "at")
+    header = ("run", "state", "steps", "as of", "at")
     facts = [_facts(run) for run in runs]
     yield f'<div class="table">{_table(Rows(header=header, rows=facts))}</div>'
     problems = [f"{run.info.run_id}: {problem}" for run in runs for problem in run.problems]
@@ -95,24 +95,10 @@ def _header(runs: Sequence[RunData], views: Sequence[View], title: str, made: da
 
 
 def _facts(run: RunData) -> Sequence[str]:
-    facts: RunInfo = run.info
-    status, newest = run.status or {}, facts.attempts[-1]
-    return (
-        facts.run_id,
-        str(status.get("state", "not known")),
-        f"{status['steps']:,} of {status['max_steps']:,}" if status else "not known",
-        str(len(facts.attempts)),
-        newest.mode,
-        f"{newest.max_staleness} versions{' at admission' if facts.bounds_admission_only else ''}",
-        newest.transport,
-        _moment(facts.attempts[0].t_started),
-        _moment(run.t),
-        facts.url,
-    )
-
-
-def _moment(t: float) -> str:
-    return f"{datetime.fromtimestamp(t, UTC):%Y-%m-%d %H:%M:%S %Z}"
+    status = run.status or {}
+    steps = f"{status['steps']:,} of {status['max_steps']:,}" if status else "not known"
+    moment = f"{datetime.fromtimestamp(run.t, UTC):%Y-%m-%d %H:%M:%S %Z}"
+    return run.info.run_id, str(status.get("state", "not known")), steps, moment, run.info.url
 
 
 def _view(view: View, runs: Sequence[RunData]) -> Iterator[str]:
@@ -134,7 +120,8 @@ def _block(block: Block, runs: Sequence[RunData]) -> str:
     else:
         inside = f'<div class="table">{_table(block.build(runs))}</div>'
     return (
-        f'<section class="block{" wide" if block.wide else ""}">\n<h2>{escape(block.title)}</h2>\n'
+        f'<section id="{escape(block.id)}" class="block{" wide" if block.wide else ""}">\n'
+        f"<h2>{escape(block.title)}</h2>\n"
         f'<p class="sentence">{escape(block.sentence)}</p>\n{inside}\n</section>'
     )
 

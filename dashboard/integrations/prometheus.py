@@ -16,13 +16,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dashboard.queries.learning import TRAINER
-from dashboard.queries.series import metric
+from dashboard.queries.series import TRAINER, metric
 from dashboard.queries.stragglers import InFlight, in_flight
 from dashboard.queries.verdict.advice import judge
 from dashboard.queries.verdict.facts import read_facts
-from dashboard.read.model import RunData
-from dashboard.read.runs import OverviewRow, Runs
+from dashboard.read.model import OverviewRow, RunData
+from dashboard.read.runs import Runs
 from millrace.errors import MillraceError
 from millrace.rollouts.consumed import TRAINED
 from millrace.runs.record import STATES

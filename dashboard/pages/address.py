@@ -1,7 +1,7 @@
 """The addresses of the pages.
 
 /                                  the table of all runs; ?runs=a,b: runs picked for comparison; filter=…, sort=…:
-                                   see `dashboard.queries.runs.table`; column=…, repeated: keys of the config
+                                   see `dashboard.queries.run_table`; column=…, repeated: keys of the config
 /run/<run id>/<view>               one view of one run, by default the first
 /compare/<view>?runs=a,b           one view of several runs, by default the first
 anything else                      not found, with the reason

@@ -9,14 +9,12 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from dashboard.pages import address
-from dashboard.pages.frame import number
-from dashboard.pages.verdict import ICONS
-from dashboard.queries.runs import table
-from dashboard.queries.runs.table import ABSENT
+from dashboard.pages.frame import ICONS, number
+from dashboard.queries import run_table as table
+from dashboard.queries.run_table import ABSENT
 from dashboard.queries.series import ChartLine
 from dashboard.queries.verdict.rules import duration
-from dashboard.read.model import Columns
-from dashboard.read.runs import OverviewRow
+from dashboard.read.model import Columns, OverviewRow
 from dashboard.read.tokens import visible
 from dashboard.views.colours import ORANGE
 

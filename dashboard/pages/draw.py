@@ -24,18 +24,21 @@ _HEIGHT = 320
 _NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(e[-+]?\d+)?( %)?")
 _UNKNOWN = ("–", "none", "")
 _MODE_BAR = {"displaylogo": False, "showSendToCloud": False, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}
+"""With a button that saves the chart as PNG."""
 
 
 def draw(block: Block, built: go.Figure | Rows) -> Component:
     """Draws the block with its content `built`."""
+    head: Component = html.H2(block.title)
     if isinstance(built, Rows):
+        head = html.Div([head, saves()], className="head")
         inside: Component = scrolling(table(built), block.title, id={"type": TEXT, "block": block.id})
     else:
         height = {"height": f"{built.layout.height or _HEIGHT}px"}
         graph = dcc.Graph(
             id={"type": CHART, "block": block.id},
             figure=built,
-            config=_MODE_BAR,
+            config={**_MODE_BAR, "toImageButtonOptions": {"filename": block.id, "scale": 2}},
             # The figure follows the window's width, and takes its height from the element.
             responsive=True,
             style=height,
@@ -43,7 +46,7 @@ def draw(block: Block, built: go.Figure | Rows) -> Component:
         # Reserves space for the chart while Plotly loads.
         inside = html.Figure(graph, style=height, **{"aria-label": block.title})
     return html.Section(
-        [html.H2(block.title), html.P(block.sentence, className="sentence"), inside],
+        [head, html.P(block.sentence, className="sentence"), inside],
         id=block.id,
         className="block wide" if block.wide else "block",
     )
@@ -122,6 +125,14 @@ def number_columns(rows: Sequence[Sequence[str | Component]]) -> set[int]:
 def scrolling(inside: Sequence[Component], name: str, **properties: Any) -> Component:
     """Wraps a table in a region that can be scrolled by mouse or keyboard; `properties` belong to its element."""
     return html.Div(inside, className="table", role="region", tabIndex=0, **{"aria-label": name}, **properties)
+
+
+def saves() -> Component:
+    """Draws buttons that save the table of their section; `assets/table.js` does."""
+    buttons = [
+        html.Button(kind, className="save button", title=f"save this table as {kind}") for kind in ("CSV", "JSON")
+    ]
+    return html.Span(buttons, className="saves")
 
 
 def problem_box(sentences: Sequence[str]) -> Component:

@@ -13,12 +13,11 @@ from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
 from dashboard.pages import address, cells
-from dashboard.pages.draw import TEXT, scrolling
-from dashboard.pages.verdict import with_commands
-from dashboard.queries.runs.table import ABSENT, before, seeds, severity, value_of
+from dashboard.pages.draw import TEXT, saves, scrolling
+from dashboard.pages.frame import with_commands
+from dashboard.queries.run_table import ABSENT, before, seeds, severity, value_of
 from dashboard.queries.verdict.rules import SEVERITY, duration
-from dashboard.read.model import Columns
-from dashboard.read.runs import OverviewRow
+from dashboard.read.model import Columns, OverviewRow
 from dashboard.read.tokens import shortened, visible
 
 TABLE = "overview"
@@ -121,14 +120,14 @@ def table(
     curves: Mapping[str, Columns],
 ) -> list[Component]:
     """Draws a summary of all runs, and the table of the filtered and sorted `rows`."""
-    top = html.Div([_comparison(at.picked), *_summary(at, rows, all_rows)], className="row")
+    top = html.Div([_comparison(at.picked), *_summary(at, rows, all_rows), saves()], className="row")
     if not rows:
         everything = dcc.Link("Show all runs", href=address.overview(replace(at, filter="")))
         return [top, html.P([f"No run matches {visible(at.filter)}. ", everything], className="nowhere")]
     numeric = {key for key in at.columns if _is_numeric(rows, key)}
     shown = [name for name in _HEADS if name != "note" or any(row.note for row in rows)]
     heads = [
-        html.Td(),
+        html.Td(className="ticks"),
         *(_head(at, name, _HEADS[name], name in _NUMBERS) for name in shown),
         *(_head(at, key, visible(key), key in numeric) for key in at.columns),
     ]
@@ -173,7 +172,7 @@ def _line(
     name = dcc.Link(row.run_id, href=address.run(row.run_id))
     if row.problem is not None:
         problem = html.Td(visible(row.problem), colSpan=len(shown) + len(at.columns) - 1, className="problem")
-        return html.Tr([html.Td(), html.Td(name), problem])
+        return html.Tr([html.Td(className="ticks"), html.Td(name), problem])
     contents: dict[str, str | Component] = {
         "run": name,
         "attention": cells.verdict(row),
@@ -195,7 +194,7 @@ def _line(
             *((key, visible(key), cell) for key, cell in settings.items()),
         )
     ]
-    return html.Tr([html.Td(_tick(at, row.run_id)), *drawn])
+    return html.Tr([html.Td(_tick(at, row.run_id), className="ticks"), *drawn])
 
 
 def _head(at: address.OverviewPage, name: str, title: str, is_number: bool) -> Component:

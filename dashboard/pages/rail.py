@@ -8,21 +8,24 @@ models and runs is shown as children of elements, never as markup.
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from dash import Dash, Input, Output, State, dcc, html
 from dash.development.base_component import Component
 
 from dashboard.pages import address
 from dashboard.pages.draw import TEXT
 from dashboard.queries.events import RunEvent, latest_events
-from dashboard.queries.ledger import balance
-from dashboard.queries.notable_groups import NotableGroup, notable_groups
+from dashboard.queries.verdict.facts import STEPS
 from dashboard.read import search
-from dashboard.read.group_readers import GroupReaders
 from dashboard.read.model import RunData
+from dashboard.read.run_reader import RunReader
 from dashboard.read.runs import Runs
 from dashboard.read.tokens import visible
+from dashboard.views.ledger import is_balanced
+from dashboard.views.record import VIEW as RECORD
 from millrace.errors import MillraceError
 from storage.errors import StorageError
 
@@ -34,6 +37,53 @@ _PROMPT, _WORDS, _VALUE = 48, 300, 24
 
 Prompts = Mapping[tuple[int, int], str]
 """(generator, row of a group's first trajectory) → prompt."""
+
+
+class NotableGroup(NamedTuple):
+    """A group worth reading first."""
+
+    why: str
+    """best, worst or no spread."""
+    row: tuple[int, int]
+    """Generator, and row of the group's first trajectory."""
+    policy_version: int
+    """Version made by the step that took the group."""
+    reward: float
+    """Mean of the known rewards."""
+
+
+def notable_groups(run: RunData) -> Sequence[NotableGroup]:
+    """Returns the groups of the newest 20 versions with the highest and the lowest mean reward, and one in which all
+    rewards are equal, if they exist; of several, the newest."""
+    versions = run.consumed["policy_version"]
+    first = int(np.searchsorted(versions, versions[-1] - STEPS, side="right")) if len(versions) else 0
+    rows = {name: column[first:] for name, column in run.consumed.items()}
+    starts = np.flatnonzero(rows["sample_index"] == 0)
+    if not len(starts):
+        return []
+    means, counts = search.mean_rewards(rows["reward"], starts)
+    highest, lowest = (extreme.reduceat(rows["reward"], starts) for extreme in (np.fmax, np.fmin))
+    notable = {
+        "best": _last(np.where(counts > 0, means, -np.inf)),
+        "worst": _last(np.where(counts > 0, -means, -np.inf)),
+        "no spread": _last(np.where((counts > 1) & (highest == lowest), 0.0, -np.inf)),
+    }
+    return [
+        NotableGroup(
+            why,
+            (int(rows["generator"][starts[index]]), int(rows["trajectory_row_id"][starts[index]])),
+            int(rows["policy_version"][starts[index]]),
+            float(means[index]),
+        )
+        for why, index in notable.items()
+        if index is not None
+    ]
+
+
+def _last(values: npt.NDArray[np.float64]) -> int | None:
+    """Returns the last index of the maximum; None if the maximum is −∞."""
+    largest = values.max()
+    return int(np.flatnonzero(values == largest)[-1]) if np.isfinite(largest) else None
 
 
 def place(run_id: str, seen: Sequence[int]) -> Component:
@@ -48,7 +98,7 @@ def place(run_id: str, seen: Sequence[int]) -> Component:
     )
 
 
-def register(app: Dash, runs: Runs, readers: GroupReaders) -> None:
+def register(app: Dash, runs: Runs) -> None:
     """Adds the callback that draws the rail."""
 
     @app.callback(
@@ -56,11 +106,12 @@ def register(app: Dash, runs: Runs, readers: GroupReaders) -> None:
     )
     def show(seen: str, run_id: str) -> list[Component]:
         try:
-            run = runs.reader(run_id).look()
+            reader = runs.reader(run_id)
+            run = reader.look()
         except (KeyError, StorageError, MillraceError, OSError):
             # The top of the page shows the error.
             return []
-        return rail(run, _prompts(run, readers), _started_before(run, runs))
+        return rail(run, _prompts(run, reader), _started_before(run, runs))
 
 
 def rail(run: RunData, prompts: Prompts, predecessor: str | None = None) -> list[Component]:
@@ -78,10 +129,10 @@ def rail(run: RunData, prompts: Prompts, predecessor: str | None = None) -> list
     ]
 
 
-def _prompts(run: RunData, readers: GroupReaders) -> Prompts:
-    rows = [(group.generator, group.row_id) for group in notable_groups(run)]
+def _prompts(run: RunData, run_reader: RunReader) -> Prompts:
+    rows = [group.row for group in notable_groups(run)]
     try:
-        reader, texts = readers.of(run)
+        reader, texts = run_reader.groups()
         return {row: texts.text(tokens) for row, (_, tokens) in reader.prompts(rows).items()}
     except (KeyError, TypeError, StorageError, MillraceError, OSError):
         # With a malformed config or stream, the groups are shown without their prompts.
@@ -93,12 +144,12 @@ def _section(title: str, lines: Sequence[Component]) -> Component:
 
 
 def _groups(run: RunData, prompts: Prompts) -> list[Component]:
-    items = [_group(run, group, prompts.get((group.generator, group.row_id))) for group in notable_groups(run)]
+    items = [_group(run, group, prompts.get(group.row)) for group in notable_groups(run)]
     return [html.Ul(items)] if items else [_nothing("None was taken yet.")]
 
 
 def _group(run: RunData, group: NotableGroup, prompt: str | None) -> Component:
-    query = search.Query(open=(group.generator, group.row_id))
+    query = search.Query(open=group.row)
     href = address.run(run.info.run_id, "trajectories") + search.address(query)
     text = "its prompt can't be read" if prompt is None else _short(" ".join(prompt.split()), _PROMPT)
     facts = f"reward {group.reward:.2g}, v{group.policy_version}"
@@ -115,29 +166,30 @@ def _events(events: Sequence[RunEvent]) -> list[Component]:
 
 
 def _ledger(run: RunData) -> list[Component]:
-    amounts = balance(run)
-    if amounts is None:
+    if run.status is None:
         return [_nothing("It can't be computed: see the top of the page.")]
-    level, word = ("good", "✓ balanced") if amounts.is_balanced else ("bad", "✕ not balanced")
-    words = (
-        f"{amounts.generated:,} generated = {amounts.trained:,} trained + {amounts.waiting:,} waiting "
-        f"+ {amounts.dropped:,} dropped"
+    ledger = run.status["ledger"]
+    level, word = ("good", "✓ balanced") if is_balanced(run, ledger) else ("bad", "✕ not balanced")
+    generated, trained, buffered, in_flight = (
+        ledger[name]["rollouts"] for name in ("generated", "trained", "buffered", "in_flight")
     )
+    dropped = sum(amount["rollouts"] for amount in ledger["dropped"].values())
+    words = f"{generated:,} generated = {trained:,} trained + {buffered + in_flight:,} waiting + {dropped:,} dropped"
     return [html.P([html.Span(word, className=f"verdict {level}"), f" {words}"])]
 
 
 def _config(run: RunData) -> list[Component]:
     origin = run.info.attempts[-1].origin
+    record = dcc.Link("Whole config and logs", href=address.run(run.info.run_id, RECORD.name))
     if origin.preset is None:
-        return [_nothing("The preset was not recorded in this run.")]
+        return [_nothing("The preset was not recorded in this run."), html.P(record)]
     preset = _short(origin.preset, _PROMPT)
     if not origin.changes:
-        return [html.P(f"As preset {preset}.")]
+        return [html.P([f"As preset {preset}. ", record])]
     lines = [html.Li(_change(key, pair)) for key, pair in list(origin.changes.items())[:_CHANGES]]
-    everything = "\n".join(f"{key}: {old} → {new}" for key, (old, new) in origin.changes.items())
     more = len(origin.changes) - _CHANGES
-    rest = [html.P(f"and {more} more", className="none", title=visible(everything))] if more > 0 else []
-    return [html.P(f"Against preset {preset}:"), html.Ul(lines), *rest]
+    rest = [html.Span(f"and {more} more. ", className="none")] if more > 0 else []
+    return [html.P(f"Against preset {preset}:"), html.Ul(lines), html.P([*rest, record])]
 
 
 def _started_before(run: RunData, runs: Runs) -> str | None:

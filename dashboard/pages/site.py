@@ -17,17 +17,17 @@ from plotly.io.json import to_json_plotly
 
 from dashboard.pages import address, overview, rail
 from dashboard.pages import trajectories as trajectories_page
-from dashboard.pages.controls import controls
 from dashboard.pages.draw import draw, redraw, sums, table
 from dashboard.pages.frame import frame
-from dashboard.queries.runs import table as run_table
+from dashboard.queries import run_table
 from dashboard.queries.stragglers import in_flight
-from dashboard.read.model import RunData
-from dashboard.read.runs import OverviewRow, Runs
+from dashboard.read.model import OverviewRow, RunData
+from dashboard.read.runs import Runs
 from dashboard.views.blocks import Block, Rows, View
-from dashboard.views.comparison.pages import COMPARISON, COMPARISON_BY_TIME
+from dashboard.views.comparison import COMPARISON
 from dashboard.views.display import displayed
-from dashboard.views.home import HOME, HOME_BY_TIME
+from dashboard.views.home import HOME
+from dashboard.views.registry import VIEWS
 from millrace.errors import MillraceError
 from storage.errors import StorageError
 
@@ -39,9 +39,6 @@ TRAJECTORIES = View(
     sentence="Search and read every group that the trainer took: prompts, responses, rewards and versions.",
     blocks=(),
 )
-
-_WITHOUT_CONTROLS = (HOME, HOME_BY_TIME, COMPARISON, COMPARISON_BY_TIME)
-"""Views that smooth their charts themselves, with separate pages by version and by time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,15 +75,14 @@ class _Look:
 
 
 class Site:
-    """Draws the pages of `runs`; `views` are a run's pages other than home and trajectories."""
+    """Draws the pages of `runs`."""
 
-    def __init__(self, runs: Runs, views: Sequence[View]) -> None:
+    def __init__(self, runs: Runs) -> None:
         self._runs = runs
-        self._views = views
 
     def at(self, path: str, search: str) -> address.Address:
         """Parses the address. Raises StorageError if the runs can't be listed."""
-        views = [view.name for view in self._offered(path.strip("/").split("/")[0] == "compare")]
+        views = [view.name for view in _offered(path.strip("/").split("/")[0] == "compare")]
         at = address.parse(path, search, self._runs.ids(), views)
         if isinstance(at, address.NotFound):
             # The run may have just been created.
@@ -161,29 +157,19 @@ class Site:
                 problems.append(f"{run_id}: {error}")
         return _Look(at=at, runs=runs, problems=problems)
 
-    def _offered(self, compared: bool) -> Sequence[View]:
-        if compared:
-            return (COMPARISON, COMPARISON_BY_TIME, *self._views)
-        return (HOME, HOME_BY_TIME, *self._views, TRAJECTORIES)
-
-    def _view(self, at: address.RunPage) -> View:
-        return next(view for view in self._offered(at.compared) if view.name == at.view)
-
     def _frame(self, look: _Look) -> list[Component]:
         compared = isinstance(look.at, address.RunPage) and look.at.compared
-        return frame(look.at, look.runs, look.problems, self._offered(compared), self._runs.url)
+        return frame(look.at, look.runs, look.problems, _offered(compared), self._runs.url)
 
     def _built(self, look: _Look) -> dict[str, go.Figure | Rows]:
         """Builds the content of every block of the page's view, by id."""
         if not look.runs or not isinstance(look.at, address.RunPage):
             return {}
-        alone = look.runs[0] if len(look.runs) == 1 else None
-        view, display = self._view(look.at), look.at.display
+        view, display = _view(look.at), look.at.display
+        display = replace(display, smoothing=1) if view.is_smooth else display
         built = {block.id: block.build(look.runs) for block in view.blocks_for(look.runs)}
-        if view in _WITHOUT_CONTROLS:
-            return built
         return {
-            name: displayed(content, display, alone) if isinstance(content, go.Figure) else content
+            name: displayed(content, display, look.runs) if isinstance(content, go.Figure) else content
             for name, content in built.items()
         }
 
@@ -206,22 +192,29 @@ class Site:
             case address.RunPage() as at:
                 if not look.runs:
                     return html.P("Nothing can be shown yet; this page keeps looking.", className="nowhere")
-                view = self._view(at)
+                view = _view(at)
                 if view is TRAJECTORIES:
                     page = trajectories_page.layout(at.run_ids[0], is_mixture=bool(look.runs[0].by_source))
                     return html.Div(page, className="trajectories")
                 blocks = [block for block in view.blocks if block.id in built]
                 key = [block for block in blocks[: view.num_key] if not _is_empty(built[block.id])]
                 rest = [block for block in blocks if block not in key]
-                if view in (HOME, HOME_BY_TIME):
+                if view is HOME:
                     return html.Div(
                         [_grid(blocks, built), rail.place(at.run_ids[0], [_seen(run) for run in look.runs])],
                         className="home",
                     )
-                chosen = [] if view in _WITHOUT_CONTROLS else [controls(at)]
                 more = f"{len(rest)} more" if len(rest) > 1 else rest[0].title if rest else ""
                 folded = [html.Details([html.Summary(more), _grid(rest, built)], className="more")] if rest else []
-                return html.Div([html.P(view.sentence, className="sentence"), *chosen, _grid(key, built), *folded])
+                return html.Div([html.P(view.sentence, className="sentence"), _grid(key, built), *folded])
+
+
+def _offered(compared: bool) -> Sequence[View]:
+    return (COMPARISON, *VIEWS) if compared else (HOME, *VIEWS, TRAJECTORIES)
+
+
+def _view(at: address.RunPage) -> View:
+    return next(view for view in _offered(at.compared) if view.name == at.view)
 
 
 def _grid(blocks: Sequence[Block], built: Mapping[str, go.Figure | Rows]) -> Component:

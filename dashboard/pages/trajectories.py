@@ -2,7 +2,7 @@
 
 address ?group=… ──────────┐
 fields + "Search" ─► query ┴─► find, over RunData.consumed ─► a table, 25 groups at a time
-                     │         (text: searched in prompts of the newest groups, read from the store)
+                     │         (text: in prompts and responses of the first of these groups, read from the store)
                      └► address, so that a link shows the same groups
 ?open=<generator>.<row> ─────► GroupReader ─► the group
 """
@@ -16,16 +16,13 @@ from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 from dash.development.base_component import Component
 
 from dashboard.pages import timeline, versions
-from dashboard.pages.draw import grid, line, number_columns, problem_box, scrolling
+from dashboard.pages.draw import grid, line, number_columns, problem_box, saves, scrolling
 from dashboard.pages.group import view
-from dashboard.queries.timeline import timeline as timeline_of
-from dashboard.read.group_readers import GroupReaders
-from dashboard.read.groups import MAX_TEXT_PARTS, Group, GroupReader
+from dashboard.read.groups import MAX_TEXT_ROWS, TEXT_SECONDS, Group, GroupReader, Place
 from dashboard.read.model import RunData
 from dashboard.read.runs import Runs
 from dashboard.read.search import (
     MAX_CHARACTERS,
-    MAX_TEXT_GROUPS,
     PAGE_SIZE,
     Colouring,
     Query,
@@ -33,10 +30,8 @@ from dashboard.read.search import (
     address,
     find,
     from_address,
-    newest_starts,
     parse,
     typed,
-    with_text,
 )
 from dashboard.read.tokens import TokenTexts, visible
 from millrace.errors import InputError, MillraceError
@@ -44,7 +39,7 @@ from storage.errors import StorageError
 
 _FIELDS = {
     "group": ("group id", "123", 8),
-    "text": ("prompt's name or text", "43+31", 18),
+    "text": ("text of a prompt or response", "43+31", 18),
     "generator": ("generator", "0", 5),
     "outcome": ("outcome", "trained, stale …", 11),
     "source": ("source", "math", 8),
@@ -76,8 +71,9 @@ def layout(run_id: str, *, is_mixture: bool) -> Component:
     order = dcc.RadioItems(id=_id("order"), options=_ORDERS, value="newest", inline=True)
     sentence = (
         "Groups of responses to one prompt, as the trainer took them. A group matches if any of its responses does. "
-        f"Text is searched in the prompts of the newest {MAX_TEXT_GROUPS:,} groups that match the other fields, in at "
-        f"most {MAX_TEXT_PARTS} parts. The address contains the query: copy it to share this page."
+        f"Text is searched in the prompts and responses of the groups that match the other fields, in their order, for "
+        f"{TEXT_SECONDS:.0f} s and in at most {MAX_TEXT_ROWS:,} responses. The address contains the query: copy it to "
+        "share this page."
     )
     manual = html.Details([html.Summary("How the search works"), html.P(sentence, className="sentence")])
     return html.Div(
@@ -92,7 +88,7 @@ def layout(run_id: str, *, is_mixture: bool) -> Component:
     )
 
 
-def register(app: Dash, runs: Runs, readers: GroupReaders) -> None:
+def register(app: Dash, runs: Runs) -> None:
     """Adds the callback that answers queries."""
     names = (*_FIELDS, "order")
 
@@ -120,32 +116,37 @@ def register(app: Dash, runs: Runs, readers: GroupReaders) -> None:
             else:
                 query = parse({name: word or "" for name, word in words.items()})
                 here = address(query)
-            results, group = answer(runs, readers, run_id, query)
+            results, group = answer(runs, run_id, query)
         except (StorageError, MillraceError, OSError) as error:
             results, group = problem_box([visible(str(error))]), None
         return {"search": here, "found": results, "group": group, "words": values}
 
 
-def answer(runs: Runs, readers: GroupReaders, run_id: str, query: Query) -> tuple[Component, Component | None]:
+def answer(runs: Runs, run_id: str, query: Query) -> tuple[Component, Component | None]:
     """Draws the matching groups and the open group. Raises InputError and the errors of reading the run."""
     try:
-        run = runs.reader(run_id).look()
+        run_reader = runs.reader(run_id)
     except KeyError as error:
         raise InputError(f"the run {run_id!r} does not exist here") from error
-    reader, texts = readers.of(run)
+    run, (reader, texts) = run_reader.look(), run_reader.groups()
     result = find(run.consumed, run.outcomes, run.sources, query)
-    note = ""
+    note, excerpts = "", dict[int, str]()
     if query.text:
-        prompts = _prompts(run, reader, texts, newest_starts(result))
-        note = f" The prompts of {len(prompts):,} of {len(result.starts):,} groups were searched."
-        result = with_text(result, query.text, prompts)
+        spans = list(zip(result.starts.tolist(), result.ends.tolist(), strict=True))[:MAX_TEXT_ROWS]
+        starts = {_row(run, start): start for start, _ in spans}
+        sizes = {_row(run, start): end - start for start, end in spans}
+        matches, searched = reader.find_text(query.text, sizes, texts)
+        excerpts = {starts[row]: excerpt for row, excerpt in matches.items()}
+        note = f" {searched:,} of {len(result.starts):,} groups were searched."
+        result = result.of(excerpts)
     row = query.open or _default_row(run, reader, result, query)
     group = None if row is None else _opened(run, reader, texts, row, query)
-    prompts = _prompts(run, reader, texts, [start for start, _ in result.page(query.page)])
+    shown = [start for start, _ in result.page(query.page)]
+    prompts = {start: excerpts[start] for start in shown} if query.text else _prompts(run, reader, texts, shown)
     return _table(run, prompts, result, query, note), group
 
 
-def _opened(run: RunData, reader: GroupReader, texts: TokenTexts, row: tuple[int, int], query: Query) -> Component:
+def _opened(run: RunData, reader: GroupReader, texts: TokenTexts, row: Place, query: Query) -> Component:
     """Draws the group that contains `row`, or all groups of its prompt, with a link to switch between the two."""
     group = reader.read(run, *row)
 
@@ -155,8 +156,6 @@ def _opened(run: RunData, reader: GroupReader, texts: TokenTexts, row: tuple[int
     if group.prompt is None or not query.versions:
         same = dcc.Link("The same prompt at other versions", href=f"{link(group)}&versions=all", className="button")
         links = [] if group.prompt is None else [same]
-        times = timeline_of(run, group)
-        bars = [timeline.view(times)] if times.rows else []
         colours = [
             dcc.Link(
                 label,
@@ -166,18 +165,11 @@ def _opened(run: RunData, reader: GroupReader, texts: TokenTexts, row: tuple[int
             for colour, label in _COLOURS.items()
         ]
         choice = html.Div([html.Span("Colour of a token:", className="none"), *colours, *links], className="row")
-        return html.Div([choice, view(group, texts, query.colour), *bars], className="column")
+        return html.Div([choice, view(group, texts, query.colour), *timeline.view(run, group)], className="column")
     same_prompt = reader.same_prompt(group.prompt["source"], group.prompt["prompt_id"])
-    opened = next(
-        (
-            candidate
-            for candidate in same_prompt.groups
-            if (candidate.generator, candidate.row_id) == (group.generator, group.responses[0].row_id)
-        ),
-        None,
-    )
     groups = [
-        reader.read(run, candidate.generator, candidate.row_id) for candidate in versions.chosen(same_prompt, opened)
+        reader.read(run, candidate.generator, candidate.row_id)
+        for candidate in versions.chosen(same_prompt, (group.generator, group.responses[0].row_id))
     ]
     back = html.Div(dcc.Link(f"Group {group.group_id} in full", href=link(group), className="button"), className="row")
     return html.Div([back, versions.view(groups, group, same_prompt, texts, link)], className="column")
@@ -191,7 +183,7 @@ def _prompts(run: RunData, reader: GroupReader, texts: TokenTexts, starts: Seque
     return {start: f"{name}  {texts.text(ids)}" for start, (name, ids) in prompts.items()}
 
 
-def _default_row(run: RunData, reader: GroupReader, result: SearchResult, query: Query) -> tuple[int, int] | None:
+def _default_row(run: RunData, reader: GroupReader, result: SearchResult, query: Query) -> Place | None:
     """Returns a row of the group to open: the only match, or the group with the given id if it was not taken yet."""
     if len(result.starts) == 1:
         return _row(run, int(result.starts[0]))
@@ -200,7 +192,7 @@ def _default_row(run: RunData, reader: GroupReader, result: SearchResult, query:
     return None
 
 
-def _row(run: RunData, index: int) -> tuple[int, int]:
+def _row(run: RunData, index: int) -> Place:
     """Returns generator and row_id at an index of `consumed`."""
     return int(run.consumed["generator"][index]), int(run.consumed["trajectory_row_id"][index])
 
@@ -218,12 +210,21 @@ def _table(run: RunData, prompts: Mapping[int, str], result: SearchResult, query
         )
         if exists
     ]
-    header = ["group", "prompt", "generator", "for version", "outcomes", "mean reward", "staleness", "mean tokens"]
+    header = [
+        "group",
+        "text" if query.text else "prompt",
+        "generator",
+        "for version",
+        "outcomes",
+        "mean reward",
+        "staleness",
+        "mean tokens",
+    ]
     header += ["source"] if run.by_source else []
     cells = [_cells(run, span, query, prompts) for span in shown]
     numbers = number_columns(cells)
     rows = [line(of_group, numbers) for of_group in cells]
-    parts: list[Component] = [html.P(count + note, className="note")]
+    parts: list[Component] = [html.Div([html.P(count + note, className="note"), saves()], className="head")]
     table = [grid(header, rows, numbers)]
     parts += [scrolling(table, "groups found")] if rows else []
     parts += [html.Div(pages, className="row")] if pages else []

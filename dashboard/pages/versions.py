@@ -11,7 +11,7 @@ from dash.development.base_component import Component
 
 from dashboard.pages.draw import facts, problem_box
 from dashboard.pages.messages import prompt_messages
-from dashboard.read.groups import Group, StoredResponse
+from dashboard.read.groups import Group, Place, StoredResponse
 from dashboard.read.same_prompt import MAX_BYTES, MAX_PARTS, PromptGroup, SamePrompt
 from dashboard.read.tokens import TokenTexts, shortened, visible
 
@@ -22,13 +22,14 @@ _MAX_CHARACTERS = 1500
 """Characters shown per response and per message of the prompt."""
 
 
-def chosen(same_prompt: SamePrompt, opened: PromptGroup | None) -> list[PromptGroup]:
-    """Chooses at most eight groups, evenly by version, including the first, the last and the `opened` group."""
+def chosen(same_prompt: SamePrompt, opened: Place) -> list[PromptGroup]:
+    """Chooses at most eight groups, evenly by version, with the first, the last and the one that begins at `opened`."""
     groups = same_prompt.groups
     if len(groups) <= MAX_COLUMNS:
         return list(groups)
     positions = np.unique(np.linspace(0, len(groups) - 1, MAX_COLUMNS).round().astype(int)).tolist()
-    if opened in groups and (at := groups.index(opened)) not in positions:
+    at = next((i for i, group in enumerate(groups) if (group.generator, group.row_id) == opened), None)
+    if at is not None and at not in positions:
         nearest = min(range(1, len(positions) - 1), key=lambda i: abs(positions[i] - at))
         positions = sorted({*positions[:nearest], *positions[nearest + 1 :], at})
     return [groups[i] for i in positions]

@@ -5,21 +5,18 @@ attempts: promotion, changes         ├─► latest_events: newest first      
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
-from dashboard.queries.phases import clock
-from dashboard.queries.series import minutes
+from dashboard.queries.series import clock, minutes
 from dashboard.read.model import AttemptInfo, RunData
 
 _KINDS = {"stage.restarted": "restart"}
 """Kind of incident in the status → kind of event; others are "incident"."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunEvent:
+class RunEvent(NamedTuple):
     """An event in a run."""
 
     t: float
@@ -34,8 +31,17 @@ class RunEvent:
 
 def latest_events(run: RunData, most: int) -> Sequence[RunEvent]:
     """Returns at most `most` events, newest first."""
-    events = [*_incidents(run), *_decisions(run), *_attempts(run)]
-    return sorted(events, key=lambda event: event.t, reverse=True)[:most]
+    status = run.status or {}
+    events = [
+        RunEvent(incident["t"], _KINDS.get(incident["kind"], "incident"), _version_at(run, incident["t"]), words)
+        for incident in status.get("incidents", {}).get("latest", [])
+        for words in [str(incident["sentence"])]
+    ]
+    events += [
+        RunEvent(decision["t"], "decision", decision["policy_version"], f"{decision['change']}: {decision['reason']}")
+        for decision in status.get("decisions", {}).get("latest", [])
+    ]
+    return sorted([*events, *_attempts(run)], key=lambda event: event.t, reverse=True)[:most]
 
 
 def promotions(run: RunData) -> Mapping[int, str]:
@@ -49,32 +55,6 @@ def config_changes(run: RunData) -> Mapping[int, Sequence[str]]:
     return {attempt.first_step: attempt.changes for attempt in run.info.attempts[1:] if attempt.changes}
 
 
-def _incidents(run: RunData) -> list[RunEvent]:
-    latest: Sequence[Mapping[str, Any]] = (run.status or {}).get("incidents", {}).get("latest", [])
-    return [
-        RunEvent(
-            t=incident["t"],
-            kind=_KINDS.get(incident["kind"], "incident"),
-            policy_version=_version_at(run, incident["t"]),
-            words=str(incident["sentence"]),
-        )
-        for incident in latest
-    ]
-
-
-def _decisions(run: RunData) -> list[RunEvent]:
-    latest: Sequence[Mapping[str, Any]] = (run.status or {}).get("decisions", {}).get("latest", [])
-    return [
-        RunEvent(
-            t=decision["t"],
-            kind="decision",
-            policy_version=decision["policy_version"],
-            words=f"{decision['change']}: {decision['reason']}",
-        )
-        for decision in latest
-    ]
-
-
 def _attempts(run: RunData) -> list[RunEvent]:
     events = []
     for attempt in run.info.attempts:
@@ -82,16 +62,10 @@ def _attempts(run: RunData) -> list[RunEvent]:
             words = "; ".join(attempt.changes) or "with the same config"
             if run.info.attempts[attempt.number - 1].end is None:
                 words = f"after a kill, {words}"
-            events.append(RunEvent(t=attempt.t_started, kind="resumed", policy_version=attempt.first_step, words=words))
+            events.append(RunEvent(attempt.t_started, "resumed", attempt.first_step, words))
         if (decision := attempt.promotion) is not None:
-            events.append(
-                RunEvent(
-                    t=_t_decided(run, attempt),
-                    kind="promotion" if decision.promoted else "held back",
-                    policy_version=decision.policy_version,
-                    words=decision.headline,
-                )
-            )
+            kind = "promotion" if decision.promoted else "held back"
+            events.append(RunEvent(_t_decided(run, attempt), kind, decision.policy_version, decision.headline))
     return events
 
 

@@ -13,8 +13,18 @@ from itertools import groupby
 
 import numpy as np
 
-from dashboard.queries.learning import TRAINER
-from dashboard.queries.series import ChartLine, Floats, Track, ascending, metric, minutes, over_versions, replicas, thin
+from dashboard.queries.series import (
+    TRAINER,
+    ChartLine,
+    Floats,
+    Track,
+    ascending,
+    metric,
+    minutes,
+    over_versions,
+    replicas,
+    thin,
+)
 from dashboard.read.model import RunData
 from millrace.runs.status import STAGES
 from millrace.runtime.metrics import TIME
@@ -41,39 +51,6 @@ class StageTime:
     """Seconds."""
     idle: float
     """Seconds."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Overlap:
-    """Overlap of the stages' work, computed as in `benchmarks.async_vs_sync`, but within one run."""
-
-    busy: float
-    """Σ of the stages' busy times, seconds: the duration of running one stage at a time."""
-    slowest: str
-    """The stage with the longest busy time."""
-    bound: float
-    """Σ ÷ the longest: the speed-up of perfect overlap."""
-    wall: float
-    """Time that the trainer ran, seconds."""
-    overlap: float
-    """Σ ÷ wall: the actual speed-up."""
-
-    @property
-    def share(self) -> float:
-        """Overlap ÷ bound."""
-        return self.overlap / self.bound
-
-
-@dataclass(frozen=True, kw_only=True)
-class TransportPeriod:
-    """Consecutive attempts with the same transport."""
-
-    transport: str
-    first: int
-    """Number of its first attempt."""
-    last: int
-    seconds: ChartLine
-    """Seconds from the handover of each policy version until all generators had it."""
 
 
 def time_by_replica(run: RunData) -> list[Track]:
@@ -136,31 +113,17 @@ def stage_times(run: RunData) -> list[StageTime]:
     return stages
 
 
-def overlap(run: RunData) -> Overlap | None:
-    """Computes the overlap from the stages' mean times, as replicas run in parallel; None before the trainer works."""
-    times = stage_times(run)
-    wall = sum(time.busy + time.idle for time in times if time.stage == "train")
-    longest = max(times, key=lambda time: time.busy, default=None)
-    if longest is None or not longest.busy or not wall:
-        return None
-    busy = sum(time.busy for time in times)
-    return Overlap(busy=busy, slowest=longest.stage, bound=busy / longest.busy, wall=wall, overlap=busy / wall)
-
-
-def pushes(run: RunData) -> list[TransportPeriod]:
-    """Returns the time until weights reached all generators, by transport."""
+def pushes(run: RunData) -> Mapping[str, ChartLine]:
+    """Transport, and attempts with it → seconds from the handover of each version until all generators had it."""
     rows = metric(run, SYNC, "push_seconds")
     periods = [list(period) for _, period in groupby(run.info.attempts, lambda attempt: attempt.transport)]
     index = np.searchsorted([attempts[0].t_started for attempts in periods], rows["t"], side="right") - 1
-    return [
-        TransportPeriod(
-            transport=attempts[0].transport,
-            first=attempts[0].number,
-            last=attempts[-1].number,
-            seconds=thin(ascending(rows["policy_version"][index == number], rows["value"][index == number])),
-        )
-        for number, attempts in enumerate(periods)
-    ]
+    lines = {}
+    for number, (first, *more) in enumerate(periods):
+        last = f" to {more[-1].number}" if more else ""
+        line = ascending(rows["policy_version"][index == number], rows["value"][index == number])
+        lines[f"{first.transport}, attempt {first.number}{last}"] = thin(line)
+    return lines
 
 
 def push_seconds(run: RunData) -> ChartLine:
@@ -186,6 +149,44 @@ def pauses(run: RunData) -> Mapping[str, ChartLine]:
         for replica in replicas(run, "generate")
         if name in run.metrics[replica]
     }
+
+
+def usage(run: RunData, name: str) -> Mapping[str, ChartLine]:
+    """Replica → use of a resource, including child processes, logged about every two seconds, over minutes."""
+    named = {replica: metric(run, replica, name) for stage in STAGES for replica in replicas(run, stage)}
+    return {
+        replica: thin(ChartLine(minutes(run, rows["t"]), rows["value"]))
+        for replica, rows in named.items()
+        if len(rows["t"])
+    }
+
+
+def occasional_tracks(run: RunData) -> list[Track]:
+    """Returns a track of the bootstrap and one of the evaluations, if they ran, over minutes since the first start.
+
+    They log no times. An evaluation's result contains its end and duration; the bootstrap's status record, the time of
+    its last update.
+    """
+    record = run.stage_status.get("bootstrap-0", {})
+    starts = [attempt.t_started for attempt in run.info.attempts if attempt.number == record.get("attempt", 0)]
+    bootstrap = [(start, record["t"]) for start in starts if record.get("t", start) > start]
+    t, seconds = run.evaluations["t"], run.evaluations["seconds"]
+    evaluations = list[tuple[float, float]]()
+    for begin, end in sorted(np.stack([t - seconds, t], 1)[seconds > 0].tolist()):
+        # Evaluations that overlap are drawn as one.
+        if evaluations and begin <= evaluations[-1][1]:
+            begin, end = evaluations[-1][0], max(end, evaluations.pop()[1])
+        evaluations.append((begin, end))
+    return [
+        Track(
+            name=name,
+            edges=minutes(run, np.array(spans, np.float64).ravel()),
+            # Busy within the spans, idle between them.
+            shares={name: np.tile([1.0, 0.0], len(spans))[:-1]},
+        )
+        for name, spans in (("bootstrap", bootstrap), ("evaluate", evaluations))
+        if spans
+    ]
 
 
 def _edges(run: RunData) -> Floats:

@@ -1,4 +1,4 @@
-"""Metrics as lines with ascending x and at most 500 points; data types of other charts.
+"""Metrics and evaluation results as lines with ascending x and at most 500 points; data types of other charts.
 
 metrics of one stage replica ─► metric ─┬──────────────────────────► thin ─► a line
 of another replica           ─► metric ─┴─► averaged (by version) ─► thin ─► a line
@@ -12,7 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dashboard.read.model import Columns, RunData
+from millrace.control.collapse import STEPS
 
+TRAINER = "train-0"
+RATIO_QUANTILES = ("p05", "p50", "p95", "max")
+"""Quantiles of the importance ratio π/μ over a step's tokens, as the trainer names them."""
 Floats = npt.NDArray[np.float64]
 
 MOST_POINTS = 500
@@ -80,6 +84,12 @@ def minutes(run: RunData, t: npt.NDArray[np.float64]) -> Floats:
     return elapsed
 
 
+def clock(run: RunData) -> ChartLine:
+    """Policy version (x) → minutes from the run's start until it was made (y)."""
+    rows = metric(run, TRAINER, "reward_mean")
+    return ChartLine(rows["policy_version"].astype(np.float64), minutes(run, rows["t"]))
+
+
 def ascending(x: npt.ArrayLike, y: npt.ArrayLike) -> ChartLine:
     """Sorts the points by x; the sort is stable."""
     xs, ys = np.asarray(x, np.float64), np.asarray(y, np.float64)
@@ -105,3 +115,66 @@ def thin(line: ChartLine, *, largest: bool = False) -> ChartLine:
     counts = np.diff(starts, append=len(line.x))
     y = np.maximum.reduceat(line.y, starts) if largest else np.add.reduceat(line.y, starts) / counts
     return ChartLine(np.add.reduceat(line.x, starts) / counts, y)
+
+
+def mean_of_last(line: ChartLine, width: float) -> ChartLine:
+    """Returns at each x the mean of the finite values in (x - width, x]; NaN without any."""
+    finite = np.isfinite(line.y)
+    sums = np.cumsum(np.append(0.0, np.where(finite, line.y, 0.0)))
+    counts = np.cumsum(np.append(0, finite))
+    starts = np.searchsorted(line.x, line.x - width, side="right")
+    ends = np.arange(1, len(line.x) + 1)
+    number = counts[ends] - counts[starts]
+    y = np.divide(sums[ends] - sums[starts], number, out=np.full(len(line.x), np.nan), where=number > 0)
+    return ChartLine(line.x, y)
+
+
+def measured(run: RunData, name: str) -> ChartLine:
+    """Returns one of the trainer's metrics. Thinning averages neighbours, but keeps the maxima of `…_max`."""
+    return thin(over_versions(run, TRAINER, name), largest=name.endswith("_max"))
+
+
+def recent(run: RunData, name: str) -> float:
+    """Returns the mean of one of the trainer's metrics over the last ten steps that have it; NaN without any."""
+    values = metric(run, TRAINER, name)["value"][-STEPS:]
+    return float(values.mean()) if len(values) else np.nan
+
+
+def trained_shares(run: RunData) -> dict[str, float]:
+    """Source of a mixture → its share of the trained groups; NaN before the first step."""
+    groups = {source: metric(part, TRAINER, "groups_trained")["value"].sum() for source, part in run.by_source.items()}
+    total = sum(groups.values()) or np.nan
+    return {source: float(count / total) for source, count in groups.items()}
+
+
+def source_weight(run: RunData) -> float:
+    """Returns the weight in the newest block of groups, reduced if the source is solved; NaN before the first block.
+
+    `run` holds the metrics of the source alone, as in `RunData.by_source`.
+    """
+    weights = metric(run, "generate-0", "source_weight")["value"]
+    return float(weights[-1]) if len(weights) else np.nan
+
+
+def is_measured(run: RunData, name: str) -> bool:
+    """Whether the trainer has recorded the metric."""
+    return len(metric(run, TRAINER, name)["value"]) > 0
+
+
+def accuracy(run: RunData) -> ChartLine:
+    """Held-out accuracy of each evaluated version."""
+    return _of(run.evaluations, "accuracy")
+
+
+def accuracy_interval(run: RunData) -> tuple[ChartLine, ChartLine]:
+    """Lower and upper ends of the accuracy's 95 % interval; NaN if unknown."""
+    return _of(run.evaluations, "accuracy_low"), _of(run.evaluations, "accuracy_high")
+
+
+def further_accuracies(run: RunData) -> dict[str, ChartLine]:
+    """Name of a further evaluation set → accuracy."""
+    return {name: _of(columns, "accuracy") for name, columns in run.evaluation_sets.items()}
+
+
+def _of(evaluations: Columns, name: str) -> ChartLine:
+    return thin(ascending(evaluations["policy_version"], evaluations[name]))

@@ -7,14 +7,12 @@ Staleness is measured in policy versions. The x of a line is the version that a 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dashboard.queries.learning import TRAINER
-from dashboard.queries.series import MOST_POINTS, NO_LINE, ChartLine, Floats, Heat, over_versions, thin
+from dashboard.queries.series import MOST_POINTS, NO_LINE, TRAINER, ChartLine, Floats, Heat, over_versions, thin
 from dashboard.read.model import Columns, RunData
 from millrace.rollouts.staleness import TOKENS_OF_STALENESS
 
@@ -23,23 +21,6 @@ MOST_CELLS = 120
 MOST_SPANS = 5
 """Trajectories sampled by at least this many versions are counted together."""
 _RECENT_SHARE = 0.1
-
-
-@dataclass(frozen=True, kw_only=True)
-class OutcomeTrajectories:
-    """Trajectories that the trainer took, with the same outcome."""
-
-    name: str
-    """trained, or the drop_reason."""
-    rollouts: int
-    tokens: int
-    """Response tokens."""
-    mean_length: float
-    """Response tokens; NaN without trajectories."""
-    mean_reward: float
-    """Mean of the known rewards; NaN if none is known."""
-    length_ratio: float
-    """Mean length divided by that of the trained trajectories; NaN without any."""
 
 
 class _Bins:
@@ -211,31 +192,21 @@ def mean_span(run: RunData) -> ChartLine:
     return ChartLine(newest.x, newest.y - oldest.y + 1)
 
 
-def outcomes(run: RunData) -> list[OutcomeTrajectories]:
-    """Returns the trained trajectories first, then those of each drop_reason that occurred."""
+def outcomes(run: RunData) -> Mapping[str, tuple[int, int, float, float]]:
+    """Outcome → trajectories, response tokens, mean length and mean of the known rewards; NaN without any.
+
+    The trained trajectories are first, then those of each drop_reason that occurred.
+    """
     codes, tokens, rewards = (run.consumed[name] for name in ("outcome", "tokens", "reward"))
-    size = len(run.outcomes)
-    rollouts, lengths = np.bincount(codes, minlength=size), np.bincount(codes, tokens, size)
-    has_reward = ~np.isnan(rewards)
-    num_known, reward_sums = (
-        np.bincount(codes[has_reward], minlength=size),
-        np.bincount(codes[has_reward], rewards[has_reward], size),
-    )
-    with np.errstate(invalid="ignore", divide="ignore"):
-        mean_lengths, mean_rewards = lengths / rollouts, reward_sums / num_known
-        ratios = mean_lengths / mean_lengths[0]
-    return [
-        OutcomeTrajectories(
-            name=name,
-            rollouts=int(rollouts[code]),
-            tokens=int(lengths[code]),
-            mean_length=float(mean_lengths[code]),
-            mean_reward=float(mean_rewards[code]),
-            length_ratio=float(ratios[code]),
-        )
-        for code, name in enumerate(run.outcomes)
-        if code == 0 or rollouts[code]
-    ]
+    amounts = {}
+    for code, name in enumerate(run.outcomes):
+        chosen = codes == code
+        count, length, finite = int(np.count_nonzero(chosen)), int(tokens[chosen].sum()), rewards[chosen]
+        finite = finite[~np.isnan(finite)]
+        if code == 0 or count:
+            reward = float(finite.mean()) if len(finite) else np.nan
+            amounts[name] = (count, length, length / count if count else np.nan, reward)
+    return amounts
 
 
 def _bins(run: RunData, *columns: str) -> _Bins | None:

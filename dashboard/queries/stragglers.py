@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dashboard.queries.learning import TRAINER
-from dashboard.queries.series import metric
+from dashboard.queries.series import TRAINER, metric
 from dashboard.read.model import RunData
 from millrace.rollouts.length_bias import HIGH, LOW, STEPS
 from millrace.runtime.messages import LOADING, STARTING, STOPPED
@@ -47,24 +46,6 @@ class InFlight:
         return not self.admission_only and self.versions is not None and self.versions > self.bound
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bias:
-    """Mean over trained responses divided by the mean over all taken ones, including dropped groups: 1 without bias."""
-
-    name: str
-    """length or reward."""
-    last: float
-    """Value at the last step."""
-    mean: float
-    """Mean over all steps."""
-    lowest: float
-    highest: float
-    outside: int
-    """Steps outside the band."""
-    steps: int
-    """Steps with a value."""
-
-
 def in_flight(run: RunData) -> list[InFlight]:
     """Returns the work in flight by generator, as far as status records contain it."""
     generators = []
@@ -91,27 +72,6 @@ def in_flight(run: RunData) -> list[InFlight]:
             )
         )
     return sorted(generators, key=lambda work: work.generator)
-
-
-def biases(run: RunData) -> list[Bias]:
-    """Returns the biases of length and reward that the trainer has recorded."""
-    result = []
-    for name in ("length", "reward"):
-        ratios = metric(run, TRAINER, f"{name}_ratio")["value"]
-        finite = ratios[np.isfinite(ratios)]
-        if len(finite):
-            result.append(
-                Bias(
-                    name=name,
-                    last=float(ratios[-1]),
-                    mean=float(finite.mean()),
-                    lowest=float(finite.min()),
-                    highest=float(finite.max()),
-                    outside=int(np.count_nonzero((finite < BAND[0]) | (finite > BAND[1]))),
-                    steps=len(finite),
-                )
-            )
-    return result
 
 
 def biased_length(run: RunData) -> float | None:

@@ -8,9 +8,11 @@ RunData.consumed ─► (generator, row_id) ─► index of the stream's records
 Read errors become sentences; other data is still shown.
 """
 
+import re
 import threading
+import time
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,20 +22,25 @@ import pyarrow as pa
 
 from configs.stored import AnnotationKind, AnnotatorPools
 from dashboard.read.model import RunData
-from dashboard.read.parts import PartReader
+from dashboard.read.parts import PartReader, StreamIndex
 from dashboard.read.same_prompt import PromptIndex, SamePrompt
+from dashboard.read.tokens import TokenTexts
 from millrace.errors import InputError
 from millrace.rollouts.consumed import TRAINED
 from storage import layout
 from storage.schema import ANNOTATIONS, TRAINER_LOGPROBS, TRAJECTORY
 from storage.stores.base import Store
 
-MAX_TEXT_PARTS = 256
-"""Maximum number of parts read for a text search over prompts."""
+MAX_TEXT_ROWS, TEXT_SECONDS = 20_000, 2.0
+"""Limits of a search for text."""
+_AROUND = 30
+"""Characters around a text that was found."""
 _LARGEST_LOG_RATIO = 50.0
 
 Row = Mapping[str, Any]
 """Column name → value, see `storage.schema`."""
+Place = tuple[int, int]
+"""Generator and row_id of a trajectory."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -143,46 +150,66 @@ class GroupReader:
             generator = group_id % self._num_generators
             stream = self._parts.index(layout.trajectories(generator), TRAJECTORY, [])
             for record in reversed(stream.records):
-                previous_last = stream.records[record.part - 1].last_group_id if record.part else -1
-                # Before schema version 3, groups were in order except after a rollback of the generator.
-                in_order = record.last_group_id >= group_id and (
-                    previous_last < group_id or previous_last > record.last_group_id
-                )
-                if group_id in record.group_ids or (in_order and not record.group_ids):
+                if group_id in (record.group_ids or (group_id,)):
                     matches = np.flatnonzero(self._parts.read(stream, record)["group_id"].to_numpy() == group_id)
                     if len(matches):
                         return generator, record.first_row_id + int(matches[0])
         return None
 
-    def prompts(
-        self, rows: Sequence[tuple[int, int]], *, max_parts: int = MAX_TEXT_PARTS
-    ) -> dict[tuple[int, int], tuple[str, list[int]]]:
-        """Returns name and token ids of the prompt of each (generator, row_id), from at most `max_parts` parts.
+    def prompts(self, rows: Sequence[Place]) -> dict[Place, tuple[str, list[int]]]:
+        """Returns name and token ids of the prompt of each row.
 
         For a conversation, the ids belong to its last message, because earlier messages may be common to all prompts.
-        Skips rows in parts that can't be read or exceed `max_parts`.
+        Skips rows in parts that can't be read.
         """
-        prompts: dict[tuple[int, int], tuple[str, list[int]]] = {}
-        tables: dict[tuple[int, int], pa.Table | None] = {}
         with self._lock:
-            generators = {generator for generator, _ in rows}
-            streams = {g: self._parts.index(layout.trajectories(g), TRAJECTORY, []) for g in generators}
-            for generator, row in rows:
-                if (record := streams[generator].record_of(row)) is None:
+            return {
+                place: (table["prompt_id"][i].as_py(), last_message_tokens(table, i))
+                for place, table, i in self._located(rows)
+                if table is not None
+            }
+
+    def find_text(self, text: str, groups: Mapping[Place, int], texts: TokenTexts) -> tuple[dict[Place, str], int]:
+        """Searches prompts, with their names, and responses for `text`, ignoring case, for 2 s and in 20,000 rows.
+
+        `groups`: first row of each group, in the order of the search, → number of its rows. Returns the groups that
+        have the text, each with the words around its first occurrence, and how many groups were searched.
+        """
+        pattern, deadline, rows = re.compile(re.escape(text), re.IGNORECASE), time.monotonic() + TEXT_SECONDS, 0
+        matches: dict[Place, str] = {}
+        with self._lock:
+            for searched, (place, table, i) in enumerate(self._located(groups)):
+                rows += groups[place]
+                if rows > MAX_TEXT_ROWS or time.monotonic() > deadline:
+                    return matches, searched
+                if table is None:
                     continue
-                key = (generator, record.part)
-                if key not in tables and len(tables) < max_parts:
-                    tables[key] = self._parts.try_read(streams[generator], record, [])
-                if (table := tables.get(key)) is not None:
-                    i = row - record.first_row_id
-                    prompts[generator, row] = table["prompt_id"][i].as_py(), last_message_tokens(table, i)
-        return prompts
+                prompt = f"{table['prompt_id'][i].as_py()}  {texts.text(last_message_tokens(table, i))}"
+                responses = table["response_tokens"].slice(i, groups[place]).to_pylist()
+                for string in (prompt, *map(texts.text, responses)):
+                    if (match := pattern.search(string)) is not None:
+                        matches[place] = string[max(0, match.start() - _AROUND) : match.end() + _AROUND]
+                        break
+        return matches, len(groups)
+
+    def _located(self, rows: Iterable[Place]) -> Iterator[tuple[Place, pa.Table | None, int]]:
+        """Yields each row with its part and its index in that; None if it can't be read."""
+        rows = list(rows)
+        streams = self._streams(generator for generator, _ in rows)
+        for generator, row in rows:
+            record = streams[generator].record_of(row)
+            table = None if record is None else self._parts.try_read(streams[generator], record, [])
+            yield (generator, row), table, 0 if record is None else row - record.first_row_id
 
     def same_prompt(self, source: str, prompt_id: str) -> SamePrompt:
         """Finds the groups of a prompt of a source within the limits of `dashboard.read.same_prompt`."""
         with self._lock:
-            paths = map(layout.trajectories, range(self._num_generators))
-            return self._prompts.search(source, prompt_id, [self._parts.index(path, TRAJECTORY, []) for path in paths])
+            streams = self._streams(range(self._num_generators))
+            return self._prompts.search(source, prompt_id, list(streams.values()))
+
+    def _streams(self, generators: Iterable[int]) -> dict[int, StreamIndex]:
+        """Returns the updated index of the trajectories of each generator."""
+        return {g: self._parts.index(layout.trajectories(g), TRAJECTORY, []) for g in dict.fromkeys(generators)}
 
     def _span(self, generator: int, row: int, problems: list[str]) -> range | None:
         """Returns the rows of the group that contains `row`."""

@@ -3,7 +3,7 @@
 store ─► RunReader ─► RunData ─► queries (pure) ─► blocks: charts and tables ─► page, export, Prometheus
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -13,36 +13,30 @@ import numpy.typing as npt
 
 from configs.stored import bounds_admission_only
 from millrace.evaluation.promotion import PromotionDecision
-from millrace.runs.provenance import Origin
-from millrace.runs.record import AttemptEnd
+from millrace.runs.record import Attempt, AttemptEnd, State
 
 Columns = Mapping[str, npt.NDArray[Any]]
 """A table: column name → read-only array, all of equal length. Null numbers are NaN."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttemptInfo:
-    """One start of the run's controller."""
+class AttemptInfo(Attempt):
+    """One start of the run's controller, with its end."""
 
-    number: int
-    t_started: float
-    """Unix seconds."""
-    first_step: int
-    """Policy version at which it started."""
-    max_staleness: int
-    """The bound in force, policy versions; 0 in sync mode."""
-    mode: str
-    """async or sync."""
-    transport: str
-    """Weight transport: shm, direct or store."""
-    end: AttemptEnd | None
-    """Its end; None while it runs, or if it was killed."""
+    end: AttemptEnd | None = None
+    """None while it runs, or if it was killed."""
     promotion: PromotionDecision | None = None
     """Decision of the promotion gate at its end; None without a readable decision."""
-    changes: tuple[str, ...] = ()
-    """Settings and inputs that differ from the previous attempt, one sentence each."""
-    origin: Origin = field(default_factory=Origin)
-    """Nearest preset and page in the Prefect UI, as far as recorded."""
+
+    @property
+    def mode(self) -> str:
+        """async or sync."""
+        return str(self.config["pipeline"]["mode"])
+
+    @property
+    def transport(self) -> str:
+        """Weight transport: shm, direct or store."""
+        return str(self.config["weights"]["transport"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +47,11 @@ class RunInfo:
     url: str
     attempts: tuple[AttemptInfo, ...]
     """At least one, oldest first."""
-    config: Mapping[str, Any]
-    """Config of the newest attempt, as JSON."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Config of the newest attempt, as JSON."""
+        return self.attempts[-1].config
 
     @property
     def max_staleness(self) -> int:
@@ -123,3 +120,56 @@ class RunData:
                 if key.startswith(prefix)
             },
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverviewRow:
+    """A run in the overview. Unknown values are None; with a `problem`, all are unknown."""
+
+    run_id: str
+    problem: str | None = None
+    """One sentence if the run can't be read: it is being created, or damaged."""
+    state: State | None = None
+    cause: str | None = None
+    """Cause of a failure or kill."""
+    policy_version: int | None = None
+    """Newest version of the trainer."""
+    max_steps: int | None = None
+    """Policy version at which the run is complete."""
+    reward_mean: float | None = None
+    """Mean reward of the last step."""
+    staleness_mean: float | None = None
+    """Mean and maximum are over all trained trajectories, in policy versions."""
+    staleness_max: int | None = None
+    max_staleness: int | None = None
+    """The bound in force, policy versions."""
+    ages: Mapping[str, float] = field(default_factory=dict)
+    """Stage → age of its oldest status record, seconds."""
+    t_started: float | None = None
+    """Start of the newest attempt, unix seconds."""
+    wall_seconds: float | None = None
+    """Duration of the newest attempt until its last status record."""
+    accuracy: float | None = None
+    """Held-out accuracy of the newest evaluated version."""
+    accuracy_interval: Sequence[float] | None = None
+    """Lower and upper end of its 95 % interval."""
+    accuracy_version: int | None = None
+    """Newest evaluated version."""
+    step: Mapping[str, float] = field(default_factory=dict)
+    """Metrics of the trainer's newest step."""
+    no_spread: float | None = None
+    """Share of its groups in which all rewards are equal."""
+    dropped_share: float = 0.0
+    """Share of the trajectories taken that were dropped as too old."""
+    masked_share: float = 0.0
+    """Share of the trained tokens that were masked as too old."""
+    idle: Mapping[str, float] = field(default_factory=dict)
+    """Stage → share of its time without work, without loading."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Config of the newest attempt, see `dashboard.read.run_info.settings`."""
+    note: str = ""
+    """The user's note on the run."""
+    accuracies: Sequence[tuple[int, float]] = ()
+    """(version, held-out accuracy) of each evaluated version, ascending."""
+    missing: Sequence[str] = ()
+    """Other read errors, one sentence each."""

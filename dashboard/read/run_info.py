@@ -1,6 +1,7 @@
 """Reads a run's starts from `run.json` and `attempts/`, and validates them."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,13 +21,11 @@ def read_run_info(store: Store, previous: RunInfo | None = None) -> RunInfo:
     Raises RunMissing if the run does not exist, and StreamCorrupt for a malformed record.
     """
     run_id = _run_id(store) if previous is None else previous.run_id
-    config: Any = None if previous is None else previous.config
     attempts = [] if previous is None else list(previous.attempts)
-    while (next_attempt := _attempt(store, len(attempts))) is not None:
-        config = next_attempt[1]
-        attempts.append(next_attempt[0])
+    while (attempt := _attempt(store, len(attempts))) is not None:
+        attempts.append(attempt)
     attempts = [attempt if attempt.end else _with_end(store, attempt) for attempt in attempts]
-    return RunInfo(run_id=run_id, url=store.url, attempts=tuple(attempts), config=config)
+    return RunInfo(run_id=run_id, url=store.url, attempts=tuple(attempts))
 
 
 def replicas(config: Any) -> Sequence[tuple[str, int]]:
@@ -57,26 +56,30 @@ def _run_id(store: Store) -> str:
         raise StreamCorrupt(layout.RUN, "expected a run's record, a JSON object with its run_id") from error
 
 
-def _attempt(store: Store, number: int) -> tuple[AttemptInfo, Any] | None:
-    """Reads attempt `number` and its config; None if it does not exist yet."""
+def _attempt(store: Store, number: int) -> AttemptInfo | None:
+    """Reads attempt `number`; None if it does not exist yet. Checks the config that every page needs."""
     try:
-        attempt = read_attempt(store, number)
-        config = attempt.config
-        return AttemptInfo(
-            number=int(attempt.number),
-            t_started=float(attempt.t_started),
-            first_step=int(attempt.first_step),
-            max_staleness=attempt.max_staleness,
-            mode=str(config["pipeline"]["mode"]),
-            transport=str(config["weights"]["transport"]),
-            end=None,
-            changes=tuple(map(str, attempt.changes)),
-            origin=attempt.origin,
-        ), config
+        attempt = AttemptInfo(**vars(read_attempt(store, number)))
+        _ = attempt.mode, attempt.transport, attempt.max_staleness
+        return attempt
     except NotInStore:
         return None
     except StreamCorrupt:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         path = layout.attempt(number) if number else layout.RUN
         raise StreamCorrupt(path, f"expected the record of an attempt: {error!r}") from error
+
+
+def settings(config: Mapping[str, object], prefix: str = "") -> dict[str, str]:
+    """Returns a stored config as text by dotted key; strings are unchanged, other values are JSON."""
+    texts: dict[str, str] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            texts |= settings(value, f"{prefix}{name}.")
+        elif isinstance(value, float):
+            # Avoids 3.0000000000000004e-05, but keeps differences in the tenth digit.
+            texts[prefix + name] = f"{value:.10g}"
+        else:
+            texts[prefix + name] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return texts

@@ -16,9 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from dashboard.read.groups import GroupReader
 from dashboard.read.model import Columns, RunData
 from dashboard.read.run_info import read_run_info, replicas
 from dashboard.read.streams import ConsumedRows, MetricRows
+from dashboard.read.tokens import TokenTexts, read_tokens
 from millrace.errors import MillraceError
 from millrace.evaluation.results import HELD_OUT, Result, ResultsReader, measures_by_set
 from millrace.runs.status import StatusReader
@@ -51,6 +53,8 @@ class RunReader:
         self._evaluations = ResultsReader(store)
         self._results: Sequence[Result] = ()
         self._stage_status: Mapping[str, Mapping[str, Any]] = {}
+        self._groups: GroupReader | None = None
+        self._texts: TokenTexts | None = None
         self._lock = threading.Lock()
         self._last: RunData | None = None
         self._looked = 0.0
@@ -62,6 +66,16 @@ class RunReader:
                 self._last = self._look()
                 self._looked = self._clock()
             return self._last
+
+    def groups(self) -> tuple[GroupReader, TokenTexts]:
+        """Returns the readers of the run's groups and tokens. Raises KeyError or TypeError for a malformed config."""
+        with self._lock:
+            config = self._info.config
+            self._groups = self._groups or GroupReader(self._store, config)
+            # The tokenizer of a run that makes its start model is stored after the warm start.
+            if self._texts is None or self._texts.note:
+                self._texts = read_tokens(self._store, config)
+            return self._groups, self._texts
 
     def _look(self) -> RunData:
         problems: list[str] = []

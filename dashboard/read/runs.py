@@ -7,14 +7,12 @@ URL ─► has run.json? ─ yes ─► that run
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from dashboard.read.curves import RewardCurve
-from dashboard.read.model import Columns, RunInfo
-from dashboard.read.run_info import read_run_info
+from dashboard.read.model import Columns, OverviewRow, RunInfo
+from dashboard.read.run_info import read_run_info, settings
 from dashboard.read.run_reader import MALFORMED_STATUS, RunReader
-from dashboard.read.settings import settings
 from millrace.errors import InputError, MillraceError, RunMissing
 from millrace.evaluation.results import Result, ResultsReader
 from millrace.rollouts.ledger import Account, Amount
@@ -32,59 +30,6 @@ _NOTE_SECONDS = 10.0
 _CURVE_SECONDS = 0.5
 _READERS = 8
 """Number of cached readers, which keep their runs' rows in memory."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OverviewRow:
-    """A run in the overview. Unknown values are None; with a `problem`, all are unknown."""
-
-    run_id: str
-    problem: str | None = None
-    """One sentence if the run can't be read: it is being created, or damaged."""
-    state: State | None = None
-    cause: str | None = None
-    """Cause of a failure or kill."""
-    policy_version: int | None = None
-    """Newest version of the trainer."""
-    max_steps: int | None = None
-    """Policy version at which the run is complete."""
-    reward_mean: float | None = None
-    """Mean reward of the last step."""
-    staleness_mean: float | None = None
-    """Mean and maximum are over all trained trajectories, in policy versions."""
-    staleness_max: int | None = None
-    max_staleness: int | None = None
-    """The bound in force, policy versions."""
-    ages: Mapping[str, float] = field(default_factory=dict)
-    """Stage → age of its oldest status record, seconds."""
-    t_started: float | None = None
-    """Start of the newest attempt, unix seconds."""
-    wall_seconds: float | None = None
-    """Duration of the newest attempt until its last status record."""
-    accuracy: float | None = None
-    """Held-out accuracy of the newest evaluated version."""
-    accuracy_interval: Sequence[float] | None = None
-    """Lower and upper end of its 95 % interval."""
-    accuracy_version: int | None = None
-    """Newest evaluated version."""
-    step: Mapping[str, float] = field(default_factory=dict)
-    """Metrics of the trainer's newest step."""
-    no_spread: float | None = None
-    """Share of its groups in which all rewards are equal."""
-    dropped_share: float = 0.0
-    """Share of the trajectories taken that were dropped as too old."""
-    masked_share: float = 0.0
-    """Share of the trained tokens that were masked as too old."""
-    idle: Mapping[str, float] = field(default_factory=dict)
-    """Stage → share of its time without work, without loading."""
-    settings: Mapping[str, str] = field(default_factory=dict)
-    """Config of the newest attempt, see `dashboard.read.settings`."""
-    note: str = ""
-    """The user's note on the run."""
-    accuracies: Sequence[tuple[int, float]] = ()
-    """(version, held-out accuracy) of each evaluated version, ascending."""
-    missing: Sequence[str] = ()
-    """Other read errors, one sentence each."""
 
 
 class Runs:

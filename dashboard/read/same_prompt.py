@@ -8,6 +8,7 @@ Streams are not sorted by prompt, so every part has to be read once; the prompts
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,15 +21,14 @@ MAX_PARTS, MAX_BYTES = 256, 256 << 20
 """Limits on unread parts per search; at least one part is read."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PromptGroup:
+class PromptGroup(NamedTuple):
     """A group that answers the prompt."""
 
+    policy_version: int
+    """Oldest version that sampled a token of its first response."""
     generator: int
     row_id: int
     """First row of the group."""
-    policy_version: int
-    """Oldest version that sampled a token of its first response."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +43,7 @@ class SamePrompt:
     """Number of parts in all streams."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Groups:
+class _Groups(NamedTuple):
     """The groups of a part; an unreadable part has none."""
 
     prompts: npt.NDArray[np.int64]
@@ -76,17 +75,16 @@ class PromptIndex:
             self._cache[generator, record.part] = _groups(record, table)
         prompt_hash = _hashed(source, prompt_id)
         matches = [
-            PromptGroup(generator=generator, row_id=int(groups.row_ids[i]), policy_version=int(groups.versions[i]))
+            PromptGroup(int(groups.versions[i]), generator, int(groups.row_ids[i]))
             for (generator, _), groups in self._cache.items()
             for i in np.flatnonzero(groups.prompts == prompt_hash)
         ]
-        matches.sort(key=lambda group: (group.policy_version, group.generator, group.row_id))
-        return SamePrompt(groups=tuple(matches), searched=len(self._cache), parts=len(records))
+        return SamePrompt(groups=tuple(sorted(matches)), searched=len(self._cache), parts=len(records))
 
 
 def _groups(record: Record, table: pa.Table | None) -> _Groups:
     if table is None or table.num_rows == 0:
-        return _Groups(prompts=_NONE, row_ids=_NONE, versions=_NONE)
+        return _Groups(_NONE, _NONE, _NONE)
     group_ids = table["group_id"].to_numpy()
     starts = np.flatnonzero(np.diff(group_ids, prepend=group_ids[0] - 1))
     sources, names = (table[name].take(pa.array(starts)).to_pylist() for name in ("source", "prompt_id"))

@@ -1,15 +1,16 @@
 """Search for groups: from typed text or a link to rows of `RunData.consumed`.
 
     ?group=12&staleness=2..&order=highest ──► parse ──► Query ──► find ──► groups, one page at a time
-              ▲                                 │ too long or malformed              ▲
-              └──────────── address ◄───────────┴─► one sentence                     │
-                                          text ──► with_text, over prompts of the newest groups
+              ▲                                 │ too long or malformed       ▲
+              └──────────── address ◄───────────┴─► one sentence              │
+                                     text ──► `GroupReader.find_text`, of the newest groups
 
 A group matches if any of its trajectories meets all conditions.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 from urllib.parse import parse_qsl, urlencode
@@ -24,9 +25,6 @@ PAGE_SIZE = 25
 """Groups per page."""
 MAX_CHARACTERS = 200
 """Characters per field."""
-MAX_TEXT_GROUPS = 2000
-"""Text is searched in the prompts of at most this many of the newest groups that meet the other conditions."""
-
 Order = Literal["newest", "highest", "lowest"]
 Colouring = Literal["ratio", "logprob", "advantage"]
 """What the colour of a token shows: π/μ, log μ or its response's advantage."""
@@ -41,7 +39,7 @@ class Query:
 
     group: int | None = None
     text: str = ""
-    """Part of the prompt's name or text, case-insensitive."""
+    """Part of the prompt's name, of the prompt or of a response, case-insensitive."""
     generator: int | None = None
     outcome: str = ""
     """trained, or a drop_reason."""
@@ -72,6 +70,11 @@ class SearchResult:
 
     starts: npt.NDArray[np.int64]
     ends: npt.NDArray[np.int64]
+
+    def of(self, chosen: Collection[int]) -> "SearchResult":
+        """Returns the groups with these starts alone, in the same order."""
+        kept = np.isin(self.starts, list(chosen))
+        return SearchResult(starts=self.starts[kept], ends=self.ends[kept])
 
     def page(self, number: int) -> list[tuple[int, int]]:
         """Returns start and end of each group on a page."""
@@ -116,29 +119,15 @@ def find(consumed: Columns, outcomes: Sequence[str], sources: Sequence[str], que
     starts, ends = _groups(consumed)
     if len(starts) == 0:
         return SearchResult(starts=starts, ends=ends)
-    rows = _matching(consumed, outcomes, sources, query)
+    rows = _meeting(consumed, outcomes, sources, query)
     chosen = np.ones(len(starts), bool) if rows is None else np.logical_or.reduceat(rows, starts)
     # Newest first; a stable sort by reward keeps this order among equal rewards and puts NaN last.
     starts_chosen, ends_chosen = starts[chosen][::-1], ends[chosen][::-1]
     if query.order == "newest":
         return SearchResult(starts=starts_chosen, ends=ends_chosen)
-    means = _mean_rewards(consumed["reward"], starts)[chosen][::-1]
+    means = mean_rewards(consumed["reward"], starts)[0][chosen][::-1]
     order = np.argsort(-means if query.order == "highest" else means, kind="stable")
     return SearchResult(starts=starts_chosen[order], ends=ends_chosen[order])
-
-
-def newest_starts(result: SearchResult) -> list[int]:
-    """Returns the starts of the newest MAX_TEXT_GROUPS groups, whose prompts are searched; newest first."""
-    starts: list[int] = np.sort(result.starts)[::-1][:MAX_TEXT_GROUPS].tolist()
-    return starts
-
-
-def with_text(result: SearchResult, text: str, prompts: Mapping[int, str]) -> SearchResult:
-    """Returns the groups whose prompt contains `text`, ignoring case. `prompts`: start → prompt; may be incomplete."""
-    folded = text.casefold()
-    matches = [start for start, prompt in prompts.items() if folded in prompt.casefold()]
-    kept = np.isin(result.starts, matches)
-    return SearchResult(starts=result.starts[kept], ends=result.ends[kept])
 
 
 def _groups(consumed: Columns) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -148,7 +137,7 @@ def _groups(consumed: Columns) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.in
     return starts, np.append(starts[1:], len(first)).astype(np.int64) if len(starts) else starts
 
 
-def _matching(
+def _meeting(
     consumed: Columns, outcomes: Sequence[str], sources: Sequence[str], query: Query
 ) -> npt.NDArray[np.bool_] | None:
     """Returns which rows meet the conditions; None without conditions."""
@@ -171,13 +160,14 @@ def _matching(
     return np.logical_and.reduce(conditions) if conditions else None
 
 
-def _mean_rewards(rewards: npt.NDArray[Any], starts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Returns each group's mean of the known rewards; NaN if none is known."""
+def mean_rewards(
+    rewards: npt.NDArray[Any], starts: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    """Returns each group's mean of the known rewards, NaN if none is known, and their number."""
     finite = np.isfinite(rewards)
     sums = np.add.reduceat(np.where(finite, rewards, 0.0), starts, dtype=np.float64)
     counts = np.add.reduceat(finite, starts, dtype=np.int64)
-    means: npt.NDArray[np.float64] = np.divide(sums, counts, out=np.full(len(starts), np.nan), where=counts > 0)
-    return means
+    return np.divide(sums, counts, out=np.full(len(starts), np.nan), where=counts > 0), counts
 
 
 def _whole(name: str, text: str) -> int:
@@ -212,34 +202,17 @@ def _range(name: str, text: str, number: Callable[[str, str], Any] = _whole) -> 
     return low, high
 
 
-def _one_of(choices: object) -> Callable[[str, str], str]:
-    def parse_choice(name: str, text: str) -> str:
-        if text not in get_args(choices):
-            raise InputError(repr(text), key=name, expected=f"one of {', '.join(get_args(choices))}")
-        return text
+def _matching(pattern: str, expected: str, convert: Callable[[str], Any]) -> Callable[[str, str], Any]:
+    def parse_text(name: str, text: str) -> Any:
+        if re.fullmatch(pattern, text) is None:
+            raise InputError(repr(text), key=name, expected=expected)
+        return convert(text)
 
-    return parse_choice
-
-
-def _page(name: str, text: str) -> int:
-    page = _whole("page", text)
-    if page < 0:
-        raise InputError(repr(text), key="page", expected="a whole number of at least 0")
-    return page
+    return parse_text
 
 
-def _open(name: str, text: str) -> tuple[int, int]:
-    generator, _, row = text.partition(".")
-    position = _whole("open", generator), _whole("open", row)
-    if min(position) < 0:
-        raise InputError(repr(text), key="open", expected="a generator and one of its rows, such as 0.128")
-    return position
-
-
-def _versions(name: str, text: str) -> bool:
-    if text != _ALL:
-        raise InputError(repr(text), key="versions", expected=_ALL)
-    return True
+def _one_of(*choices: str) -> Callable[[str, str], str]:
+    return _matching("|".join(choices), f"one of {', '.join(choices)}", str)
 
 
 _PARSERS: Mapping[str, Callable[[str, str], Any]] = {
@@ -251,11 +224,15 @@ _PARSERS: Mapping[str, Callable[[str, str], Any]] = {
     "version": _range,
     "staleness": _range,
     "reward": lambda name, text: _range(name, text, _number),
-    "order": _one_of(Order),
-    "colour": _one_of(Colouring),
-    "page": _page,
-    "open": _open,
-    "versions": _versions,
+    "order": _one_of(*get_args(Order)),
+    "colour": _one_of(*get_args(Colouring)),
+    "page": _matching(r"\d{1,18}", "a whole number of at least 0", int),
+    "open": _matching(
+        r"\d{1,9}\.\d{1,18}",
+        "a generator and one of its rows, such as 0.128",
+        lambda text: tuple(map(int, text.split("."))),
+    ),
+    "versions": _matching(_ALL, _ALL, bool),
 }
 
 

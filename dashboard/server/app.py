@@ -7,7 +7,7 @@ tick, 1 s ──► refresh ─► frame; after a change, every figure and text
 The tick is disabled during a refresh, because the next tick would cancel a slow one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,11 @@ from dashboard.pages import overview, rail
 from dashboard.pages import trajectories as trajectories_page
 from dashboard.pages.draw import CHART, TEXT
 from dashboard.pages.site import TRAJECTORIES, Site
-from dashboard.read.group_readers import GroupReaders
 from dashboard.read.runs import Runs
 from dashboard.server.ahead import read_ahead
 from dashboard.server.callbacks import reject_invalid_values, reject_malformed
 from dashboard.server.security import guard
 from dashboard.server.transfer import compress, serve_plotly
-from dashboard.views.blocks import View
 
 _TICK_MS = 1000
 _ASSETS = Path(__file__).parents[1] / "assets"
@@ -51,7 +49,7 @@ _INDEX = """<!DOCTYPE html>
 """
 
 
-def make_app(runs: Runs, views: Sequence[View], *, host: str, token: str | None) -> Dash:
+def make_app(runs: Runs, *, host: str, token: str | None) -> Dash:
     """Creates the app with access checks for listening on `host`; serve its `server`."""
     app = Dash(
         "dashboard",
@@ -80,10 +78,10 @@ def make_app(runs: Runs, views: Sequence[View], *, host: str, token: str | None)
     app.clientside_callback(
         "scheme => scheme === 'auto' ? null : scheme", Output("theme", "forceColorScheme"), Input("scheme", "value")
     )
-    site, readers = Site(runs, views), GroupReaders()
+    site = Site(runs)
     _add_callbacks(app, site)
-    trajectories_page.register(app, runs, readers)
-    rail.register(app, runs, readers)
+    trajectories_page.register(app, runs)
+    rail.register(app, runs)
     overview.register(app)
     # Response hooks run in reverse order, so compression sees complete responses.
     compress(app.server)

@@ -37,7 +37,7 @@ def _export(url: str, path: Path) -> int:
     from dashboard.export.page import export
     from dashboard.pages.address import MAX_COMPARED
     from dashboard.read.runs import Runs
-    from dashboard.views.comparison.pages import COMPARISON, COMPARISON_BY_TIME
+    from dashboard.views.comparison import COMPARISON
     from dashboard.views.registry import VIEWS
     from millrace.errors import InputError
 
@@ -48,7 +48,7 @@ def _export(url: str, path: Path) -> int:
             f"has {len(run_ids)} runs", file=runs.url, expected=f"a run, or a folder of 1 to {MAX_COMPARED} runs"
         )
     data = [runs.reader(run_id).look() for run_id in run_ids]
-    comparison = [COMPARISON, COMPARISON_BY_TIME] if len(data) > 1 else []
+    comparison = [COMPARISON] if len(data) > 1 else []
     export(data, [*comparison, *VIEWS, *map(newest_groups, data)], path)
     print(f"wrote {path}")
     return 0

@@ -9,7 +9,6 @@ import waitress
 from dashboard.read.runs import Runs
 from dashboard.server.app import make_app
 from dashboard.server.security import MAX_BODY_BYTES, chosen_token
-from dashboard.views.registry import VIEWS
 from millrace.errors import InputError
 
 _CONNECTIONS = 500
@@ -29,7 +28,7 @@ def serve(url: str, *, host: str, port: int, token: str | None) -> None:
     """
     token = chosen_token(host, token)
     runs = Runs(url)
-    app = make_app(runs, VIEWS, host=host, token=token)
+    app = make_app(runs, host=host, token=token)
     listener = _listen(host, port)
     note = "" if token is None else " (requires its token)"
     # waitress warns about more requests than threads, which needs no action.

@@ -12,22 +12,6 @@ from dashboard.read.model import RunData
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chart:
-    """A figure built from one run, or from several to compare."""
-
-    id: str
-    """Unique among all blocks; letters, digits, dashes."""
-    title: str
-    sentence: str
-    """Description for a first-time reader."""
-    build: Callable[[Sequence[RunData]], go.Figure]
-    wide: bool = False
-    """Whether it takes the whole width of the page."""
-    requires: Callable[[RunData], bool] | None = None
-    """Whether a run has the data; the block is hidden if none of the runs does. None: always shown."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Rows:
     """The content of a table: text only."""
 
@@ -42,19 +26,33 @@ class Rows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
-    """A table built from runs."""
+class Block:
+    """A part of a view, built from one run or from several to compare: a chart or a table."""
 
     id: str
+    """Unique among all blocks; letters, digits, dashes."""
     title: str
     sentence: str
-    build: Callable[[Sequence[RunData]], Rows]
+    """Description for a first-time reader."""
+    build: Callable[[Sequence[RunData]], go.Figure | Rows]
     wide: bool = False
+    """Whether it takes the whole width of the page."""
     requires: Callable[[RunData], bool] | None = None
-    """See `Chart.requires`."""
+    """Whether a run has the data; the block is hidden if none of the runs does. None: always shown."""
 
 
-Block = Chart | Table
+@dataclass(frozen=True, kw_only=True)
+class Chart(Block):
+    """A figure."""
+
+    build: Callable[[Sequence[RunData]], go.Figure]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table(Block):
+    """A table of text."""
+
+    build: Callable[[Sequence[RunData]], Rows]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +66,8 @@ class View:
     blocks: Sequence[Block]
     num_key: int = 4
     """Number of blocks shown first; the page folds the others, and those without data."""
+    is_smooth: bool = False
+    """Whether its lines are smoothed already."""
 
     def blocks_for(self, runs: Sequence[RunData]) -> list[Block]:
         """Returns the blocks with data for at least one of the runs."""

@@ -5,14 +5,16 @@
 A line is smoothed before its x is converted, so that both x axes show the same values.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
-from dashboard.queries.phases import clock
-from dashboard.queries.series import ChartLine, Floats
+from dashboard.queries.series import ChartLine, clock, mean_of_last
 from dashboard.read.model import RunData
+from dashboard.views.figures import plain
 from dashboard.views.per_run import MINUTES, VERSIONS
 
 SMOOTHINGS = (1, 5, 10, 25, 50, 100)
@@ -33,25 +35,13 @@ class Display:
 PLAIN = Display()
 
 
-def displayed(figure: go.Figure, display: Display, run: RunData | None) -> go.Figure:
-    """Applies the options; `run` is None for several runs, which stay over versions."""
+def displayed(figure: go.Figure, display: Display, runs: Sequence[RunData]) -> go.Figure:
+    """Applies the options to a figure of `runs`."""
     if display.smoothing > 1:
         _smooth(figure, display.smoothing)
-    if display.by_time and run is not None and _is_over_versions(figure):
-        _move(figure, clock(run))
+    if display.by_time and _is_over_versions(figure):
+        _move(figure, runs)
     return figure
-
-
-def mean_of_last(line: ChartLine, width: float) -> ChartLine:
-    """Returns at each x the mean of the finite values in (x - width, x]; NaN without any."""
-    finite = np.isfinite(line.y)
-    sums = np.cumsum(np.append(0.0, np.where(finite, line.y, 0.0)))
-    counts = np.cumsum(np.append(0, finite))
-    starts = np.searchsorted(line.x, line.x - width, side="right")
-    ends = np.arange(1, len(line.x) + 1)
-    number = counts[ends] - counts[starts]
-    y = np.divide(sums[ends] - sums[starts], number, out=np.full(len(line.x), np.nan), where=number > 0)
-    return ChartLine(line.x, y)
 
 
 def _smooth(figure: go.Figure, smoothing: int) -> None:
@@ -88,17 +78,24 @@ def _is_line(trace: go.Figure) -> bool:
 
 
 def _is_over_versions(figure: go.Figure) -> bool:
-    return figure.layout.xaxis.title.text == VERSIONS and all(trace.type == "scatter" for trace in figure.data)
+    title = figure.layout.xaxis.title.text or ""
+    return title.startswith(VERSIONS) and all(trace.type == "scatter" for trace in figure.data)
 
 
-def _move(figure: go.Figure, at: ChartLine) -> None:
-    if len(at.x) == 0:
-        return
+def _move(figure: go.Figure, runs: Sequence[RunData]) -> None:
+    """Converts policy versions to minutes by the clock of a trace's run, which the trace's name begins with."""
+    clocks = {plain(run.info.run_id): clock(run) for run in runs}
+    first, *more = clocks.values()
 
-    def moved(x: object) -> Floats:
-        minutes: Floats = np.interp(np.asarray(x, np.float64), at.x, at.y)
-        return minutes
+    def moved(x: Any, at: ChartLine) -> Any:
+        return np.interp(np.asarray(x, np.float64), at.x, at.y) if len(at.x) else x
 
     for trace in figure.data:
-        trace.x = moved(trace.x)
-    figure.update_xaxes(title={"text": MINUTES}, dtick=None)
+        trace.x = moved(trace.x, clocks[(trace.legendgroup or "").partition(", ")[0]] if more else first)
+    for shape in figure.layout.shapes:
+        if shape.xref != "x domain":
+            shape.x0, shape.x1 = moved([shape.x0, shape.x1], first)
+    for note in figure.layout.annotations:
+        if note.xref != "paper":
+            note.x = float(moved(note.x, first))
+    figure.update_xaxes(title={"text": figure.layout.xaxis.title.text.replace(VERSIONS, MINUTES)}, dtick=None)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from dashboard.queries.series import ChartLine, Heat, Track
+from dashboard.queries.series import ChartLine, Floats, Heat, Track
 from dashboard.views.colours import GREEN, SCALE, colour_of
 
 PLOTLY_FILE = Path(__file__).parent / "plotly-cartesian.min.js"
@@ -55,9 +55,7 @@ def nothing(sentence: str) -> go.Figure:
     """Draws one sentence that explains why the chart is empty."""
     figure = _figure([])
     figure.add_annotation(text=plain(sentence), showarrow=False, xref="paper", yref="paper", x=0.5, y=0.5)
-    figure.update_xaxes(visible=False)
-    figure.update_yaxes(visible=False)
-    return figure
+    return figure.update_xaxes(visible=False).update_yaxes(visible=False)
 
 
 def line_chart(
@@ -86,7 +84,9 @@ def line_chart(
     elif not logarithmic:
         figure.update_yaxes(range=_least_range(drawn))
     if logarithmic:
-        figure.update_yaxes(type="log", dtick=1 if _decades(drawn) > 2 else None)
+        positive = _values(drawn)[_values(drawn) > 0]
+        has_decades = len(positive) and positive.max() > 100 * positive.min()
+        figure.update_yaxes(type="log", dtick=1 if has_decades else None)
     if band is not None:
         figure.add_hrect(y0=band[0], y1=band[1], fillcolor=GREEN, opacity=0.15, line_width=0, layer="below")
     return figure
@@ -94,14 +94,11 @@ def line_chart(
 
 def _least_range(series: Sequence[Series]) -> list[float] | None:
     """Returns the range of a y axis with almost equal values; None for Plotly's own."""
-    values = np.concatenate([entry.line.y for entry in series])
-    values = values[np.isfinite(values)]
+    values = _values(series)
     if not len(values) or any(entry.interval is not None for entry in series):
         return None
-    low, high, middle = values.min(), values.max(), abs(float(values.mean()))
-    if high - low >= _LEAST_SPAN * middle:
-        return None
-    return [float(low) - _LEAST_SPAN * middle, float(high) + _LEAST_SPAN * middle]
+    low, high, margin = values.min(), values.max(), _LEAST_SPAN * abs(float(values.mean()))
+    return None if high - low >= margin else [float(low) - margin, float(high) + margin]
 
 
 def area_chart(series: Sequence[Series], *, x: str, y: str, empty: str, whole: float | None = None) -> go.Figure:
@@ -151,9 +148,7 @@ def heat_maps(heats: Sequence[Heat], *, x: str, y: str, unit: str, empty: str) -
             figure.add_annotation(
                 text=plain(heat.name), showarrow=False, xref="paper", yref="paper", x=left, y=1.08, xanchor="left"
             )
-    figure.update_xaxes(zeroline=False)
-    figure.update_yaxes(zeroline=False)
-    return figure
+    return figure.update_xaxes(zeroline=False).update_yaxes(zeroline=False)
 
 
 def tracks_chart(tracks: Sequence[Track], *, x: str, y: str, empty: str) -> go.Figure:
@@ -293,10 +288,10 @@ def _counted_colours(heats: Sequence[Heat], unit: str) -> dict[str, Any]:
     return {**colours, "colorbar": {**bar, "outlinewidth": 0}}
 
 
-def _decades(series: Sequence[Series]) -> float:
-    values = np.concatenate([entry.line.y for entry in series])
-    values = values[np.isfinite(values) & (values > 0)]
-    return float(np.log10(values.max() / values.min())) if len(values) else 0.0
+def _values(series: Sequence[Series]) -> Floats:
+    every = np.concatenate([entry.line.y for entry in series])
+    values: Floats = every[np.isfinite(every)]
+    return values
 
 
 def plain(text: str) -> str:

@@ -6,16 +6,14 @@ from dataclasses import replace
 import plotly.graph_objects as go
 
 from dashboard.queries import flow as queries
-from dashboard.queries import usage
-from dashboard.queries.learning import TRAINER, is_measured, measured
-from dashboard.queries.occasional import occasional_tracks
-from dashboard.queries.series import NO_LINE, ChartLine, averaged, thin
+from dashboard.queries.series import NO_LINE, TRAINER, ChartLine, averaged, is_measured, measured, thin
 from dashboard.read.model import RunData
 from dashboard.views.blocks import Chart, Table, View
 from dashboard.views.colours import BLUE, ORANGE, SKY, colour_number, colour_of
-from dashboard.views.figures import Series, line_chart, tracks_chart
-from dashboard.views.in_flight import IN_FLIGHT
-from dashboard.views.per_run import MINUTES, VERSIONS, Build, line_per_run, lines, missing, number, rows_per_run
+from dashboard.views.figures import Series, tracks_chart
+from dashboard.views.per_run import MINUTES, VERSIONS, Build, lines, number, rows_per_run
+from dashboard.views.stragglers import IN_FLIGHT
+from millrace.runtime.metrics import CPU_CORES, MEMORY_BYTES
 
 _NO_TIME = "No stage has recorded its time yet; stages do so every two seconds."
 _NO_PUSH = "No policy version has reached all generators yet."
@@ -30,7 +28,7 @@ def _tracks(runs: Sequence[RunData]) -> go.Figure:
     tracks = [
         replace(track, name=f"{run.info.run_id} {track.name}") if len(runs) > 1 else track
         for run in runs
-        for track in [*queries.time_by_replica(run), *occasional_tracks(run)]
+        for track in [*queries.time_by_replica(run), *queries.occasional_tracks(run)]
     ]
     return tracks_chart(tracks, x=MINUTES, y="share of time", empty=_NO_TIME)
 
@@ -62,12 +60,8 @@ def _by_generator(query: Callable[[RunData], Mapping[str, ChartLine]]) -> Build:
 
 
 def _pushes(run: RunData) -> list[Series]:
-    series = []
-    for period in queries.pushes(run):
-        attempts = f"attempt {period.first}" + (f" to {period.last}" if period.last > period.first else "")
-        name = f"{period.transport}, {attempts}"
-        series.append(Series(name=name, line=period.seconds, colour=colour_of(period.transport)))
-    return series
+    named = queries.pushes(run).items()
+    return [Series(name=name, line=line, colour=colour_of(name.partition(",")[0])) for name, line in named]
 
 
 def _times(run: RunData) -> list[tuple[str, ...]]:
@@ -84,19 +78,15 @@ def _times(run: RunData) -> list[tuple[str, ...]]:
 
 
 def _overlap(run: RunData) -> list[tuple[str, ...]]:
-    overlap = queries.overlap(run)
-    if overlap is None:
+    """Computes the overlap from the stages' mean times, as replicas run in parallel; empty before the trainer works."""
+    times = {time.stage: time for time in queries.stage_times(run)}
+    longest = max(times.values(), key=lambda time: time.busy, default=None)
+    wall = times["train"].busy + times["train"].idle if "train" in times else 0.0
+    if longest is None or not longest.busy or not wall:
         return []
-    return [
-        (
-            number(overlap.busy, 1),
-            overlap.slowest,
-            number(overlap.bound),
-            number(overlap.wall, 1),
-            number(overlap.overlap),
-            number(overlap.share),
-        )
-    ]
+    busy = sum(time.busy for time in times.values())
+    bound, overlap = busy / longest.busy, busy / wall
+    return [(number(busy, 1), longest.stage, number(bound), number(wall, 1), number(overlap), number(overlap / bound))]
 
 
 def _overtaken(run: RunData) -> list[Series]:
@@ -107,25 +97,20 @@ def _overtaken(run: RunData) -> list[Series]:
     ]
 
 
-def _usage(query: Callable[[RunData], Mapping[str, ChartLine]], y: str) -> Build:
-    """Builds a chart with a line per stage replica over time; for several runs, of the trainer."""
+def _usage(metric: str, y: str, unit: float = 1.0) -> Build:
+    """Builds a chart with a line per replica over time, in multiples of `unit`; for several runs, of the trainer."""
 
-    def build(runs: Sequence[RunData]) -> go.Figure:
-        if len(runs) > 1:
-            series = line_per_run(runs, lambda run: query(run).get(TRAINER, NO_LINE))
-        else:
-            series = [
-                Series(
-                    name=name,
-                    line=line,
-                    colour=colour_of(name.rpartition("-")[0]),
-                    dash=_DASHES[int(name.rpartition("-")[2]) % len(_DASHES)],
-                )
-                for name, line in query(runs[0]).items()
-            ]
-        return line_chart(series, x=MINUTES, y=y, empty=missing(runs), from_zero=True)
+    def query(run: RunData) -> dict[str, ChartLine]:
+        return {name: ChartLine(line.x, line.y / unit) for name, line in queries.usage(run, metric).items()}
 
-    return build
+    def single(run: RunData) -> list[Series]:
+        return [
+            Series(name=name, line=line, colour=colour_of(stage), dash=_DASHES[int(replica) % len(_DASHES)])
+            for name, line in query(run).items()
+            for stage, _, replica in [name.rpartition("-")]
+        ]
+
+    return lines(single, lambda run: query(run).get(TRAINER, NO_LINE), x=MINUTES, y=y)
 
 
 VIEW = View(
@@ -178,14 +163,14 @@ VIEW = View(
             title="CPU",
             sentence="Cores that each stage replica keeps busy, including its child processes. For several runs: the "
             "trainer's.",
-            build=_usage(usage.cpu_cores, "cores"),
+            build=_usage(CPU_CORES, "cores"),
         ),
         Chart(
             id="flow-memory",
             title="Memory",
             sentence="Resident memory of each stage replica and its child processes; shared memory counts for each. "
             "For several runs: the trainer's.",
-            build=_usage(usage.memory_gib, "GiB"),
+            build=_usage(MEMORY_BYTES, "GiB", 1 << 30),
         ),
         Table(
             id="flow-times",

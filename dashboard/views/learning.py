@@ -5,13 +5,22 @@ from dataclasses import replace
 
 import plotly.graph_objects as go
 
-from dashboard.queries import learning as queries
+from dashboard.queries import series as queries
 from dashboard.queries.series import ChartLine
 from dashboard.read.model import RunData
 from dashboard.views.blocks import Chart, Table, View
 from dashboard.views.colours import BLUE, GREY, ORANGE, SKY, VERMILION, colour_number
 from dashboard.views.figures import Series, line_chart
-from dashboard.views.per_run import NO_STEP, VERSIONS, line_per_run, line_per_source, missing, number, rows_per_run
+from dashboard.views.per_run import (
+    NO_STEP,
+    VERSIONS,
+    line_per_run,
+    line_per_source,
+    lines,
+    missing,
+    number,
+    rows_per_run,
+)
 from dashboard.views.rewards import BLOCKS as RESPONSE_BLOCKS
 
 RATIOS = dict(zip(queries.RATIO_QUANTILES, (SKY, BLUE, ORANGE, VERMILION), strict=True))
@@ -58,15 +67,11 @@ def _accuracy(runs: Sequence[RunData]) -> go.Figure:
     return line_chart(series, x=VERSIONS, y="accuracy", empty="No version has been evaluated yet.")
 
 
-def _ratios(runs: Sequence[RunData]) -> go.Figure:
-    if len(runs) > 1:
-        series = line_per_run(runs, lambda run: queries.measured(run, "importance_ratio_mean"))
-    else:
-        series = [
-            Series(name=quantile, line=queries.measured(runs[0], f"importance_ratio_{quantile}"), colour=colour)
-            for quantile, colour in RATIOS.items()
-        ]
-    return line_chart(series, x=VERSIONS, y="π/μ", empty=missing(runs), logarithmic=True)
+def _ratios(run: RunData) -> list[Series]:
+    return [
+        Series(name=quantile, line=queries.measured(run, f"importance_ratio_{quantile}"), colour=colour)
+        for quantile, colour in RATIOS.items()
+    ]
 
 
 def _chart(name: str, title: str, sentence: str, unit: str, *, from_zero: bool = False) -> Chart:
@@ -161,12 +166,26 @@ VIEW = View(
             requires=lambda run: queries.is_measured(run, "zero_advantage_share"),
         ),
         *RESPONSE_BLOCKS,
+        _chart(
+            "truncated_share",
+            "Truncated responses",
+            "Share of each step's responses that were cut off by max_new_tokens or by the limit on turns.",
+            "share of responses",
+            from_zero=True,
+        ),
         Chart(
             id="learning-ratio",
             title="Importance ratio",
             sentence="Probability of a token under the policy in training (π) divided by that under the policy that "
             "sampled it (μ): 5 % of the tokens are below p05, half below p50, and so on. For several runs: the mean.",
-            build=_ratios,
+            build=lines(
+                _ratios,
+                lambda run: queries.measured(run, "importance_ratio_mean"),
+                x=VERSIONS,
+                y="π/μ",
+                from_zero=False,
+                logarithmic=True,
+            ),
         ),
         _chart(
             "clip_fraction",

@@ -1,6 +1,7 @@
 """Charts and tables for one run, or for several in comparison."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -35,13 +36,16 @@ def lines(
     y: str,
     empty: str | None = None,
     from_zero: bool = True,
-    band: tuple[float, float] | None = None,
+    **options: Any,
 ) -> Build:
-    """Builds a line chart: all series of a single run, or one line per run if several are compared."""
+    """Builds a line chart: all series of a single run, or one line per run if several are compared.
+
+    `options` are those of `line_chart`.
+    """
 
     def build(runs: Sequence[RunData]) -> go.Figure:
         series = single(runs[0]) if len(runs) == 1 else line_per_run(runs, compared)
-        return line_chart(series, x=x, y=y, empty=empty or missing(runs), from_zero=from_zero, band=band)
+        return line_chart(series, x=x, y=y, empty=empty or missing(runs), from_zero=from_zero, **options)
 
     return build
 

@@ -2,16 +2,18 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import plotly.graph_objects as go
 
 from dashboard.queries import staleness as queries
 from dashboard.queries.series import ChartLine
 from dashboard.read.model import RunData
-from dashboard.views import bias
+from dashboard.views import stragglers
 from dashboard.views.blocks import Chart, Table, View
 from dashboard.views.colours import BLUE, GREY, SEQUENCE, SKY, VERMILION, colour_number, colour_of
 from dashboard.views.figures import Series, area_chart, bar_chart, heat_maps, line_chart
 from dashboard.views.per_run import VERSIONS, Build, line_per_run, line_per_source, lines, missing, number, rows_per_run
+from millrace.rollouts.consumed import TRAINED
 
 _STALENESS = "staleness, policy versions"
 _DECISIONS = ("version", "decision", "bound", "reason")
@@ -93,18 +95,14 @@ def _versions(number: int) -> str:
 
 
 def _outcomes(run: RunData) -> list[tuple[str, ...]]:
-    return [
-        (
-            f"{source}{outcome.name}",
-            f"{outcome.rollouts:,}",
-            f"{outcome.tokens:,}",
-            number(outcome.mean_length),
-            number(outcome.length_ratio),
-            number(outcome.mean_reward, 3),
-        )
-        for source, part in {"": run, **{f"{name}: ": part for name, part in run.by_source.items()}}.items()
-        for outcome in queries.outcomes(part)
-    ]
+    rows = list[tuple[str, ...]]()
+    for source, part in {"": run, **{f"{name}: ": part for name, part in run.by_source.items()}}.items():
+        amounts = queries.outcomes(part)
+        trained_length = amounts[TRAINED][2]
+        for name, (rollouts, tokens, length, reward) in amounts.items():
+            figures = (number(length), number(length / trained_length if trained_length else np.nan), number(reward, 3))
+            rows.append((f"{source}{name}", f"{rollouts:,}", f"{tokens:,}", *figures))
+    return rows
 
 
 def _decisions(run: RunData) -> list[tuple[str, ...]]:
@@ -191,6 +189,6 @@ VIEW = View(
             "trained trajectories, dropping favours long or short responses.",
             build=lambda runs: rows_per_run(runs, _OUTCOMES, _outcomes),
         ),
-        *bias.BLOCKS,
+        *stragglers.BLOCKS,
     ),
 )

@@ -8,7 +8,7 @@ from flows.cli.command_line import JSON, RUN_URL, Command, option
 from flows.display.tables import duration, echo, local_time, new_table
 
 if TYPE_CHECKING:
-    from dashboard.read.runs import OverviewRow
+    from dashboard.read.model import OverviewRow
 
 
 def _status(arguments: argparse.Namespace) -> int:

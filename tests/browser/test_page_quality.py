@@ -27,7 +27,7 @@ PAGES = [
     "/run/read",
     *(f"/run/read/{name}" for name in (*NAMES, "trajectories", "trajectories?group=1")),
     "/compare?runs=read,other",
-    "/compare/summary-time?runs=read,other",
+    "/compare/summary?runs=read,other&x=time",
     "/compare/staleness?runs=read,other",
     "/compare/flow?runs=read,other",
 ]

@@ -12,7 +12,7 @@ from support.pages.sites import store_run
 from support.stored_run.run import Shape, StoredRun
 from support.stores.faulty_store import flip_a_bit
 
-from dashboard.views.home import HOME, HOME_BY_TIME
+from dashboard.views.home import HOME
 from dashboard.views.registry import VIEWS
 from storage import layout
 from storage.progress import write_progress
@@ -110,7 +110,7 @@ def test_each_page_of_a_spoiled_run_says_what_is_missing_and_shows_the_rest(
     page.on("response", lambda response: answers.append(response.status))
     watched.open(f"/run/{name}")
     expect(page.locator("body")).to_contain_text(spoiled.home)
-    for view in (HOME, HOME_BY_TIME, *VIEWS):
+    for view in (HOME, *VIEWS):
         page.get_by_role("link", name=view.title, exact=True).click()
         expect(page.locator("nav [aria-current=page]")).to_have_text(view.title)
         for block in view.blocks:

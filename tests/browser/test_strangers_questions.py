@@ -121,6 +121,17 @@ def test_the_theme_is_switched_and_kept_and_nothing_of_the_page_moves_while_it_i
     watched.assert_quiet()
 
 
+@pytest.mark.parametrize(
+    "path", ["/", "/run/today", "/run/today/record", "/run/today/trajectories", "/compare?runs=today"]
+)
+def test_nothing_moves_on_a_narrow_screen_while_a_page_is_drawn(watched: Watched, path: str) -> None:
+    watched.page.set_viewport_size({"width": 400, "height": 800})
+    watched.open(path)
+    if path.endswith("trajectories"):
+        watched.page.wait_for_selector("#trajectories-found > *")
+    assert watched.page.evaluate(_LAYOUT_SHIFT) < 0.1
+
+
 def test_the_docs_have_the_same_questions() -> None:
     text = (REPOSITORY / "docs" / "dashboard.md").read_text()
     questions = ("Is it healthy?", "What limits it?", "Is it too stale?", "What changed against", "Show me a failure")

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from dashboard.integrations.sinks.sink import Text
-from dashboard.read.groups import GroupReader
 from dashboard.read.model import RunData
 from dashboard.read.run_reader import RunReader
-from dashboard.read.tokens import read_tokens, shortened
+from dashboard.read.tokens import shortened
 from millrace.errors import InputError
 from millrace.runs.record import latest_attempt, read_attempt
 from storage.stores.base import Store
@@ -48,8 +47,7 @@ class Samples:
 
     def __init__(self, store: Store) -> None:
         self._reader = RunReader(store)
-        config = self._reader.look().info.config
-        self._groups, self._texts = GroupReader(store, config), read_tokens(store, config)
+        self._groups, self._texts = self._reader.groups()
 
     def of_versions(self, versions: Sequence[int]) -> Sequence[Text]:
         """Returns a text for each version with at least one trained trajectory that has a reward."""

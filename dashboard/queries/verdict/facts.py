@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from dashboard.queries.flow import SYNC, WAITING, stage_times
-from dashboard.queries.learning import TRAINER
-from dashboard.queries.series import metric, replicas
+from dashboard.queries.series import TRAINER, metric, replicas
 from dashboard.queries.stragglers import biased_length
 from dashboard.read.model import RunData
 from millrace.control.collapse import CollapseWatch

@@ -9,8 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.pages.run_data import STATUS, T, generating, measured, run_data
 
 from dashboard.integrations.prometheus import MOST_DETAILED, expose, exposition
-from dashboard.read.model import RunData
-from dashboard.read.runs import OverviewRow, Runs
+from dashboard.read.model import OverviewRow, RunData
+from dashboard.read.runs import Runs
 from millrace.evaluation.promotion import PromotionDecision
 from millrace.runs.record import create_run, end_attempt
 from storage.progress import write_progress

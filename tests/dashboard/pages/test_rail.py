@@ -9,8 +9,8 @@ from dash import dcc, html
 from support.pages.components import components, words
 from support.pages.run_data import STATUS, T, consumed_rows, measured, run_data
 
+from dashboard.pages.frame import strip
 from dashboard.pages.rail import rail
-from dashboard.pages.verdict import strip
 from dashboard.read.model import RunData
 from millrace.runs.provenance import Origin
 

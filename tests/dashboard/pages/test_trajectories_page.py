@@ -14,7 +14,6 @@ from support.stored_run.run import Shape
 
 from dashboard.pages.group import MAX_RESPONSES, MAX_TOKENS, colour, view
 from dashboard.pages.trajectories import answer, layout
-from dashboard.read.group_readers import GroupReaders
 from dashboard.read.groups import Group, StoredResponse
 from dashboard.read.runs import Runs
 from dashboard.read.search import Query, address, from_address
@@ -37,8 +36,7 @@ Ask = Callable[[str], tuple[Any, Any]]
 @pytest.fixture
 def ask(runs: Runs) -> Ask:
     """`ask("?group=1")`: the list and the open group."""
-    opened = GroupReaders()
-    return lambda search: answer(runs, opened, "mine", from_address(search))
+    return lambda search: answer(runs, "mine", from_address(search))
 
 
 def test_groups_come_25_at_a_time_with_links_to_the_next_ones_and_to_each(ask: Ask, runs: Runs) -> None:
@@ -73,10 +71,18 @@ def test_one_group_that_is_found_is_opened_at_once_with_a_token_for_each_token(a
     assert len(coloured) == consumed["tokens"][mine & (consumed["outcome"] == 0)].sum() > 0
 
 
-def test_a_text_finds_the_groups_whose_prompt_holds_it(ask: Ask) -> None:
+def test_a_text_finds_the_groups_with_it_in_their_prompt_or_a_response(ask: Ask, runs: Runs) -> None:
     listed, _ = ask("?")
     rows = [component for component in components(listed) if type(component).__name__ == "Tr"][1:]
     prompt = rows[0].children[1].children.split()[0]
+    # This store has no tokenizer: a response is the ids of its tokens.
+    tokens = runs.reader("mine").groups()[0].read(runs.reader("mine").look(), 0, 0).responses[-1].trajectory
+    assert tokens is not None
+    response = " ".join(map(str, tokens["response_tokens"]))
+    listed, _ = ask(address(Query(text=response)))
+    rows = [component for component in components(listed) if type(component).__name__ == "Tr"][1:]
+    assert rows
+    assert all(response[:40] in row.children[1].children for row in rows)
     listed, _ = ask(address(Query(text=prompt.upper())))
     assert "groups were searched." in words(listed)
     rows = [component for component in components(listed) if type(component).__name__ == "Tr"][1:]
@@ -86,7 +92,7 @@ def test_a_text_finds_the_groups_whose_prompt_holds_it(ask: Ask) -> None:
 
 def test_groups_of_a_source_are_listed_with_its_name(tmp_path: Path) -> None:
     store_run(tmp_path, "mine", 4, Shape(steps=12, groups_per_step=6, sources=("math", "words")))
-    listed, _ = answer(Runs(str(tmp_path)), GroupReaders(), "mine", from_address("?source=words"))
+    listed, _ = answer(Runs(str(tmp_path)), "mine", from_address("?source=words"))
     header, *rows = [component for component in components(listed) if type(component).__name__ == "Tr"]
     assert "source" in words(header)
     assert len(rows) == 12
@@ -104,7 +110,7 @@ def test_the_source_is_shown_only_if_there_are_several(ask: Ask) -> None:
 def test_a_run_that_is_not_there_is_refused_whatever_its_name(runs: Runs) -> None:
     for name in ("other", "../mine", "..%2fmine", "/etc", ""):
         with pytest.raises(InputError):
-            answer(runs, GroupReaders(), name, from_address("?"))
+            answer(runs, name, from_address("?"))
 
 
 def test_hostile_text_is_only_ever_the_text_of_an_element_and_is_spelt_out() -> None:

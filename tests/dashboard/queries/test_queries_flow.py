@@ -4,11 +4,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.pages.run_data import run_data
+from support.pages.run_data import attempt, run_data
 
 from dashboard.queries import flow
 from dashboard.queries.series import averaged
-from dashboard.read.model import AttemptInfo, Columns, RunData, RunInfo
+from dashboard.read.model import Columns, RunData, RunInfo
+from dashboard.views.blocks import Rows
+from dashboard.views.flow import VIEW
 
 _START = 1000.0
 _WAIT = "waiting for scored groups"
@@ -26,18 +28,10 @@ def _rows(points: dict[float, float], versions: list[int] | None = None) -> Colu
 
 def _run(metrics: dict[str, dict[str, Columns]], transports: dict[float, str] | None = None, **more: Any) -> RunData:
     attempts = tuple(
-        AttemptInfo(
-            number=number,
-            t_started=_START + t,
-            first_step=0,
-            max_staleness=4,
-            mode="async",
-            transport=transport,
-            end=None,
-        )
+        attempt({"weights": {"transport": transport}}, number=number, t_started=_START + t)
         for number, (t, transport) in enumerate((transports or {0.0: "shm"}).items())
     )
-    info = RunInfo(run_id="r", url="u", attempts=attempts, config={})
+    info = RunInfo(run_id="r", url="u", attempts=attempts)
     return run_data(info=info, metrics=metrics, **more)
 
 
@@ -109,16 +103,9 @@ def test_overlap_is_measured_against_perfect_overlap() -> None:
         "score-0": {"seconds": {"score": 2.0, "idle": 8.0}},
         "train-0": {"seconds": {"train": 6.0, "idle": 4.0}},
     }
-    overlap = flow.overlap(_run({}, stage_status=statuses))
-    assert overlap is not None
-    assert (overlap.busy, overlap.slowest, overlap.bound, overlap.wall, overlap.overlap) == (
-        16.0,
-        "generate",
-        2.0,
-        10.0,
-        1.6,
-    )
-    assert overlap.share == 0.8
+    table = next(block for block in VIEW.blocks if block.id == "flow-overlap").build([_run({}, stage_status=statuses)])
+    assert isinstance(table, Rows)
+    assert table.rows == [("16.0", "generate", "2.00", "10.0", "1.60", "0.80")]
 
 
 def test_pushes_are_separated_by_the_transport_of_their_attempt() -> None:
@@ -126,13 +113,9 @@ def test_pushes_are_separated_by_the_transport_of_their_attempt() -> None:
     transports = {0.0: "shm", 10.0: "shm", 20.0: "store", 30.0: "shm"}
     run = _run({"sync_weights-0": {"push_seconds": rows}}, transports)
     periods = flow.pushes(run)
-    assert [(period.transport, period.first, period.last) for period in periods] == [
-        ("shm", 0, 1),
-        ("store", 2, 2),
-        ("shm", 3, 3),
-    ]
-    assert [period.seconds.x.tolist() for period in periods] == [[0, 1], [2], [3]]
-    assert [period.seconds.y.tolist() for period in periods] == [[0.1, 0.2], [0.3], [0.4]]
+    assert list(periods) == ["shm, attempt 0 to 1", "store, attempt 2", "shm, attempt 3"]
+    assert [line.x.tolist() for line in periods.values()] == [[0, 1], [2], [3]]
+    assert [line.y.tolist() for line in periods.values()] == [[0.1, 0.2], [0.3], [0.4]]
     assert flow.push_seconds(run).y.tolist() == [0.1, 0.2, 0.3, 0.4]
 
 

@@ -4,25 +4,26 @@ import numpy as np
 import pytest
 from support.pages.run_data import T, consumed_rows, measured, run_data
 
-from dashboard.queries import learning, rewards
+from dashboard.queries import series
 from dashboard.queries.series import ChartLine, averaged, minutes, replicas, thin
 from dashboard.read.model import RunData
+from dashboard.views import rewards
 
 
 def test_a_measurement_is_over_policy_versions() -> None:
-    line = learning.measured(run_data(), "loss")
+    line = series.measured(run_data(), "loss")
     assert line.x.tolist() == [1, 2, 3]
     assert line.y.tolist() == [0.5, 0.25, -0.125]
 
 
 def test_accuracy_is_over_the_versions_that_were_evaluated() -> None:
-    line = learning.accuracy(run_data())
+    line = series.accuracy(run_data())
     assert line.x.tolist() == [0, 2]
     assert line.y.tolist() == [0.25, 0.5]
-    low, high = learning.accuracy_interval(run_data())
+    low, high = series.accuracy_interval(run_data())
     assert (low.y[0], high.y[0]) == (0.125, 0.5)
     hard = {**run_data().evaluations, "accuracy": np.array([0.0, 0.125])}
-    further = learning.further_accuracies(run_data(evaluation_sets={"hard": hard}))
+    further = series.further_accuracies(run_data(evaluation_sets={"hard": hard}))
     assert {name: line.y.tolist() for name, line in further.items()} == {"hard": [0.0, 0.125]}
 
 
@@ -69,7 +70,7 @@ def test_components_are_those_that_the_trainer_measured() -> None:
     }
     components = rewards.components(run_data(metrics=metrics))
     assert [(name, line.y.tolist()) for name, line in components.items()] == [("a", [0.5]), ("b", [1.0])]
-    assert len(learning.measured(run_data(metrics=metrics), "truncated_share").x) == 0
+    assert len(series.measured(run_data(metrics=metrics), "truncated_share").x) == 0
 
 
 def _line(x: list[float], y: list[float]) -> ChartLine:

@@ -7,8 +7,8 @@ import numpy as np
 from support.pages.run_data import STATUS, T, consumed_rows, measured, run_data
 
 from configs.stored import changed_keys
+from dashboard.pages.rail import notable_groups
 from dashboard.queries.events import config_changes, latest_events, promotions
-from dashboard.queries.notable_groups import notable_groups
 from dashboard.read.model import RunData
 from dashboard.views.home import HOME
 from millrace.evaluation.promotion import PromotionDecision
@@ -35,9 +35,9 @@ def test_the_newest_best_worst_and_spreadless_groups_are_notable() -> None:
         trajectory_row_id=np.arange(2 * groups),
     )
     result = {notable_group.why: notable_group for notable_group in notable_groups(run_data(consumed=consumed))}
-    assert {why: group.group_id for why, group in result.items()} == {"best": 3, "worst": 2, "no spread": 2}
+    assert {why: group.row[1] // 2 for why, group in result.items()} == {"best": 3, "worst": 2, "no spread": 2}
     best = result["best"]
-    assert (best.generator, best.row_id, best.policy_version, best.reward) == (1, 6, 32, 0.75)
+    assert (best.row, best.policy_version, best.reward) == ((1, 6), 32, 0.75)
 
 
 PROMOTED = PromotionDecision(promoted=True, policy_version=2, accuracy=0.5, sentence="it is better", bar=0.25)

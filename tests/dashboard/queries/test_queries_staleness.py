@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.pages.run_data import consumed_rows, run_data
+from support.pages.run_data import attempt, consumed_rows, run_data
 
 from dashboard.queries import staleness
 from dashboard.read.model import AttemptInfo, RunData
@@ -17,15 +17,12 @@ def _run(policy_version: Any, **columns: Any) -> RunData:
 
 
 def _attempt(first_step: int, max_staleness: int) -> AttemptInfo:
-    return AttemptInfo(
-        number=0, t_started=0.0, first_step=first_step, max_staleness=max_staleness, mode="async", transport="shm",
-        end=None,
-    )  # fmt: skip
+    return attempt({"staleness": {"max_staleness": max_staleness}}, first_step=first_step)
 
 
 def _with_attempts(*attempts: AttemptInfo) -> RunData:
     run = _run([1, 2, 3, 30])
-    return RunData(**{**vars(run), "info": type(run.info)(run_id="r", url="u", attempts=attempts, config={})})
+    return RunData(**{**vars(run), "info": type(run.info)(run_id="r", url="u", attempts=attempts)})
 
 
 def test_mean_and_largest_are_of_the_trained_rows_of_each_step() -> None:
@@ -89,14 +86,8 @@ def test_spans_are_shares_by_how_many_versions_sampled_and_five_stands_for_more(
 
 
 def test_outcomes_show_whether_drops_favour_short_responses() -> None:
-    trained, stale = staleness.outcomes(
-        _run([1, 1, 1, 1], outcome=[0, 0, 1, 1], tokens=[10, 20, 40, 20], reward=[1.0, 0.0, np.nan, 0.5])
-    )
-    assert (trained.name, trained.rollouts, trained.tokens, trained.mean_length, trained.length_ratio) == (
-        "trained", 2, 30, 15.0, 1.0,
-    )  # fmt: skip
-    assert (trained.mean_reward, stale.mean_reward) == (0.5, 0.5)
-    assert (stale.name, stale.rollouts, stale.tokens, stale.length_ratio) == ("stale", 2, 60, 2.0)
+    run = _run([1, 1, 1, 1], outcome=[0, 0, 1, 1], tokens=[10, 20, 40, 20], reward=[1.0, 0.0, np.nan, 0.5])
+    assert staleness.outcomes(run) == {"trained": (2, 30, 15.0, 0.5), "stale": (2, 60, 30.0, 0.5)}
 
 
 def test_before_the_first_step_there_is_nothing_to_count() -> None:

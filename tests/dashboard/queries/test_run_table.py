@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dashboard.queries.runs.table import attention, before, busiest, chosen, curve, differing, ordered, seeds
-from dashboard.read.runs import OverviewRow
+from dashboard.queries.run_table import attention, before, busiest, chosen, curve, differing, ordered, seeds
+from dashboard.read.model import OverviewRow
 
 EVIL = "<script>alert(1)</script> ' \" \\"
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.pages.run_data import STATUS, T, consumed_rows, measured, run_data
+from support.pages.run_data import STATUS, T, consumed_rows, measured, run_data, with_config
 
 from dashboard.queries.flow import SYNC
 from dashboard.queries.verdict.advice import ADVICE, NOTHING, judge
@@ -167,7 +167,7 @@ def test_a_run_that_drops_or_masks_much_is_too_stale(changes: dict[str, Any], le
 
 def test_a_run_that_keeps_old_tokens_exceeds_no_bound() -> None:
     run = _run(trained={"staleness_max": [16.0] * STEPS})
-    kept = replace(run, info=replace(run.info, config={"staleness": {"too_old": "keep"}}))
+    kept = with_config(run, {"staleness": {"too_old": "keep"}})
     verdict = _verdict(kept)
     assert (verdict.clauses[3].cause, verdict.clauses[3].level) == ("admitted in bound", "good")
     assert "largest 16, admitted within" in verdict.clauses[3].words
@@ -205,7 +205,7 @@ def test_a_collapse_is_named_until_the_reward_is_back() -> None:
 
 def test_the_rewards_of_demonstrations_are_no_collapse() -> None:
     run = _run(trained={"reward_mean": [0.5] * 20 + [0.1] * 20, "mismatch_kl": [2.0] * STEPS})
-    shown = replace(run, info=replace(run.info, config={"prompts": {"demonstrations": True}}))
+    shown = with_config(run, {"prompts": {"demonstrations": True}})
     assert _verdict(shown).clauses[1].cause == "healthy"
 
 

@@ -13,11 +13,11 @@ from support.streams.rows import part_files, read_rows, teacher_rows
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from dashboard.read.group_readers import GroupReaders
-from dashboard.read.groups import GroupReader, last_message_tokens
+from dashboard.read.groups import MAX_TEXT_ROWS, GroupReader, last_message_tokens
 from dashboard.read.model import RunData
 from dashboard.read.run_reader import RunReader
 from dashboard.read.search import find, parse
+from dashboard.read.tokens import TokenTexts
 from millrace.errors import InputError
 from millrace.maintenance.gc import Retention, carry_out, plan
 from storage import layout
@@ -216,12 +216,29 @@ def test_of_a_conversation_the_last_message_is_what_was_asked() -> None:
 
 
 def test_a_run_seen_before_it_had_a_tokenizer_shows_texts_once_it_has_one(tmp_path: Path) -> None:
-    store, readers = LocalStore(tmp_path / "mine", fsync=False), GroupReaders()
+    store = LocalStore(tmp_path / "mine", fsync=False)
     make_run(store, "mine", Shape(steps=1, groups_per_step=1, group_size=2, generators=1))
-    run = RunReader(store).look()
-    groups, texts = readers.of(run)
+    run = RunReader(store)
+    groups, texts = run.groups()
     assert texts.text([0]) == "0"
     store.put_if_absent("start/tokenizer.json", Tokenizer(WordLevel({"a": 0}, unk_token="a")).to_str().encode())
-    assert readers.of(run)[1].text([0]) == "a"
-    assert readers.of(run)[0] is groups
-    assert readers.of(run)[1] is readers.of(run)[1]
+    assert run.groups()[1].text([0]) == "a"
+    assert run.groups()[0] is groups
+    assert run.groups()[1] is run.groups()[1]
+
+
+def test_a_text_is_found_in_prompts_and_responses_and_parts_that_cant_be_read_are_left_out(
+    run: RunData, dict_store: DictStore
+) -> None:
+    reader, groups = GroupReader(dict_store, run.info.config), dict.fromkeys(places(run), 4)
+    group = reader.read(run, *next(iter(groups)))
+    response = group.responses[1].trajectory
+    assert response is not None
+    for text in (response["prompt_id"].upper(), " ".join(map(str, response["response_tokens"]))):
+        matches, searched = reader.find_text(text, groups, TokenTexts(None))
+        assert text.casefold() in matches[next(iter(groups))].casefold()
+        assert searched == len(groups)
+    dict_store.objects[part_files(dict_store, layout.trajectories(1))[0]] = b"?"
+    everything = GroupReader(dict_store, run.info.config).find_text("", groups, TokenTexts(None))[0]
+    assert 0 < len(everything) < len(groups)
+    assert reader.find_text("", dict.fromkeys(groups, MAX_TEXT_ROWS), TokenTexts(None))[1] == 1

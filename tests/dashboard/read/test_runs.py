@@ -10,7 +10,8 @@ from support.pages.sites import HandClock, store_run
 from support.stored_run.run import Shape, StoredRun
 from support.stores.s3_server import S3Server, aws_environment
 
-from dashboard.read.runs import OverviewRow, Runs
+from dashboard.read.model import OverviewRow
+from dashboard.read.runs import Runs
 from millrace.errors import InputError
 from millrace.evaluation.results import write_result
 from millrace.runs.record import read_run, resume_run

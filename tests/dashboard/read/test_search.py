@@ -8,17 +8,14 @@ import numpy.typing as npt
 import pytest
 
 from dashboard.read.search import (
-    MAX_TEXT_GROUPS,
     PAGE_SIZE,
     Query,
     SearchResult,
     address,
     find,
     from_address,
-    newest_starts,
     parse,
     typed,
-    with_text,
 )
 from millrace.errors import InputError
 
@@ -120,17 +117,12 @@ def test_groups_come_a_page_at_a_time() -> None:
     )
 
 
-def test_a_text_is_searched_in_the_newest_prompts_and_the_order_stays() -> None:
-    columns = taken(MAX_TEXT_GROUPS + 500, group_size=2)
+def test_groups_chosen_by_their_text_keep_the_order() -> None:
+    columns = taken(60)
     result = find(columns, OUTCOMES, SOURCES, parse({"order": "highest"}))
-    searched = newest_starts(result)
-    assert searched == list(range(4998, 998, -2)), "newest first, and no more than those"
-    prompts = {start: f"Prompt {columns['group_id'][start]}+1" for start in searched if start != 4998}
-    held = with_text(result, "pROMPT 24", prompts)
-    groups = groups_of(held, columns)
-    # Of 500 to 2499; what there is nothing to read of is left out.
-    assert sorted(groups) == list(range(2400, 2499))
-    assert groups == [group for group in groups_of(result, columns) if group in set(groups)]
+    chosen = result.of([8, 80, 16])
+    assert sorted(chosen.starts.tolist()) == [8, 16, 80]
+    assert groups_of(chosen, columns) == [group for group in groups_of(result, columns) if group in (2, 4, 20)]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from dashboard.read.runs import Runs
 from dashboard.server.app import make_app
 from dashboard.server.callbacks import is_callback
 from dashboard.views.blocks import Chart
-from dashboard.views.home import HOME, HOME_BY_TIME
+from dashboard.views.home import HOME
 from dashboard.views.per_run import MINUTES
 from dashboard.views.registry import VIEWS
 from storage import layout
@@ -109,7 +109,8 @@ def test_a_run_that_vanishes_leaves_its_page_as_it_was_and_a_sentence(root: Path
 def test_the_address_holds_how_charts_are_shown_and_every_view_keeps_it(root: Path) -> None:
     store_run(root, "one", steps=6)
     shown = open_site(root).show("/run/one/learning", "?smooth=10&x=time")
-    assert str(plain(shown.frame)).count("smooth=10&x=time") == len([HOME, HOME_BY_TIME, *VIEWS, TRAJECTORIES])
+    nav = next(part for part in within(plain(shown.frame)) if part["type"] == "Nav")
+    assert str(nav).count("smooth=10&x=time") == len([HOME, *VIEWS, TRAJECTORIES])
     plainly = open_site(root).show("/run/one/learning", "")
     assert str(plain(plainly.body)).count(MINUTES) == 0 < str(plain(shown.body)).count(MINUTES)
 
@@ -276,7 +277,7 @@ def runs(tmp_path: Path) -> NotedRuns:
 
 
 def client(runs: Runs, token: str | None = None) -> FlaskClient:
-    return make_app(runs, VIEWS, host="127.0.0.1", token=token).server.test_client()
+    return make_app(runs, host="127.0.0.1", token=token).server.test_client()
 
 
 def test_a_page_begins_to_read_its_run_before_it_asks(runs: NotedRuns) -> None:

@@ -7,8 +7,8 @@ import plotly.graph_objects as go
 import pytest
 from support.pages.run_data import measured, run_data
 
-from dashboard.queries.series import ChartLine, Heat, Track
-from dashboard.views.display import Display, displayed, mean_of_last
+from dashboard.queries.series import ChartLine, Heat, Track, mean_of_last
+from dashboard.views.display import Display, displayed
 from dashboard.views.figures import (
     Series,
     area_chart,
@@ -87,7 +87,7 @@ def test_a_mean_is_over_the_versions_up_to_its_own_and_of_the_values_that_are_kn
 
 
 def test_a_smoothed_line_is_drawn_over_its_faint_values() -> None:
-    raw, smooth = displayed(chart(), Display(smoothing=5), None).data
+    raw, smooth = displayed(chart(), Display(smoothing=5), []).data
     assert (raw.y.tolist(), raw.opacity < 0.5, raw.showlegend) == (ZIGZAG.y.tolist(), True, False)
     assert (smooth.name, smooth.opacity, smooth.showlegend) == ("reward", None, None)
     assert smooth.y.tolist()[1:3] == [1.0, 2 / 3]
@@ -100,13 +100,13 @@ def test_bounds_single_results_and_areas_are_not_smoothed() -> None:
         chart(Series(name="bound", stepped=True, **line), Series(name="accuracy", dots_only=True, **line)),
         area_chart([Series(name="work", **line)], x=VERSIONS, y="s", empty="None."),
     ):
-        assert displayed(go.Figure(figure), Display(smoothing=10), None) == figure
+        assert displayed(go.Figure(figure), Display(smoothing=10), []) == figure
 
 
 def test_versions_move_to_the_minutes_at_which_they_were_made_after_smoothing() -> None:
     run = run_data(metrics={"train-0": {"reward_mean": measured([0.0] * 6)}})
-    by_version = displayed(chart(), Display(smoothing=5), run)
-    by_time = displayed(chart(), Display(smoothing=5, by_time=True), run)
+    by_version = displayed(chart(), Display(smoothing=5), [run])
+    by_time = displayed(chart(), Display(smoothing=5, by_time=True), [run])
     assert by_time.layout.xaxis.title.text == MINUTES
     seconds = by_time.data[1].x * 60 - 60
     np.testing.assert_allclose(seconds, np.arange(-5, 1), atol=1e-6)

@@ -4,16 +4,18 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import plotly.graph_objects as go
 import pytest
 from support.stored_run.run import Shape, StoredRun, make_run
 from support.stores.dict_store import DictStore
 
-from dashboard.queries.runs.comparison import differences, figures, smoothed, window
 from dashboard.read.model import RunData
 from dashboard.read.run_reader import RunReader
-from dashboard.views.blocks import Chart, Rows, View
+from dashboard.views.blocks import Chart, Rows
 from dashboard.views.colours import SEQUENCE
-from dashboard.views.comparison.pages import COMPARISON, COMPARISON_BY_TIME
+from dashboard.views.comparison import COMPARISON
+from dashboard.views.display import Display, displayed
+from dashboard.views.per_run import MINUTES
 
 
 def run_of(rewards: list[float], **config: Any) -> RunData:
@@ -29,34 +31,51 @@ def run_of(rewards: list[float], **config: Any) -> RunData:
     versions = np.arange(1.0, len(rewards) + 1)
     columns = {"t": versions, "incarnation": 0 * versions, "policy_version": versions, "value": np.array(rewards)}
     metrics = {"train-0": {**run.metrics["train-0"], "reward_mean": columns}}
-    return replace(run, metrics=metrics, info=replace(run.info, config={**run.info.config, **config}))
+    (attempt,) = run.info.attempts
+    info = replace(run.info, attempts=(replace(attempt, config={**attempt.config, **config}),))
+    return replace(run, metrics=metrics, info=info)
+
+
+def table(name: str, *runs: RunData) -> dict[str, list[str]]:
+    """The cells of a table's rows by their first."""
+    built = next(block for block in COMPARISON.blocks if block.id == name).build(runs)
+    assert isinstance(built, Rows)
+    return {first: list(cells) for first, *cells in built.rows}
 
 
 def test_only_settings_that_differ_are_told_with_a_dash_where_a_run_has_none() -> None:
     runs = [run_of([0.0]), run_of([0.0], name="other", extra={"one": 1})]
-    assert differences(runs) == [("extra.one", ["–", "1"]), ("name", ["tiny-cpu", "other"])]
-    assert differences(runs[:1]) == differences([runs[0], runs[0]]) == []
+    assert table("compare-config", *runs) == {"extra.one": ["–", "1"]}
+    assert table("compare-incidental", *runs) == {"name": ["tiny-cpu", "other"]}
+    assert table("compare-config", runs[0]) == table("compare-config", runs[0], runs[0]) == {}
 
 
 def test_final_and_best_figures_are_told_with_their_versions() -> None:
-    rewards = [0.0] * 20 + [1.0] * 10 + [0.5] * 20
-    values = figures(run_of(rewards))
-    assert values["reward, best mean of 10 steps"] == "1.000 (v30)"
-    assert values["held-out accuracy, newest"].startswith("0.250 ±0.")
-    assert values["held-out accuracy, newest"].endswith(" (v8)")
-    assert values["held-out accuracy, best"] == "0.500 (v4)"
-    assert values["policy version"] == "8/12"
-    young = replace(run_of([]), status=None, metrics={})
-    assert figures(young)["reward, best mean of 10 steps"] == figures(young)["policy version"] == "–"
+    values = table("compare-figures", run_of([0.0] * 20 + [1.0] * 10 + [0.5] * 20))
+    assert values["reward, best mean of 10 steps"] == ["1.000 (v30)"]
+    (newest,) = values["held-out accuracy, newest"]
+    assert newest.startswith("0.250 ±0.") and newest.endswith(" (v8)")
+    assert values["held-out accuracy, best"] == ["0.500 (v4)"]
+    assert values["policy version"] == ["8/12"]
+    young = table("compare-figures", replace(run_of([]), status=None, metrics={}))
+    assert young["reward, best mean of 10 steps"] == young["policy version"] == ["–"]
+
+
+def test_a_run_without_a_figure_is_not_compared_and_the_best_of_the_others_has_a_star() -> None:
+    runs = run_of([0.5] * 20), run_of([]), run_of([1.0] * 20)
+    values = table("compare-figures", *runs)
+    assert values["reward, mean of the last 20 steps"] == ["0.500", "–", "1.000, +0.500 ★"]
 
 
 @pytest.mark.parametrize(("steps", "versions"), [(8, 1), (2000, 50)])
 def test_lines_are_smoothed_over_a_fortieth_of_the_longest_run(steps: int, versions: int) -> None:
     runs = [run_of([0.5] * steps), run_of([0.5] * 2)]
-    assert window(runs) == versions
-    mean, low, high = smoothed(runs[0], "reward_mean", versions)
-    assert len(mean.x) == min(steps, 150)
-    assert set(mean.y) == set(low.y) == set(high.y) == {0.5}
+    figure = next(block for block in COMPARISON.blocks if block.id == "compare-reward-mean").build(runs)
+    assert isinstance(figure, go.Figure)
+    assert (f"of {versions} versions" in figure.layout.xaxis.title.text) == (versions > 1)
+    line = next(trace for trace in figure.data if trace.name)
+    assert len(line.x) == min(steps, 150)
+    assert {value for trace in figure.data for value in trace.y} == {0.5}
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +98,7 @@ def test_the_differences_come_first_and_have_a_column_for_each_run(runs: list[Ru
 
 
 def test_each_figure_tells_its_difference_to_the_first_run_and_the_best(runs: list[RunData]) -> None:
-    table = next(block for block in COMPARISON.blocks if block.id == "compare-figures").build(runs)
-    assert isinstance(table, Rows)
-    values = {name: cells for name, *cells in table.rows}
+    values = table("compare-figures", *runs)
     first, second = values["reward, mean of the last 20 steps"]
     assert sum("★" in cell for cell in (first, second)) == 1
     assert float(second.split(", ")[1].split()[0]) == pytest.approx(
@@ -98,9 +115,11 @@ def test_names_that_differ_are_folded_apart_and_models_are_not() -> None:
     assert [row[0] for row in folded.rows] == ["name"]
 
 
-@pytest.mark.parametrize("view", [COMPARISON, COMPARISON_BY_TIME], ids=lambda view: view.name)
-def test_a_line_is_hidden_with_its_band_and_has_the_colour_of_its_run(runs: list[RunData], view: View) -> None:
-    charts = [block.build(runs) for block in view.blocks if isinstance(block, Chart)]
+@pytest.mark.parametrize("by_time", [False, True])
+def test_a_line_is_hidden_with_its_band_and_has_the_colour_of_its_run(runs: list[RunData], by_time: bool) -> None:
+    display = Display(by_time=by_time)
+    charts = [displayed(block.build(runs), display, runs) for block in COMPARISON.blocks if isinstance(block, Chart)]
+    assert by_time == all(figure.layout.xaxis.title.text.startswith(MINUTES) for figure in charts)
     assert charts
     for figure in charts:
         for number, run in enumerate(runs):

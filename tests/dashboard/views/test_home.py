@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from support.pages.run_data import STATUS, T, consumed_rows, measured, run_data
 
-from dashboard.queries.phases import checkpoints, restarts, step_phases
 from dashboard.read.model import RunData
-from dashboard.views.home import HOME, HOME_BY_TIME
+from dashboard.views.display import Display, displayed
+from dashboard.views.home import HOME, checkpoints, restarts, step_phases
 from millrace.evaluation.promotion import PromotionDecision
 
 
@@ -27,10 +27,9 @@ def _run(**changes: Any) -> RunData:
     return run_data(**{"metrics": {"train-0": trainer}, "consumed": consumed, **changes})
 
 
-@pytest.mark.parametrize("view", [HOME, HOME_BY_TIME], ids=lambda view: view.name)
-def test_the_four_charts_share_their_x_axis_and_each_has_its_own_y(view: Any) -> None:
-    (block,) = view.blocks
-    figure = block.build([_run()])
+@pytest.mark.parametrize("by_time", [False, True])
+def test_the_four_charts_share_their_x_axis_and_each_has_its_own_y(by_time: bool) -> None:
+    figure = displayed(HOME.blocks[0].build([_run()]), Display(by_time=by_time), [_run()])
     assert {trace.xaxis for trace in figure.data} == {"x"}
     assert {trace.yaxis for trace in figure.data} == {"y", "y2", "y3", "y4"}
 
@@ -69,6 +68,10 @@ def test_a_changed_config_is_marked_at_the_version_that_the_run_resumed_from() -
     run = replace(run, info=replace(run.info, attempts=(run.info.attempts[0], resumed)))
     figure = HOME.blocks[0].build([run])
     assert [shape.x0 for shape in figure.layout.shapes] == [10.0]
+    # The tenth step was done ten seconds before the last look, fifty after the start.
+    by_time = displayed(HOME.blocks[0].build([run]), Display(by_time=True), [run])
+    assert [shape.x1 for shape in by_time.layout.shapes] == [pytest.approx(50 / 60)]
+    assert [note.x for note in by_time.layout.annotations if note.hovertext] == [pytest.approx(50 / 60)]
     assert "seed &lt;b&gt;was&lt;/b&gt; 1 and is 2" in [note.hovertext for note in figure.layout.annotations]
 
 

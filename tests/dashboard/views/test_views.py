@@ -1,17 +1,18 @@
 """Views: every block of them, over one run, several, and one that has hardly begun."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 import pytest
-from support.pages.run_data import STATUS, T, consumed_rows, generating, measured, run_data
+from support.pages.run_data import STATUS, T, consumed_rows, generating, measured, run_data, with_config
 
 from dashboard.queries.flow import SYNC
-from dashboard.queries.learning import RATIO_QUANTILES
+from dashboard.queries.series import RATIO_QUANTILES
 from dashboard.read.model import Columns, RunData
 from dashboard.views.blocks import Block, Rows, Table
+from dashboard.views.display import Display, displayed
+from dashboard.views.per_run import MINUTES
 from dashboard.views.registry import VIEWS
 from millrace.rollouts.ledger import Account, Amount
 
@@ -122,6 +123,14 @@ def test_every_block_shows_something_of_a_run_that_trains(block: Block, runs: li
 
 
 @_EACH
+@pytest.mark.parametrize("runs", [[_run()], [_run("a"), _run("b")]], ids=["one run", "two runs"])
+def test_no_chart_is_over_versions_once_wall_time_is_chosen(block: Block, runs: list[RunData]) -> None:
+    shown = block.build(runs)
+    if isinstance(shown, go.Figure) and all(trace.type == "scatter" for trace in shown.data):
+        assert displayed(shown, Display(by_time=True), runs).layout.xaxis.title.text == MINUTES
+
+
+@_EACH
 def test_every_block_can_be_made_of_a_run_that_has_hardly_begun_and_hides_no_other(block: Block) -> None:
     shown = block.build([_JUST_BEGUN])
     if isinstance(shown, go.Figure):
@@ -160,7 +169,7 @@ def test_a_straggler_beyond_the_bound_is_red_unless_it_is_kept(too_old: str, ver
     run = _run()
     assert _table("flow-in-flight", run).verdict is None
     statuses = {**run.stage_status, "train-0": {**run.stage_status["train-0"], "policy_version": 6}}
-    late = _run(stage_status=statuses, info=replace(run.info, config={"staleness": {"too_old": too_old}}))
+    late = with_config(_run(stage_status=statuses), {"staleness": {"too_old": too_old}})
     assert _table("flow-in-flight", late).verdict == verdict
 
 

@@ -7,11 +7,11 @@ import plotly.graph_objects as go
 import pytest
 from support.stored_run.run import StoredRun
 
-from dashboard.queries.learning import measured, trained_shares
-from dashboard.queries.ledger import newest_drops, recount
+from dashboard.queries.series import measured, trained_shares
 from dashboard.read.model import RunData
 from dashboard.views.blocks import Rows
 from dashboard.views.home import HOME
+from dashboard.views.ledger import newest_drops, recount
 from dashboard.views.registry import VIEWS
 
 _BLOCKS = {block.id: block for view in (HOME, *VIEWS) for block in view.blocks}
@@ -32,7 +32,7 @@ def names(block: str, *runs: RunData) -> list[str]:
         ("learning-sources", {"math", "words"}),
         ("learning-zero-advantage-share", {"math", "words"}),
         ("learning-response-length-mean-tokens", {"math", "words"}),
-        ("learning-truncated", {"math", "words"}),
+        ("learning-truncated-share", {"math", "words"}),
         ("learning-lengths", {"math, p90", "words, p90"}),
         ("learning-reward-spread", {"math, mean", "words, mean"}),
         ("staleness-over-time", {"math, mean", "words, mean"}),
@@ -56,7 +56,10 @@ def test_several_runs_are_compared_without_lines_of_their_sources(mixture: RunDa
 
 def test_a_line_of_a_source_is_its_metric_in_the_same_colour_on_every_chart(mixture: RunData) -> None:
     colours = set()
-    for block, metric in (("learning-reward", "reward_mean/math"), ("learning-truncated", "truncated_share/math")):
+    for block, metric in (
+        ("learning-reward", "reward_mean/math"),
+        ("learning-truncated-share", "truncated_share/math"),
+    ):
         figure = _BLOCKS[block].build([mixture])
         assert isinstance(figure, go.Figure)
         (line,) = [trace for trace in figure.data if trace.name == "math"]
@@ -95,11 +98,11 @@ def test_the_ledger_of_each_source_agrees_with_its_rows_and_a_lost_rollout_is_no
     damaged = {**status, "sources": {**status["sources"], "math": lost}}
     result = recount(replace(mixture, stage_status={**mixture.stage_status, "train-0": damaged}))
     assert result is not None and not result.agrees
-    assert [entry.name for entry in result.entries if entry.account != entry.recount] == ["math: trained"]
+    assert [name for name, (account, rows) in result.entries.items() if account != rows] == ["math: trained"]
 
 
 def test_a_dropped_group_names_its_source(mixture: RunData) -> None:
-    assert {drop.source for drop in newest_drops(mixture)} == {"math", "words"}
+    assert {row[3].rpartition(", ")[2] for row in newest_drops(mixture)} == {"math", "words"}
     table = _BLOCKS["ledger-drops"].build([mixture])
     assert isinstance(table, Rows)
     assert all(row[3].endswith((", math", ", words")) for row in table.rows)

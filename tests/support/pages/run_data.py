@@ -1,6 +1,7 @@
 """A run, and rows of the stream `consumed`, as the dashboard's readers return them, made by hand."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,11 +9,22 @@ import numpy.typing as npt
 
 from configs.stored import DEFAULT_SOURCE
 from dashboard.read.model import AttemptInfo, Columns, RunData, RunInfo
+from millrace.runs.provenance import Provenance
 from storage.schema import CONSUMED
 
 T = 1_700_000_000.0
 """The time of the look, unix seconds."""
 OUTCOMES = ("trained", "stale")
+
+CONFIG: Mapping[str, Any] = {
+    "pipeline": {"mode": "async"},
+    "staleness": {"max_staleness": 4},
+    "weights": {"transport": "shm"},
+}
+PROVENANCE = Provenance(
+    python="3.12.1", platform="Linux", dependencies={"torch": "2.9.0"}, commit="c0ffee", dirty=False, cpu="a CPU",
+    config_hash=None,
+)  # fmt: skip
 
 STATUS: Mapping[str, Any] = {
     "state": "running",
@@ -60,13 +72,22 @@ def generating(**changes: Any) -> dict[str, Any]:
     }
 
 
+def attempt(config: Mapping[str, Mapping[str, Any]] | None = None, **changes: Any) -> AttemptInfo:
+    """The first start of a run, a minute before `T`; `config` are settings by section, `changes` other fields."""
+    sections = {name: {**CONFIG.get(name, {}), **section} for name, section in (config or {}).items()}
+    values = {"number": 0, "t_started": T - 60, "provenance": PROVENANCE, **changes}
+    return AttemptInfo(config={**CONFIG, **sections}, **values)
+
+
+def with_config(run: RunData, config: Mapping[str, Mapping[str, Any]]) -> RunData:
+    """The run with these settings, by section."""
+    return replace(run, info=replace(run.info, attempts=(attempt(config),)))
+
+
 def run_data(run_id: str = "mine", **changes: Any) -> RunData:
     """A run after three of ten steps; `changes` are fields of RunData."""
-    attempt = AttemptInfo(
-        number=0, t_started=T - 60, first_step=0, max_staleness=4, mode="async", transport="shm", end=None
-    )
     values: dict[str, Any] = {
-        "info": RunInfo(run_id=run_id, url=f"/runs/{run_id}", attempts=(attempt,), config={"name": run_id}),
+        "info": RunInfo(run_id=run_id, url=f"/runs/{run_id}", attempts=(attempt(),)),
         "t": T,
         "status": STATUS,
         "stage_status": {

@@ -8,7 +8,6 @@ from support.stored_run.run import Shape, StoredRun
 from dashboard.pages.site import Site
 from dashboard.read.runs import Runs
 from dashboard.server.app import make_app
-from dashboard.views.registry import VIEWS
 from storage.stores.local import LocalStore
 
 LOCAL = {"Host": "127.0.0.1:8050"}
@@ -24,11 +23,11 @@ def store_run(root: Path, run_id: str, steps: int = 3, shape: Shape = _SHAPE) ->
 
 
 def open_site(root: Path) -> Site:
-    return Site(Runs(str(root)), VIEWS)
+    return Site(Runs(str(root)))
 
 
 def open_client(root: Path, *, host: str = "127.0.0.1", token: str | None = None) -> FlaskClient:
-    return make_app(Runs(str(root)), VIEWS, host=host, token=token).server.test_client()
+    return make_app(Runs(str(root)), host=host, token=token).server.test_client()
 
 
 class HandClock:

@@ -13,12 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from dashboard.queries.series import NO_LINE, ChartLine
-from dashboard.queries.smoothing import trailing_mean
+from dashboard.queries.series import NO_LINE, ChartLine, mean_of_last
 from dashboard.queries.verdict.facts import Facts
 from dashboard.queries.verdict.rules import SEVERITY, Clause, health, sample_size, staleness, state, worst
-from dashboard.read.model import Columns
-from dashboard.read.runs import OverviewRow
+from dashboard.read.model import Columns, OverviewRow
 
 ABSENT = "–"
 _CURVE_WINDOW = 8
@@ -157,7 +155,8 @@ def curve(points: Columns | None, accuracies: Sequence[tuple[int, float]]) -> tu
     """Returns the name and the line of the sparkline: the smoothed reward if known, otherwise the accuracy."""
     if points is not None and len(points["reward"]) >= 2:
         window = -(-len(points["reward"]) // _CURVE_WINDOW)
-        return "reward", trailing_mean(ChartLine(points["policy_version"], points["reward"]), window)
+        mean = mean_of_last(ChartLine(np.arange(len(points["reward"]), dtype=np.float64), points["reward"]), window)
+        return "reward", ChartLine(points["policy_version"], mean.y)
     if len(accuracies) >= 2:
         versions, values = np.array(accuracies, np.float64).T
         return "accuracy", ChartLine(versions, values)

@@ -4,9 +4,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.pages.components import of_class, words
 from support.pages.run_data import run_data
 
-from dashboard.queries.timeline import Timeline, timeline
+from dashboard.pages.timeline import Segment, segments, view
 from dashboard.read.groups import Group, StoredResponse
 from dashboard.read.model import Columns, RunData
 
@@ -36,8 +37,12 @@ def response(
     return StoredResponse(row_id=row_id, trajectory=trajectory, score=score, consumed=taken, trainer_logprobs=None)
 
 
-def of(*responses: StoredResponse, run: RunData) -> Timeline:
-    return timeline(run, Group(generator=1, group_id=2, responses=responses, problems=()))
+def group(*responses: StoredResponse) -> Group:
+    return Group(generator=1, group_id=2, responses=responses, problems=())
+
+
+def of(*responses: StoredResponse, run: RunData, notes: dict[str, None] | None = None) -> dict[int, list[Segment]]:
+    return segments(run, group(*responses), {} if notes is None else notes)
 
 
 RECORDED = run_data(
@@ -49,8 +54,8 @@ RECORDED = run_data(
 )
 
 
-def told(result: Timeline, row_id: int = 0) -> list[tuple[str, float, float]]:
-    return [(row.label, pytest.approx(row.start), pytest.approx(row.end)) for row in result.rows[row_id]]
+def told(result: dict[int, list[Segment]], row_id: int = 0) -> list[tuple[str, float, float]]:
+    return [(row.label, pytest.approx(row.start - BEGUN), pytest.approx(row.end - BEGUN)) for row in result[row_id]]
 
 
 def test_each_moment_that_is_recorded_ends_a_segment() -> None:
@@ -58,13 +63,16 @@ def test_each_moment_that_is_recorded_ends_a_segment() -> None:
     times = [(start, end) for _, start, end in told(result)]
     assert times == [(0.0, 1.0), (1.0, 2.5), (2.5, 5.0), (5.0, 7.5), (7.5, 9.0)]
     assert told(result, 1)[0][1:] == (0.5, 1.5)
-    assert result.seconds == pytest.approx(9.0)
+    (section,) = view(RECORDED, group(response(), response(1, admitted=0.5)))
+    assert "over 9 s" in words(section)
+    assert [bar.style["left"] for bar in of_class(section, "trained")[1:]] == ["83.333%"] * 2
 
 
 def test_what_an_older_run_did_not_record_is_noted_and_the_rest_is_shown() -> None:
-    result = of(response(loss_mask=[1, 0]), run=run_data(metrics={}))
+    notes: dict[str, None] = {}
+    result = of(response(loss_mask=[1, 0]), run=run_data(metrics={}), notes=notes)
     assert [(start, end) for _, start, end in told(result)] == [(0.0, 1.0), (1.0, 5.0), (5.0, 9.0)]
-    assert len(result.notes) == 4
+    assert len(notes) == 3
 
 
 def test_a_dropped_response_is_not_trained_and_a_waiting_one_ends_early() -> None:
@@ -75,5 +83,5 @@ def test_a_dropped_response_is_not_trained_and_a_waiting_one_ends_early() -> Non
 
 def test_a_response_that_cannot_be_read_has_no_row() -> None:
     lost = StoredResponse(row_id=5, trajectory=None, score=None, consumed=None, trainer_logprobs=None)
-    assert of(lost, run=RECORDED).rows == {}
-    assert list(of(response(), lost, run=RECORDED).rows) == [0]
+    assert view(RECORDED, group(lost)) == []
+    assert list(of(response(), lost, run=RECORDED)) == [0]

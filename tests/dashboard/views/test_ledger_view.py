@@ -4,8 +4,8 @@ from typing import Any
 
 from support.pages.run_data import consumed_rows, run_data
 
-from dashboard.queries.ledger import MOST_DROPS, Drop, newest_drops, recount
 from dashboard.read.model import RunData
+from dashboard.views.ledger import MOST_DROPS, newest_drops, recount
 from millrace.rollouts.ledger import Account, Amount
 
 # Version 1: two trained and one stale; version 2: two trained. Generator 1 made the last of each.
@@ -31,7 +31,7 @@ def test_an_account_that_the_rows_bear_out_agrees() -> None:
     result = recount(_run(_account(), 2))
     assert result is not None
     assert (result.agrees, result.policy_version, result.behind) == (True, 2, 0)
-    assert {entry.name: (entry.account, entry.recount) for entry in result.entries} == {
+    assert result.entries == {
         "trained": (Amount(rollouts=4, tokens=20),) * 2,
         "stale": (Amount(rollouts=1, tokens=5),) * 2,
         "generate-0": (Amount(rollouts=3, tokens=13),) * 2,
@@ -44,7 +44,8 @@ def test_one_token_that_the_rows_do_not_have_is_noticed() -> None:
     account.trained += Amount(tokens=1)
     result = recount(_run(account, 2))
     assert result is not None and not result.agrees
-    assert result.entries[0].account - result.entries[0].recount == Amount(tokens=1)
+    account_amount, rows = result.entries["trained"]
+    assert account_amount - rows == Amount(tokens=1)
 
 
 def test_a_drop_that_only_the_rows_or_only_the_account_has_is_noticed() -> None:
@@ -53,7 +54,7 @@ def test_a_drop_that_only_the_rows_or_only_the_account_has_is_noticed() -> None:
     del account.dropped["stale"]
     result = recount(_run(account, 2))
     assert result is not None and not result.agrees
-    differ = {entry.name for entry in result.entries if entry.account != entry.recount}
+    differ = {name for name, (account_amount, rows) in result.entries.items() if account_amount != rows}
     assert differ == {"stale", "corrupt", "generate-2"}
 
 
@@ -80,16 +81,15 @@ def test_rows_of_one_group_dropped_together_are_one_drop() -> None:
             )
         )
     )
-    common = {"source": "default", "reason": "stale"}
     assert drops == [
-        Drop(policy_version=6, generator=0, first_row=11, last_row=11, group=9, staleness=0, **common),
-        Drop(policy_version=5, generator=2, first_row=42, last_row=43, group=8, staleness=4, **common),
-        Drop(policy_version=5, generator=2, first_row=40, last_row=41, group=7, staleness=3, **common),
+        ("6", "0", "11 to 11", "9", "stale", "0"),
+        ("5", "2", "42 to 43", "8", "stale", "4"),
+        ("5", "2", "40 to 41", "7", "stale", "3"),
     ]
 
 
 def test_the_newest_drops_are_listed_and_none_where_nothing_was_dropped() -> None:
     rows = consumed_rows(range(1, 101), outcome=1, group_id=range(100), trajectory_row_id=range(100))
     drops = newest_drops(run_data(consumed=rows))
-    assert (len(drops), drops[0].group, drops[-1].group) == (MOST_DROPS, 99, 100 - MOST_DROPS)
+    assert (len(drops), drops[0][3], drops[-1][3]) == (MOST_DROPS, "99", str(100 - MOST_DROPS))
     assert newest_drops(run_data(consumed=consumed_rows([1, 2]))) == []

@@ -1,1 +1,0 @@
-"""Queries over several runs: the table of all runs, and comparisons."""

@@ -1,1 +1,0 @@
-"""The first pages of a comparison of runs."""

@@ -1,0 +1,159 @@
+"""The page of a run's record: its config, attempts, provenance and the ends of its logs."""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+
+from pydantic_core import to_jsonable_python
+
+from configs.schema import dotted_fields
+from configs.section import is_section
+from dashboard.queries.run_table import ABSENT
+from dashboard.queries.verdict.rules import duration
+from dashboard.read.logs import LINES, log_ends
+from dashboard.read.model import AttemptInfo, RunData
+from dashboard.read.run_info import settings
+from dashboard.read.tokens import shortened, visible
+from dashboard.views.blocks import Table, View
+from dashboard.views.per_run import rows_per_run
+from millrace.runs.provenance import differences, read_start_hashes
+from millrace.runs.status import STAGES
+from storage.errors import StorageError
+from storage.stores.factory import open_store
+
+_ATTEMPTS = ("attempt", "started", "took", "ended", "at version", "mode", "weights by", "changes")
+_CHARACTERS = 400
+
+
+@cache
+def _defaults() -> dict[str, str]:
+    """Returns the default of each setting that has one, as `settings` formats it."""
+    fields = {key: field for key, field in dotted_fields().items() if not is_section(field.annotation)}
+    defaults = {key: field.get_default(call_default_factory=True) for key, field in fields.items()}
+    return settings({key: to_jsonable_python(defaults[key]) for key in fields if not fields[key].is_required()})
+
+
+def _settings(run: RunData, *, is_default: bool) -> list[tuple[str, ...]]:
+    defaults = _defaults()
+    return [
+        (_text(key), _text(value), *([] if is_default else [defaults.get(key, ABSENT)]))
+        for key, value in settings(run.info.config).items()
+        if (value == defaults.get(key)) == is_default
+    ]
+
+
+def _attempts(run: RunData) -> list[tuple[str, ...]]:
+    attempts = run.info.attempts
+    pairs = list(zip((None, *attempts), attempts, strict=False))
+    return [_attempt(run, attempt, previous) for previous, attempt in reversed(pairs)]
+
+
+def _attempt(run: RunData, attempt: AttemptInfo, previous: AttemptInfo | None) -> tuple[str, ...]:
+    changes = list(attempt.changes)
+    if previous is not None:
+        pairs = differences(previous.provenance, attempt.provenance).items()
+        changes += [f"{name} was {old} and is {new}" for name, (old, new) in pairs]
+    end = attempt.end
+    is_newest = attempt is run.info.attempts[-1]
+    state = end.state if end else str((run.status or {}).get("state", ABSENT)) if is_newest else "killed"
+    return (
+        str(attempt.number),
+        time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(attempt.t_started)),
+        duration(end.t - attempt.t_started) if end else ABSENT,
+        _text(f"{state}: {end.cause}" if end and end.cause else state),
+        str(attempt.first_step),
+        _text(attempt.mode),
+        _text(attempt.transport),
+        _text("; ".join(changes)),
+    )
+
+
+def _provenance(run: RunData) -> list[tuple[str, ...]]:
+    """Returns code, packages, machine and inputs of the newest attempt."""
+    attempt = run.info.attempts[-1]
+    made_by, origin = attempt.provenance, attempt.origin
+    changes = "; ".join(f"{key}: {old} → {new}" for key, (old, new) in origin.changes.items())
+    devices = {name: gpus for name, status in run.stage_status.items() if (gpus := status.get("devices"))}
+    named = {
+        "commit": f"{made_by.commit or ABSENT}{', with uncommitted changes' if made_by.dirty else ''}",
+        "config, SHA-256": made_by.config_hash or ABSENT,
+        "nearest preset": f"{origin.preset or ABSENT}{'; ' if changes else ''}{changes}",
+        "machine": made_by.platform,
+        "CPU": made_by.cpu,
+        "GPUs": "; ".join(f"{name}: {', '.join(map(str, gpus))}" for name, gpus in devices.items()) or "none",
+        "python": made_by.python,
+        **{name: version or ABSENT for name, version in made_by.dependencies.items()},
+        **attempt.inputs,
+    }
+    try:
+        hashes = read_start_hashes(open_store(run.info.url)) or {}
+        named |= {f"start model, {name}": f"SHA-256 {digest}" for name, digest in hashes.items()}
+    except (StorageError, OSError) as error:
+        named["start model"] = f"its hashes can't be read: {error}"
+    return [(_text(name), _text(value)) for name, value in named.items()]
+
+
+def _logs(run: RunData) -> list[tuple[str, ...]]:
+    expected = [name for name in run.stage_status if name.rpartition("-")[0] in STAGES]
+    return list(log_ends(run.info.url, expected).items())
+
+
+def _text(text: str) -> str:
+    return shortened(visible(text), _CHARACTERS)
+
+
+def _table(
+    name: str, title: str, sentence: str, header: Sequence[str], rows: Callable[[RunData], list[tuple[str, ...]]]
+) -> Table:
+    return Table(
+        id=f"record-{name}",
+        title=title,
+        sentence=sentence,
+        build=lambda runs: rows_per_run(runs, header, rows),
+        wide=True,
+    )
+
+
+VIEW = View(
+    name="record",
+    title="Config and logs",
+    sentence="Config, attempts, provenance, and the end of each log.",
+    blocks=(
+        _table(
+            "changed",
+            "Settings that differ from the defaults",
+            "The config of the newest attempt; the other settings are folded below.",
+            ("setting", "value", "default"),
+            lambda run: _settings(run, is_default=False),
+        ),
+        _table(
+            "attempts",
+            "Attempts",
+            "Each start of the run, the newest first, with the settings, inputs, code and packages that changed.",
+            _ATTEMPTS,
+            _attempts,
+        ),
+        _table(
+            "provenance",
+            "Provenance",
+            "Code, packages and machine of the newest attempt; model, prompts, teachers and rewards with a hash of "
+            "their content.",
+            ("", "value"),
+            _provenance,
+        ),
+        _table(
+            "logs",
+            "Logs",
+            f"The last {LINES} lines of each process; the files are in the run's folder, under logs.",
+            ("process", "last lines"),
+            _logs,
+        ),
+        _table(
+            "defaults",
+            "Settings at their defaults",
+            "The rest of the config.",
+            ("setting", "value"),
+            lambda run: _settings(run, is_default=True),
+        ),
+    ),
+)
