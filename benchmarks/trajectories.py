@@ -15,7 +15,7 @@ GROUP_SIZE = 8
 VOCAB_SIZE = 128_000
 POLICY_VERSION = 7
 
-EMPTY = ("message_roles", "message_starts", "kept_tokens", "kept_counts", "routed_experts")
+EMPTY = ("t_environment", "message_roles", "message_starts", "kept_tokens", "kept_counts", "routed_experts")
 """Lists that these responses do not have."""
 
 

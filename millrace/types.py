@@ -191,6 +191,8 @@ class Trajectory:
     """When the engine got the request, unix seconds."""
     t_finished: float
     """When its last token was sampled, unix seconds."""
+    t_environment: tuple[float, ...] = ()
+    """[2 × turns] when its environment began and ended each answer, unix seconds, in turns."""
 
     @property
     def message_starts(self) -> list[tuple[str, int]]:

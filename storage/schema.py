@@ -17,6 +17,7 @@ def column(name: str, dtype: pa.DataType, doc: str, *, nullable: bool = False) -
 
 _INTS, _LONGS = pa.list_(pa.int32()), pa.list_(pa.int64())
 _BYTES, _FLOATS, _STRINGS = pa.list_(pa.uint8()), pa.list_(pa.float32()), pa.list_(pa.string())
+_TIMES = pa.list_(pa.float64())
 
 _DRAWN = (
     column("kept_tokens", _INTS, "token ids that truncated sampling (top_p) could draw from; empty if not truncated"),
@@ -60,6 +61,11 @@ TRAJECTORY: pa.Schema = pa.schema(
         column("t_started", pa.float64(), "when its first token was requested, unix seconds"),
         column("t_finished", pa.float64(), "when its last token was sampled, unix seconds"),
         column(
+            "t_environment",
+            _TIMES,
+            "[2 × turns] when its environment began and ended each answer, unix seconds; or empty",
+        ),
+        column(
             "meta", pa.string(), "JSON object: the prompt's answer and source, maybe environment_error, demonstration"
         ),
         column("message_roles", _STRINGS, "[M] role of each message of the conversation; empty for plain text"),
@@ -96,6 +102,7 @@ SCORE: pa.Schema = pa.schema(
         column("error", pa.string(), "one sentence on what failed; null if ok", nullable=True),
         column("verifier_version", pa.string(), "version of the code that scored the row"),
         column("seconds", pa.float32(), "duration of the verification, seconds"),
+        column("t_scored", pa.float64(), "when the verification ended, unix seconds; 0 if it is elsewhere"),
         column(
             "exchange",
             pa.string(),

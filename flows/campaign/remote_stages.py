@@ -29,8 +29,6 @@ from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Cancelled
 from prefect.task_runners import ThreadPoolTaskRunner
-from prefect.utilities.schema_tools import validate
-from prefect.utilities.schema_tools.validation import ValidationError
 
 from configs.schema import RunConfig
 from flows.campaign.attempt import handover_folder, run_together, submit_stages
@@ -321,6 +319,10 @@ def _pool_problem(client: SyncPrefectClient, pool: str, job: Job) -> str | None:
         deployment = client.read_deployment_by_name(f"stages/{pool}")
     except ObjectNotFound:
         return f"that pool has no deployment stages/{pool}"
+    # Imports SQLAlchemy: 16 MB that a campaign on one host does not need.
+    from prefect.utilities.schema_tools import validate
+    from prefect.utilities.schema_tools.validation import ValidationError
+
     variables = {**deployment.job_variables, **job.job_variables}
     try:
         validate(variables, work_pool.base_job_template.get("variables", {}), raise_on_error=True, preprocess=False)

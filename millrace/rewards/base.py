@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ class Score:
     """The reason for any other status than `ok`, in one line."""
     seconds: float = field(default=0.0, compare=False)
     """Wall time of the verifier, without waiting in a queue; set by its caller."""
+    t: float = field(default_factory=time.time, compare=False)
+    """When the verifier ended, unix seconds; by default, when this object was made."""
     exchange: Mapping[str, Any] = field(default_factory=dict)
     """What an endpoint was asked and what it answered, plain JSON, by the name of the reward."""
 

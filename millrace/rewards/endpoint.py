@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import cycle
 from threading import Lock, Thread
 from typing import Any
@@ -93,6 +93,8 @@ class Answer:
     """Why there is no answer."""
     seconds: float = 0.0
     """From its first attempt to the answer."""
+    t: float = field(default_factory=time.time)
+    """When it came, unix seconds; by default, when this object was made."""
 
 
 class Endpoint:

@@ -85,7 +85,10 @@ class RemoteReward(Reward):
         seconds = answer.seconds / request.num_pairs
         # The first row of several has the exchange.
         exchange = {self.name: {"request": request.body, "answer": answer.values}}
-        return [replace(score, seconds=seconds, exchange={} if row else exchange) for row, score in enumerate(scores)]
+        return [
+            replace(score, seconds=seconds, t=answer.t, exchange={} if row else exchange)
+            for row, score in enumerate(scores)
+        ]
 
     def score(self, prompt: Prompt, response: str) -> Score:
         """`score_batch` asks for many at once."""

@@ -107,10 +107,11 @@ def _row(row_id: int, version: str, score: Score) -> dict[str, Any]:
         "error": score.error,
         "verifier_version": version,
         "seconds": score.seconds,
+        "t_scored": score.t,
         "exchange": json.dumps(score.exchange) if score.exchange else None,
     }
 
 
 def _row_elsewhere(row_id: int) -> dict[str, Any]:
     nothing = {"reward": None, "components": "{}", "error": None, "verifier_version": "", "seconds": 0.0}
-    return {"row_id": row_id, "status": ELSEWHERE, "exchange": None, **nothing}
+    return {"row_id": row_id, "status": ELSEWHERE, "exchange": None, "t_scored": 0.0, **nothing}

@@ -210,7 +210,8 @@ class Scorer:
             return by_name[reward.name]
         exchange = {name: part for score in by_name.values() for name, part in score.exchange.items()}
         seconds = sum(score.seconds for score in by_name.values())
-        return replace(reward.combine(by_name), seconds=seconds, exchange=exchange)
+        t = max(score.t for score in by_name.values())
+        return replace(reward.combine(by_name), seconds=seconds, t=t, exchange=exchange)
 
     def _score_here(self, part: Reward, items: Sequence[Item], each: Callable[[], None]) -> list[Score]:
         scores: list[Score] = []

@@ -50,6 +50,7 @@ def trajectory_table(
         epoch=[epoch] * num,
         seed=[request.seed for request in requests],
         t_finished=[trajectory.t_finished for trajectory in trajectories],
+        t_environment=column_of_lists([trajectory.t_environment for trajectory in trajectories], np.float64),
         meta=[prompt_meta(each.prompt, each.response.environment_error) for each in trajectories],
         message_roles=[[role for role, _ in of_trajectory] for of_trajectory in starts],
         message_starts=column_of_lists([[at for _, at in of_trajectory] for of_trajectory in starts], np.int32),

@@ -144,7 +144,7 @@ def _joined(begun: Trajectory | None, rest: Trajectory) -> Trajectory:
     if begun is None:
         return rest
     response = begun.response.followed_by(rest.response)
-    return Trajectory(request=begun.request, response=response, t_started=begun.t_started, t_finished=rest.t_finished)
+    return replace(rest, request=begun.request, response=response, t_started=begun.t_started)
 
 
 def num_tokens(trajectories: Iterable[Trajectory]) -> int:

@@ -67,6 +67,7 @@ def test_an_own_reward_trains_an_own_chat_model(checkout: Checkout) -> None:
         ("import model.gguf --to imported", "import"),
         ("mirror {demo} --tensorboard boards", "tensorboard"),
         ("mirror {demo} --wandb project", "wandb"),
+        ("mirror {demo} --otlp http://localhost:4318", "otlp"),
         ("plan configs/presets/qwen3-8b-8gpu.yaml --model llama-8b --hardware h100 --gpus 32", "plan"),
     ],
 )

@@ -47,6 +47,11 @@ class Mirror:
         self._flow = Flow(store, latest_attempt(store).config, self._state.flow)
         self._samples: Samples | None = None
 
+    @property
+    def summary(self) -> str:
+        """The number of points written, and the sink."""
+        return f"{self.points} new points ─► {self.sink.name}"
+
     def copy(self) -> None:
         """Writes everything committed since the last call. Raises StreamCorrupt for a damaged record."""
         # Read before the metrics, so that all steps up to an evaluation's version are written first.

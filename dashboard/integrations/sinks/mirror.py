@@ -1,9 +1,10 @@
-"""`millrace mirror`: copies a run's metrics to TensorBoard, Weights & Biases, MLflow or trackio.
+"""`millrace mirror`: copies a run's metrics to TensorBoard, Weights & Biases, MLflow or trackio, its traces by OTLP.
 
 run ─► Mirror ─► TensorBoard's event files, under FOLDER/RUN_ID
     ├► Mirror ─► a run of Weights & Biases                           each with separate state
     ├► Mirror ─► a run of MLflow
-    └► Mirror ─► a run of trackio
+    ├► Mirror ─► a run of trackio
+    └► Traces ─► an OTLP receiver
 """
 
 import argparse
@@ -16,16 +17,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dashboard.integrations.sinks.copying import Mirror
+    from dashboard.integrations.sinks.otlp import Traces
     from dashboard.integrations.sinks.sink import Sink
     from storage.stores.base import Store
 
 _FOLLOW_SECONDS = 1.0
-_OPTIONS = ("tensorboard", "wandb", "mlflow", "trackio")
+_OPTIONS = ("tensorboard", "wandb", "mlflow", "trackio", "otlp")
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     mirror = commands.add_parser(
-        "mirror", help="copy a run's metrics into TensorBoard, Weights & Biases, MLflow or trackio"
+        "mirror",
+        help="copy a run's metrics into TensorBoard, Weights & Biases, MLflow or trackio, or its traces by OTLP",
     )
     mirror.add_argument("run_url", metavar="RUN_URL", help="folder or URL of the run: ROOT/RUN_ID")
     mirror.add_argument("--tensorboard", type=Path, metavar="FOLDER", help="write event files to FOLDER/RUN_ID")
@@ -36,25 +39,29 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--mlflow", metavar="EXPERIMENT", help="write a run of this experiment, to the store MLFLOW_TRACKING_URI"
     )
     mirror.add_argument("--trackio", metavar="PROJECT", help="write a run of this project")
+    mirror.add_argument(
+        "--otlp", metavar="URL", help="send an OpenTelemetry trace of each trajectory to this receiver, by HTTP"
+    )
     mirror.add_argument("--follow", action="store_true", help="keep copying until the run ends or is killed, or Ctrl-C")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command and returns its exit code. Raises InputError and StorageError."""
-    from dashboard.integrations.sinks.copying import Mirror
     from millrace.errors import InputError
     from millrace.runs.record import read_run
     from storage.stores.factory import open_store
 
     if all(getattr(arguments, option) is None for option in _OPTIONS):
-        expected = "--tensorboard FOLDER, --wandb PROJECT, --mlflow EXPERIMENT or --trackio PROJECT, or several"
+        expected = (
+            "--tensorboard FOLDER, --wandb PROJECT, --mlflow EXPERIMENT, --trackio PROJECT or --otlp URL, or several"
+        )
         raise InputError("mirror has no destination", expected=expected)
     store = open_store(arguments.run_url)
     record = read_run(store)
     if arguments.follow:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     with ExitStack() as opened:
-        mirrors = [opened.enter_context(closing(Mirror(store, sink))) for sink in _sinks(arguments, record["run_id"])]
+        mirrors = [opened.enter_context(closing(each)) for each in _mirrors(arguments, store, record["run_id"])]
         # Ctrl-C ends --follow between two copies, so that it never interrupts an import.
         with suppress(KeyboardInterrupt):
             while not _copy_all(store, mirrors) and arguments.follow:
@@ -62,11 +69,11 @@ def run(arguments: argparse.Namespace) -> int:
                 time.sleep(_FOLLOW_SECONDS)
                 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     for mirror in mirrors:
-        print(f"{record['run_id']}: {mirror.points} new points ─► {mirror.sink.name}")
+        print(f"{record['run_id']}: {mirror.summary}")
     return 0
 
 
-def _copy_all(store: "Store", mirrors: "Sequence[Mirror]") -> bool:
+def _copy_all(store: "Store", mirrors: "Sequence[Mirror | Traces]") -> bool:
     """Copies new data into each mirror. Returns whether the run had ended before, so that the copies are complete."""
     from millrace.runs.record import latest_attempt, read_end, run_state
     from storage.progress import read_progress
@@ -77,6 +84,18 @@ def _copy_all(store: "Store", mirrors: "Sequence[Mirror]") -> bool:
     for mirror in mirrors:
         mirror.copy()
     return state != "running"
+
+
+def _mirrors(arguments: argparse.Namespace, store: "Store", run_id: str) -> "Iterator[Mirror | Traces]":
+    """Creates what the requested options copy with."""
+    from dashboard.integrations.sinks.copying import Mirror
+
+    for sink in _sinks(arguments, run_id):
+        yield Mirror(store, sink)
+    if arguments.otlp is not None:
+        from dashboard.integrations.sinks.otlp import Traces
+
+        yield Traces(store, arguments.otlp)
 
 
 def _sinks(arguments: argparse.Namespace, run_id: str) -> "Iterator[Sink]":

@@ -20,7 +20,7 @@ environment belong to the current span. One trajectory may be at its third turn 
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -111,6 +111,8 @@ class _Episode:
     t_started: float = 0.0
     response: Response = NO_RESPONSE
     """All turns and answers so far."""
+    t_environment: list[float] = field(default_factory=list)
+    """When its environment began and ended each answer, unix seconds."""
 
 
 class Episodes(Engine):
@@ -173,7 +175,15 @@ class Episodes(Engine):
                 del self._episodes[_place(turn.request)]
                 finish_reason, error = ended
                 response = replace(episode.response, finish_reason=finish_reason, environment_error=error)
-                finished.append(replace(turn, request=episode.request, response=response, t_started=episode.t_started))
+                finished.append(
+                    replace(
+                        turn,
+                        request=episode.request,
+                        response=response,
+                        t_started=episode.t_started,
+                        t_environment=tuple(episode.t_environment),
+                    )
+                )
         return finished
 
     @property
@@ -227,6 +237,7 @@ class Episodes(Engine):
         if rules.environment is None or turn.finish_reason == "length":
             return turn.finish_reason, None
         assert prompt is not None
+        begun = time.time()
         try:
             if episode.environment is None:
                 # Not earlier: then an exception in here could end a response without tokens.
@@ -236,6 +247,8 @@ class Episodes(Engine):
         except Exception as error:  # noqa: BLE001 — a failed trajectory is data, stored with its reason
             line = " ".join(f"{type(error).__name__}: {error}".split())
             return "stop", line[:_LONGEST_ERROR]
+        finally:
+            episode.t_environment += begun, time.time()
         if answer is None:
             return "stop", None
         room = episode.sampling.max_new_tokens - len(episode.response.tokens)

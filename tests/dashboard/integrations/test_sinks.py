@@ -209,7 +209,13 @@ def test_ctrl_c_ends_following_with_everything_copied_so_far(trained: Trained, t
 
 @pytest.mark.parametrize(
     ("option", "package"),
-    [("tensorboard", "tensorboardX"), ("wandb", "wandb"), ("mlflow", "mlflow"), ("trackio", "trackio")],
+    [
+        ("tensorboard", "tensorboardX"),
+        ("wandb", "wandb"),
+        ("mlflow", "mlflow"),
+        ("trackio", "trackio"),
+        ("otlp", "opentelemetry"),
+    ],
 )
 def test_a_package_that_is_not_installed_is_named_with_what_installs_it(
     trained: Trained, tmp_path: Path, option: str, package: str

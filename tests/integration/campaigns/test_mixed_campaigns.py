@@ -200,7 +200,7 @@ def test_in_sync_mode_the_run_of_one_source_is_the_run_without_sources(millrace:
 
 def untimed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows without the name of their source, and without times."""
-    times = ("t", "t_admitted", "t_started", "t_finished", "seconds")
+    times = ("t", "t_admitted", "t_started", "t_finished", "t_environment", "t_scored", "seconds")
     return [{name: value for name, value in row.items() if name not in ("source", *times)} for row in rows]
 
 

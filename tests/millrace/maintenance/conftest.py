@@ -214,7 +214,7 @@ def score_table(first_row_id: int, rows: int) -> pa.Table:
     failed = scored | {"reward": None, "status": "error", "error": "broken"}
     return pa.Table.from_pylist(
         [
-            {"row_id": row, **(failed if row % 5 == 4 else scored | {"reward": row / 8})}
+            {"row_id": row, "t_scored": 2.0, **(failed if row % 5 == 4 else scored | {"reward": row / 8})}
             for row in range(first_row_id, first_row_id + rows)
         ],
         schema=SCORE,

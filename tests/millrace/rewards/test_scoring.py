@@ -2,6 +2,7 @@
 
 import copy
 import json
+import time
 from collections.abc import Callable
 
 import pyarrow as pa
@@ -68,8 +69,11 @@ def trajectories(rollouts: list[Trajectory]) -> pa.Table:
 def test_each_trajectory_gets_a_score_under_its_row_id_or_an_error(
     trajectories: pa.Table, tokenizer: PreTrainedTokenizerFast
 ) -> None:
+    begun = time.time()
     scores = scored(trajectories, LengthReward(), tokenizer)
     validate(scores, SCORE)
+    times = scores["t_scored"].to_pylist()
+    assert times == sorted(times) and begun <= times[0] <= times[-1] <= time.time()
     assert scores["row_id"].to_pylist() == trajectories["row_id"].to_pylist() == list(range(10, 16))
     assert set(scores["verifier_version"].to_pylist()) == {"7"}
     rows = scores.to_pylist()

@@ -95,6 +95,7 @@ def test_every_field_of_a_trajectory_is_in_its_row(make_trajectories: MakeTrajec
             "t_admitted": 1.25,
             "t_started": 1.5,
             "t_finished": 1.75 + trajectory.request.group_id,
+            "t_environment": [],
             "meta": prompt_meta(trajectory.prompt),
             "message_roles": [],
             "message_starts": [],

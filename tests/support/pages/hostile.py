@@ -43,6 +43,7 @@ def hostile_response(row_id: int, tokens: int) -> StoredResponse:
         "t_admitted": 1.0,
         "t_started": 1.5,
         "t_finished": 3.75,
+        "t_environment": [2.0, 2.5],
         "message_roles": [HOSTILE, "assistant", HOSTILE],
         "message_starts": [0, 1, 3],
     }
@@ -53,6 +54,7 @@ def hostile_response(row_id: int, tokens: int) -> StoredResponse:
         "error": HOSTILE,
         "verifier_version": HOSTILE,
         "seconds": 0.5,
+        "t_scored": 4.5,
     }
     taken = {
         "outcome": HOSTILE,

@@ -39,6 +39,7 @@ CONFIG: dict[str, Any] = {
     "training": {"max_steps": 9, "learning_rate": 0.5, "threads": 1},
 }
 _SCORES = layout.annotations("scores/exact_match", 0, 0, 1)
+_EMPTY = ("t_environment", "message_roles", "message_starts", "kept_tokens", "kept_counts", "routed_experts")
 
 
 class ScriptedRun:
@@ -148,7 +149,7 @@ class ScriptedRun:
             "meta": prompt_meta(
                 Prompt(prompt_id=f"p{group_id}", text=f"{group_id}+1=", answer=str(group_id + 1), source="script")
             ),
-            **{key: [] for key in ("message_roles", "message_starts", "kept_tokens", "kept_counts", "routed_experts")},
+            **{name: [] for name in _EMPTY},
         }
         if (place, member) == (CHANGED_GROUP, CHANGED_MEMBER):
             self._change(step, row)
@@ -182,6 +183,7 @@ class ScriptedRun:
             "error": "it broke" if reward is None else None,
             "verifier_version": "2" if "verifier_version" in self._changed else "1",
             "seconds": 0.0,
+            "t_scored": 3.5,
         }
 
     def _measure(self, step: int) -> None:

@@ -270,6 +270,7 @@ def score_rows(first_row_id: int, rewards: list[float | None]) -> pa.Table:
                 "error": "broken" if reward is None else None,
                 "verifier_version": "1",
                 "seconds": 0.25,
+                "t_scored": 0.5,
             }
             for i, reward in enumerate(rewards)
         ],

@@ -17,7 +17,7 @@ from storage.schema import CONSUMED, SCORE, TRAINER_LOGPROBS, TRAJECTORY
 VOCAB_SIZE = 128
 MIN_TOKENS, MAX_TOKENS = 4, 200
 _SECONDS_IN_FLIGHT, _SECONDS_IN_QUEUE = 0.5, 0.4
-_EMPTY = ("message_roles", "message_starts", "kept_tokens", "kept_counts", "routed_experts")
+_EMPTY = ("t_environment", "message_roles", "message_starts", "kept_tokens", "kept_counts", "routed_experts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +165,7 @@ def score_rows(rollouts: list[MadeRollout]) -> pa.Table:
                 "error": "took longer than 1 s" if rollout.reward is None else None,
                 "verifier_version": "exact_match-1",
                 "seconds": 1e-5,
+                "t_scored": rollout.t_step - _SECONDS_IN_QUEUE / 2,
             }
             for rollout in rollouts
         ],

@@ -12,7 +12,7 @@ from storage.stores.base import Store
 from storage.streams.log import LogReader
 from storage.streams.stream import StreamReader
 
-_EMPTY = ("message_roles", "message_starts", "kept_tokens", "kept_counts", "routed_experts")
+_EMPTY = ("t_environment", "message_roles", "message_starts", "kept_tokens", "kept_counts", "routed_experts")
 """Lists that these responses do not have."""
 
 
@@ -93,6 +93,7 @@ def scores(first_row_id: int = 0, rows: int = 4) -> pa.Table:
         "error": ["took longer than 1 s" if i % 3 == 2 else None for i in ids],
         "verifier_version": ["exact_match-1" for _ in ids],
         "seconds": [0.125 for _ in ids],
+        "t_scored": [i + 1.0 for i in ids],
         "exchange": [None for _ in ids],
     }
     return _table(values, SCORE)

@@ -391,6 +391,7 @@ def test_it_starts_with_its_first_turn_and_ends_with_its_last(
     episodes.submit([request()], ROOMY)
     (done,) = all_of(episodes)
     assert (done.t_started, done.t_finished) == (1.0, 3.5)
+    assert len(done.t_environment) == 2 * 3 and list(done.t_environment) == sorted(done.t_environment)
     assert heard == ["turn"] * 3
 
 
