@@ -29,7 +29,7 @@ def newest_groups(run: RunData) -> View:
         name=f"trajectories-{run_id}",
         title="Trajectories" if rows else "Trajectories: none was taken yet",
         sentence=f"The newest {len(rows)} groups that the trainer of {run_id} took, the newest first."
-        + (f" Token ids instead of texts: {texts.note}" if texts.note else ""),
+        + (f" {texts.note}" if texts.note else ""),
         blocks=[_block(run, reader, texts, generator, row) for generator, row in first_rows],
     )
 

@@ -33,7 +33,7 @@ class TokenTexts:
     def __init__(self, tokenizer: Tokenizer | None, note: str = "") -> None:
         self._tokenizer = tokenizer
         self.note = note
-        """Reason for showing ids; empty if texts are shown."""
+        """Why ids are shown, a sentence; empty if texts are shown."""
 
     def text(self, ids: Sequence[int]) -> str:
         """Decodes all tokens, including special tokens."""
@@ -69,10 +69,10 @@ def read_tokens(store: Store, config: Mapping[str, Any]) -> TokenTexts:
         return TokenTexts(Tokenizer.from_buffer(_tokenizer_file(store, config)))
     except FileNotFoundError:
         return TokenTexts(
-            None, "tokens are shown as their ids: the tokenizer of this run's model is missing on this machine"
+            None, "Tokens are shown as their ids: the tokenizer of this run's model is missing on this machine."
         )
     except (ValueError, OSError) as error:
-        return TokenTexts(None, f"tokens are shown as their ids: {_TOKENIZER} of this run's model is damaged: {error}")
+        return TokenTexts(None, f"Tokens are shown as their ids: {_TOKENIZER} of this run's model is damaged: {error}")
 
 
 def visible(text: str) -> str:
