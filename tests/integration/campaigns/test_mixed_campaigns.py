@@ -157,7 +157,7 @@ def test_a_resumed_run_has_other_weights_and_a_source_more(millrace: Millrace) -
     assert [change[: len(start)] for change, start in zip(recorded, changes, strict=True)] == changes
     assert all(f"resumed with another setting: {change}" in output for change in recorded)
     view = RunReader(store).look()
-    assert config_changes(view) == {cut: tuple(recorded)}
+    assert config_changes(view) == {cut: recorded}
 
     summary = millrace.summary("grown")
     assert_complete(millrace, "grown")
