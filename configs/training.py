@@ -218,8 +218,8 @@ class TrainingConfig(ObjectiveConfig):
     """Number of newest checkpoints whose files stay; those of the best version evaluated stay as well. null: all."""
     threads: Count | None = None
     """CPU threads of each of the trainer's ranks. null: chosen at the start of each attempt. On CPUs trainer and
-    generators divide the host's cores by their busy time in the run's earlier attempts, at first in halves; a model of
-    fewer than 20 million parameters has one thread each, and so has a GPU."""
+    generators divide the host's cores by their busy time in the attempt before, at first in halves; where they take
+    turns, as in sync mode, each has all. For a model of fewer than 20 million parameters, and on GPUs, it is one."""
 
     @property
     def num_threads(self) -> int:

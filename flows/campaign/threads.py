@@ -2,6 +2,7 @@
 
     busy seconds × threads in an earlier attempt ─┬─► work of trainer and generators ─► cores ─► threads of each process
     none yet: half each ──────────────────────────┘
+    they take turns, as in sync mode: all cores for each
 
 The choice becomes part of the attempt's config, so that a replay computes with as many threads, bit for bit.
 """
@@ -33,12 +34,16 @@ def with_threads(config: RunConfig, store: Store, cores: int | None = None) -> R
     if _shares_cores(config):
         cores = cores or len(os.sched_getaffinity(0))
         ranks = training.parallel.data * training.parallel.tensor
-        if generation.threads is None:
+        takes_turns = config.pipeline.mode == "sync" or config.placement.colocated
+        if takes_turns:
+            for_train = cores
+        elif generation.threads is None:
             for_train = min(round(cores * _share_of_trainer(store)), cores - generation.replicas)
         else:
             for_train = cores - generation.threads * generation.replicas
         num_train = training.threads or max(1, for_train // ranks)
-        num_generate = max(1, (cores - num_train * ranks) // generation.replicas)
+        for_generate = cores if takes_turns else cores - num_train * ranks
+        num_generate = max(1, for_generate // generation.replicas)
     sections = {
         "training": training.model_copy(update={"threads": training.threads or num_train}),
         "generation": generation.model_copy(update={"threads": generation.threads or num_generate}),

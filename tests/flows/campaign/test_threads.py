@@ -53,6 +53,7 @@ def _chosen(config: RunConfig, store: LocalStore, cores: int) -> tuple[int | Non
         (16, {"generation": {"threads": 3, "replicas": 2}}, 10, 3),
         (2, {"training": {"threads": 5}}, 5, 1),
         (16, {"training": {"device": "cuda"}}, 1, 1),
+        (16, {"pipeline": {"mode": "sync"}, "generation": {"replicas": 2}}, 16, 8),
     ],
 )
 def test_a_new_run_halves_the_cores_that_are_not_given(
