@@ -4,7 +4,8 @@
     mon (1) ◄── osd.0 (objects in memory) ◄── radosgw (S3)       once a test session: about a second
 
 The OSD adds itself to the map, and the monitor does not gather changes before it agrees on them with itself: these
-two make a cluster start in a second or two, not in twenty.
+two make a cluster start in a second or two, not in twenty. The monitor starts on a disk that is nearly full, too: by
+default it ends when less than 5 % is free.
 """
 
 import fcntl
@@ -47,6 +48,8 @@ admin socket =
 log file =
 log to stderr = true
 mon cluster log to file = false
+mon data avail crit = 0
+mon data avail warn = 0
 plugin dir = {root}/usr/lib/ceph
 erasure code dir = {libraries}/ceph/erasure-code
 osd class dir = {libraries}/rados-classes
