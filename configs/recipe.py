@@ -28,7 +28,7 @@ class Recipe:
     """Maximum supervised optimizer steps."""
     batch_size: int = 128
     """Prompts per step. Sources share a step equally; one that is learned counts as a quarter of a source."""
-    learning_rate: float = 2e-3
+    learning_rate: float = 3e-3
 
 
 _ARITHMETIC = Recipe()

@@ -14,24 +14,22 @@ import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 
+import numpy as np
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
-from transformers import (
-    DataCollatorForTokenClassification,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-)
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from configs.losses import PlainConfig
 from configs.recipe import Recipe
 from configs.sources import naming_source
 from configs.stored import DEFAULT_SOURCE
 from configs.task import EnvironmentConfig, PromptsConfig
+from configs.training import TrainingConfig
 from millrace.bootstrap.demonstrations import could_be_demonstrated, dialogue, is_right, right_response
 from millrace.chat.encoder import PromptEncoder
 from millrace.errors import InputError
@@ -40,6 +38,8 @@ from millrace.generation.engines.transformers import TransformersEngine
 from millrace.generation.environments.base import Environment, environment_class
 from millrace.generation.environments.episodes import EpisodeRules, Episodes
 from millrace.models.modules import call_at_each_layer
+from millrace.training.batch import Sample
+from millrace.training.trainer import Trainer
 from millrace.types import Prompt, Sampling
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
@@ -50,8 +50,6 @@ _CHECK_PROMPTS = 512
 _CHECK_TOKENS = 2**15
 """Most tokens decoded per measurement: of long responses, fewer are decoded."""
 _NO_ENVIRONMENT = EnvironmentConfig()
-_MASKED = -100
-"""The label of a token that is not learned."""
 
 
 def character_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
@@ -78,6 +76,8 @@ def tiny_llama(shape: Recipe, tokenizer: PreTrainedTokenizerFast, context: int) 
             num_key_value_heads=shape.num_heads,
             max_position_embeddings=context,
             tie_word_embeddings=True,
+            # By the width: with the usual 0.02, for models ten times as wide, some seeds never learned the sums.
+            initializer_range=0.64 / math.sqrt(shape.hidden_size),
             bos_token_id=tokenizer.bos_token_id,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
@@ -131,8 +131,13 @@ def bootstrap(
         with naming_source(name):
             played[name] = lesson.played()
     tokenizer, model = _fresh([(lesson, played[name]) for name, lesson in lessons.items()], shape)
+    training = TrainingConfig(
+        max_steps=max(1, shape.max_steps), loss=PlainConfig(name="cross_entropy"), learning_rate=shape.learning_rate
+    )
+    # A copy: the trainer replaces its attention, and the engine can't use that one.
+    trainer = Trainer(deepcopy(model), training)
+    trainer.on_progress = on_progress
     call_at_each_layer(model, on_progress)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=shape.learning_rate, weight_decay=0.0)
     encoder = PromptEncoder(tokenizer, PromptsConfig())
     rules = {
         name: EpisodeRules(encoder=encoder, environment=played[name], max_turns=lesson.environment.max_turns)
@@ -140,7 +145,7 @@ def bootstrap(
     }
     engine = Episodes(TransformersEngine(model, tokenizer), rules)
     partners = {name: None if environment is None else environment() for name, environment in played.items()}
-    checked = {name: _sample(lesson, rng) for name, lesson in lessons.items()}
+    checked = {name: _measured_by(lesson, rng) for name, lesson in lessons.items()}
     # A measurement samples token after token; the longer the responses, the more supervised steps it costs.
     check_every = max(CHECK_EVERY, *(lesson.max_new_tokens // 4 for lesson in lessons.values()))
     # Imitation rate and accuracy.
@@ -156,11 +161,9 @@ def bootstrap(
             for name, lesson in lessons.items()
             for prompt in rng.choices(lesson.prompts, k=math.ceil(lesson.recipe.batch_size * shares[name] / total))
         ]
-        loss = _supervised_loss(model.train(), tokenizer, batch)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
+        loss = trainer.step([_sample(tokenizer, *each, group) for group, each in enumerate(batch)]).loss
         if step % check_every == 0:
+            model.load_state_dict(trainer.model.state_dict())
             for name, lesson in lessons.items():
                 rates[name] = _measure(engine, tokenizer, name, checked[name], lesson.max_new_tokens)
             progress = "; ".join(
@@ -168,7 +171,8 @@ def bootstrap(
                 f"{lesson.recipe.target_imitation_rate:.2f}, right {rates[name][1]:.2f}"
                 for name, lesson in lessons.items()
             )
-            report(step, f"warm start step {step} of at most {shape.max_steps}: loss {loss.item():.3f}, {progress}")
+            report(step, f"warm start step {step} of at most {shape.max_steps}: loss {loss:.3f}, {progress}")
+    model.load_state_dict(trainer.model.state_dict())
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     size, seconds = sum(parameter.numel() for parameter in model.parameters()), time.monotonic() - started
@@ -183,7 +187,7 @@ def _of(source: str) -> str:
     return "" if source == DEFAULT_SOURCE else f"{source} "
 
 
-def _sample(lesson: Lesson, rng: random.Random) -> list[Prompt]:
+def _measured_by(lesson: Lesson, rng: random.Random) -> list[Prompt]:
     """The prompts by which it is measured how much of a lesson is learned."""
     most = min(_CHECK_PROMPTS, max(1, _CHECK_TOKENS // lesson.max_new_tokens), len(lesson.prompts))
     return rng.sample(list(lesson.prompts), most)
@@ -204,30 +208,30 @@ def _fresh(
     return tokenizer, tiny_llama(shape, tokenizer, context=context)
 
 
-def _supervised_loss(
-    model: LlamaForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    batch: Sequence[tuple[Prompt, Sequence[tuple[str, bool]]]],
-) -> torch.Tensor:
-    """Mean cross-entropy of the policy's own text and the end token; prompt and environment are masked."""
-    rows: list[dict[str, list[int]]] = []
-    for prompt, pieces in batch:
-        tokens = tokenizer(prompt.text)["input_ids"]
-        labels = [_MASKED] * len(tokens)
-        for text, by_policy in pieces:
-            added = tokenizer(text, add_special_tokens=False)["input_ids"]
-            tokens += added
-            labels += added if by_policy else [_MASKED] * len(added)
-        end = [tokenizer.eos_token_id]
-        rows.append({"input_ids": tokens + end, "labels": labels + end})
-    num_learned = sum(label != _MASKED for row in rows for label in row["labels"])
-    pad = DataCollatorForTokenClassification(tokenizer, label_pad_token_id=_MASKED)
-    loss = torch.zeros(())
-    # Padding costs time, so that rows of very different length are computed apart.
-    rows.sort(key=lambda row: len(row["labels"]))
-    for _, alike in groupby(rows, key=lambda row: len(row["labels"]).bit_length()):
-        loss = loss + model(**pad(list(alike)), num_items_in_batch=num_learned).loss
-    return loss
+def _sample(
+    tokenizer: PreTrainedTokenizerFast, prompt: Prompt, pieces: Sequence[tuple[str, bool]], group: int
+) -> Sample:
+    """A demonstration as the trainer takes it. Text of the environment has no loss."""
+    tokens: list[int] = []
+    loss_mask: list[int] = []
+    for text, by_policy in pieces:
+        added = tokenizer(text, add_special_tokens=False)["input_ids"]
+        tokens += added
+        loss_mask += [int(by_policy)] * len(added)
+    tokens.append(tokenizer.eos_token_id)
+    loss_mask.append(1)
+    return Sample(
+        prompt_tokens=np.array(tokenizer(prompt.text)["input_ids"], dtype=np.int32),
+        response_tokens=np.array(tokens, dtype=np.int32),
+        rollout_logprobs=np.zeros(len(tokens), dtype=np.float32),
+        loss_mask=np.array(loss_mask, dtype=np.uint8),
+        temperature=1.0,
+        advantage=0.0,
+        staleness=0,
+        max_new_tokens=len(tokens),
+        group=group,
+        is_demonstration=True,
+    )
 
 
 def _measure(
