@@ -7,15 +7,14 @@ init: ipc, nccl, nccl_m2n, gloo ─► start ─► update: receive ─► hash 
 import copy
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import DistError
 from transformers.conversion_mapping import get_model_conversion_mapping
 from vllm.config import WeightTransferConfig
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
@@ -29,11 +28,13 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 from millrace.errors import WeightsCorrupt
 from millrace.generation.engines.vllm.reload_audit import check_reload
 from millrace.generation.engines.vllm.worker import SharedMemoryEngine, Update, as_in_files, experts_on_a_cpu
+from millrace.weights.direct.rendezvous import RendezvousClient
 from millrace.weights.fingerprint import hash_parts
 from millrace.weights.live.gloo import register_worker
 from millrace.weights.live.handles import decode_handles
 
-_LOOK_SECONDS, _CONNECT_SECONDS = 0.5, 5.0
+_LOOK_SECONDS, _CONNECT_SECONDS = 0.5, 30.0
+"""Between two looks whether a push is aborted; most to connect in, name servers included."""
 
 
 @dataclass
@@ -78,7 +79,7 @@ class LiveEngine(SharedMemoryEngine):
         """Joins the trainer's group, in place of an earlier one."""
         register_worker()
         self._abort()
-        if _is_aborted(init_info.watch["address"], init_info.watch["key"]):
+        if _look_for_abort(init_info.watch["address"], init_info.watch["key"])():
             raise RuntimeError("the push was aborted before this worker could join")
         config = WeightTransferConfig(backend=init_info.backend)
         engine = WeightTransferEngineFactory.create_engine(config, self.vllm_config, self.device, self.model)
@@ -144,8 +145,11 @@ class LiveEngine(SharedMemoryEngine):
         until, done = time.monotonic() + seconds, threading.Event()
 
         def watch() -> None:
+            if done.wait(_LOOK_SECONDS):
+                return
+            is_aborted = _look_for_abort(address, key)
             while not done.wait(_LOOK_SECONDS):
-                if time.monotonic() > until or _is_aborted(address, key):
+                if time.monotonic() > until or is_aborted():
                     self._abort()
                     return
 
@@ -195,12 +199,21 @@ class LiveEngine(SharedMemoryEngine):
             group.destroy()
 
 
-def _is_aborted(address: str, key: str) -> bool:
-    """Whether the trainer has aborted the push, or sync_weights is gone."""
-    host, _, port = address.rpartition(":")
+def _look_for_abort(address: str, key: str) -> Callable[[], bool]:
+    """A function that tells whether the trainer has aborted the push, or sync_weights is gone.
+
+    It keeps one connection: TCPStore asks the name server at each new one, and waits 5 s for an answer that is lost.
+    """
     try:
-        limit = timedelta(seconds=_CONNECT_SECONDS)
-        aborted: bool = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=limit).check([key])
-    except DistError:
-        return True
-    return aborted
+        store = RendezvousClient(address, "worker", _CONNECT_SECONDS).store
+    except (OSError, DistError):
+        return lambda: True
+
+    def is_aborted() -> bool:
+        try:
+            aborted: bool = store.check([key])
+        except DistError:
+            return True
+        return aborted
+
+    return is_aborted

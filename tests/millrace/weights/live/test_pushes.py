@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.weights.direct import tensors_of, wait_until
+from support.weights.direct import PATIENT, tensors_of, wait_until
 from support.weights.live import LivePushes, serve
 
 from millrace.weights.base import WeightsId
@@ -45,10 +45,21 @@ class ServingGenerator:
 
 
 @contextmanager
-def two_generators(folder: Path, ranks: int) -> Iterator[tuple[LivePushes, list[ServingGenerator]]]:
+def two_generators(
+    folder: Path, ranks: int, deadline_seconds: float = PATIENT
+) -> Iterator[tuple[LivePushes, list[ServingGenerator]]]:
     with ExitStack() as stack:
         pushes = stack.enter_context(
-            closing(LivePushes(folder, tensors_of(0), ranks=ranks, num_generators=2, leads=True))
+            closing(
+                LivePushes(
+                    folder,
+                    tensors_of(0),
+                    ranks=ranks,
+                    num_generators=2,
+                    deadline_seconds=deadline_seconds,
+                    leads=True,
+                )
+            )
         )
         yield pushes, [stack.enter_context(closing(ServingGenerator(pushes, number))) for number in (0, 1)]
 
@@ -89,3 +100,23 @@ def test_a_generator_that_fails_in_a_push_keeps_no_other_from_the_version(
         assert failed
         digest = fingerprint(tensors_of(2)).digest
         assert {generator.held[2] for generator in generators} == {digest}
+
+
+def test_a_generator_that_fails_to_join_keeps_no_other_waiting_for_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from millrace.weights.live.gloo import GlooWorkerEngine
+
+    joined, join = [], GlooWorkerEngine.init_transfer_engine
+
+    def fail_first(engine: GlooWorkerEngine, init_info: Any) -> None:
+        joined.append(engine)
+        if len(joined) == 1:
+            raise RuntimeError("out of memory")
+        join(engine, init_info)
+
+    monkeypatch.setattr(GlooWorkerEngine, "init_transfer_engine", fail_first)
+    with two_generators(tmp_path, 2, deadline_seconds=10 * PATIENT) as (pushes, generators):
+        pushes.publish(1, tensors_of(1))
+        wait_until(all_hold(generators, 1), "both generators to hold version 1")
+        assert len(joined) > 2
