@@ -71,7 +71,7 @@ def _keys_of_source(section: str) -> str:
 
 def columns() -> str:
     """The columns of each stream."""
-    parts = ["# Columns of the streams", "R is the number of response tokens of a row."]
+    parts = ["# Columns", "Of the streams, and of `answers/`. R is the number of response tokens of a row."]
     for name, table in vars(schema).items():
         if isinstance(table, pa.Schema):
             rows = [(f"`{field.name}`", f"{field.type}", field.metadata[b"doc"].decode()) for field in table]

@@ -26,6 +26,7 @@ decisions/<n>.json                      the trainer's decisions about staleness 
 prompt_blocks/<block>.json              source and prompt of each group, where weights or rewards decide; written once
 incidents/<ms>-<kind>-<id>.json         restarts, rollbacks and alarms, for people; written once
 evaluations/<version>.json              results of one policy version, on held-out prompts and further sets
+answers/<version>.parquet               its answers to their prompts, written first: the results name its checksum
 note.txt                                a person's note on the run, one line; overwritten
 reports/<attempt>.md                    report on an attempt, for people: text and figures
 logs/<stage>-<r>.log                    output of each stage process
@@ -58,6 +59,7 @@ PROMPT_BLOCKS = "prompt_blocks"
 DECISIONS = "decisions"
 INCIDENTS = "incidents"
 EVALUATIONS = "evaluations"
+ANSWERS = "answers"
 NOTE = "note.txt"
 REPORTS = "reports"
 LOGS = "logs"
@@ -164,6 +166,10 @@ def prompt_block(number: int) -> str:
 
 def evaluation(policy_version: int) -> str:
     return f"{EVALUATIONS}/{policy_version:08d}.json"
+
+
+def answers(policy_version: int) -> str:
+    return f"{ANSWERS}/{policy_version:08d}.parquet"
 
 
 def log_file(stage: str, replica: int) -> str:

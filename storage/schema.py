@@ -1,4 +1,4 @@
-"""The columns of every stream.
+"""The columns of every stream, and of the answers of an evaluation.
 
 Each field has the metadata `doc`: unit, shape, whose policy. Columns are fixed and flat: one value, or one list of
 numbers, per row. P, R and M are the numbers of prompt tokens, response tokens and messages of the row.
@@ -192,3 +192,16 @@ def check_columns(actual: pa.Schema, schema: pa.Schema) -> None:
 def in_order(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """`table` with the columns of `schema` in their order, with their documentation."""
     return pa.Table.from_arrays([table[name] for name in schema.names], schema=schema)
+
+
+ANSWERS: pa.Schema = pa.schema(
+    [
+        column("set", pa.string(), "name of the evaluation set, as in the result of the evaluation"),
+        column("prompt_id", pa.string(), "id of the prompt in its set"),
+        column("prompt", pa.string(), "the question, without template"),
+        column("expected", pa.string(), "reference answer; empty if the prompt has none"),
+        column("responses", _STRINGS, "[1 + samples] text of the greedy response, then of each sampled one"),
+        column("rewards", pa.list_(pa.float64()), "[1 + samples] reward of each response; null if its reward failed"),
+    ]
+)
+"""What a policy version answered to each prompt of an evaluation: `answers/<version>.parquet`, one row per prompt."""

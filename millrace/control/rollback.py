@@ -56,7 +56,8 @@ def roll_back(
         measured=measured,
     )
     decisions.add(decision)
-    for entry in store.entries(layout.EVALUATIONS):
-        if entry.path > layout.evaluation(steps[-1]):
-            store.delete(entry.path)
+    for kept in (layout.evaluation(steps[-1]), layout.answers(steps[-1])):
+        for entry in store.entries(kept.partition("/")[0]):
+            if entry.path > kept:
+                store.delete(entry.path)
     return RolledBack(f"{decision.change}: {decision.reason}")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from configs.task import EvaluationConfig, PromptsConfig
+from millrace.evaluation.answers import AnsweredPrompt
 from millrace.evaluation.measures import Answered, accuracy, answer_given, sampled_measures
 from millrace.evaluation.results import HELD_OUT
 from millrace.models.decoder import decoder_of
@@ -81,8 +82,8 @@ class Examiner:
     still_wanted: Callable[[], bool]
     """Called several times per second, between two tokens."""
 
-    def measure(self, source: str, prompt_set: EvaluationSet) -> dict[str, Any]:
-        """The measures of a set of this source, as `millrace.evaluation.results` stores them.
+    def measure(self, source: str, prompt_set: EvaluationSet) -> tuple[dict[str, Any], list[AnsweredPrompt]]:
+        """The measures of a set of this source, as `millrace.evaluation.results` stores them, and its answered prompts.
 
         Raises Stopped once `still_wanted` returns False; nothing is in flight then.
         """
@@ -97,15 +98,16 @@ class Examiner:
             "prompts": len(answers),
             "errors": errors,
         }
-        samples = prompt_set.samples
+        prompts, samples = prompt_set.prompts, prompt_set.samples
         if samples == 1:
-            return measured
-        repeated = [prompt for prompt in prompt_set.prompts for _ in range(samples)]
+            return measured, _answered(prompts, [[answer] for answer in answers])
+        repeated = [prompt for prompt in prompts for _ in range(samples)]
         drawn = self._answers(source, repeated, rules.sampling, seed=rules.seed)
         errors = sum(answer.reward is None for answer in drawn)
         by_prompt = [drawn[first : first + samples] for first in range(0, len(drawn), samples)]
         measures = sampled_measures(by_prompt) if errors < len(drawn) else {}
-        return {**measured, "samples": samples, "sample_errors": errors, **measures}
+        answered = _answered(prompts, [[answer, *more] for answer, more in zip(answers, by_prompt, strict=True)])
+        return {**measured, "samples": samples, "sample_errors": errors, **measures}, answered
 
     def _answers(self, source: str, prompts: Sequence[Prompt], sampling: Sampling, seed: int) -> list[Answered]:
         """One answer per prompt, in order."""
@@ -144,9 +146,13 @@ class Examiner:
             # are searched for an answer: on others the pattern may never finish.
             reward = score.reward if response.environment_error is None else None
             answer = None if reward is None else answer_given(text, rules.answer_pattern)
-            answered.append(Answered(answer=answer, reward=reward))
+            answered.append(Answered(response=text, answer=answer, reward=reward))
         return answered
 
     def _check(self) -> None:
         if not self.still_wanted():
             raise Stopped
+
+
+def _answered(prompts: Sequence[Prompt], answers: Sequence[Sequence[Answered]]) -> list[AnsweredPrompt]:
+    return [AnsweredPrompt(prompt=prompt, answers=given) for prompt, given in zip(prompts, answers, strict=True)]

@@ -24,8 +24,10 @@ RIGHT = 1.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answered:
-    """One response: its answer and its reward."""
+    """One response with its answer and its reward."""
 
+    response: str
+    """Text; of an environment's conversation the last turn."""
     answer: str | None
     """Equal for responses with the same answer; None if a response has none."""
     reward: float | None

@@ -1,6 +1,6 @@
 """Verifies that everything committed is still intact.
 
-    listing ─┬─► results of evaluations, blocks of prompts: can be read?
+    listing ─┬─► results of evaluations, their answers, blocks of prompts: can be read?
              └─► each log: chain, order, checksums ─► each file that a record names: length, checksum, rows
                   │                                        │
                   ├─► scores match trajectories part by part └─► damaged: a finding; quarantine moves the file
@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from millrace.errors import InputError, LedgerMismatch
-from millrace.evaluation.results import parse_result
+from millrace.evaluation.answers import read_answers
+from millrace.evaluation.results import ResultsReader, parse_result
 from millrace.maintenance.contents import Contents, StoredLog, StoredStream
 from millrace.maintenance.cross_checks import check_ledger, contradictions, misaligned_annotations
 from millrace.maintenance.orphans import find_orphans
@@ -165,6 +166,9 @@ class _Check:
                     self._find("damaged", expected, f"missing, though {entry.path} is there")
                     break
                 self._small_file(entry.path, parse, movable=folder == layout.EVALUATIONS)
+        for result in ResultsReader(self.store).read():
+            with self._finding(movable=True):
+                read_answers(self.store, result)
         if layout.START_MANIFEST in self.contents.entries:
             with self._finding():
                 for ref in parse_manifest(bytes(self.store.get(layout.START_MANIFEST))).values():

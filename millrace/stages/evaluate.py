@@ -2,6 +2,7 @@
 
     during training   base model ─► ║ checkpoints ║ ─► the newest one that is due ─┬─► engine ─► `Examiner`
     at the end        base model, unless measured ─► the newest checkpoint ────────┘                 │
+                                                       answers/<version>.parquet ◄──────────────┤
                                   attempts/<n>.early_stop, if it is time ◄── evaluations/<version>.json
 
 During training it uses the processor time that other stages leave idle, and no stage waits for it. An existing result
@@ -14,10 +15,12 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import pyarrow as pa
 import torch
 
 from configs.sources import naming_source
 from millrace.errors import InputError
+from millrace.evaluation.answers import answers_table, write_answers
 from millrace.evaluation.examiner import (
     EvaluationSet,
     Examiner,
@@ -50,6 +53,8 @@ from storage.streams.log import LogReader
 
 Measures = dict[str, Any]
 """Measurements of a version: accuracy, intervals and so on, as listed in docs/data.md."""
+Measure = Callable[[Checkpoint | None], tuple[Measures, pa.Table]]
+"""Measures the version of a checkpoint, or the base model for None; the table holds its answers (`schema.ANSWERS`)."""
 
 _BATCH_SIZE = 256
 """Responses decoded together."""
@@ -64,7 +69,7 @@ def main(stage: Stage) -> None:
         take_idle_time()
     # Made when the first version is measured.
     policy = cache(lambda: EvaluatedPolicy(stage))
-    evaluation = Evaluation(stage, lambda checkpoint: policy().measures(checkpoint))
+    evaluation = Evaluation(stage, lambda checkpoint: policy().measure(checkpoint))
     try:
         # A replay is compared at its end alone.
         if not stage.store.exists(layout.REPLAY):
@@ -85,14 +90,13 @@ def main(stage: Stage) -> None:
 class Evaluation:
     """Decides which versions are measured, and stores their results.
 
-    `measures` measures the version of a checkpoint, or the base model for None. It raises Stopped once the stage
-    drains, and StreamCorrupt if the checkpoint can't be read.
+    `measure` raises Stopped once the stage drains, and StreamCorrupt if the checkpoint can't be read.
     """
 
-    def __init__(self, stage: Stage, measures: Callable[[Checkpoint | None], Measures]) -> None:
+    def __init__(self, stage: Stage, measure: Measure) -> None:
         self._stage = stage
         self._store = stage.store
-        self._measures = measures
+        self._measure = measure
         # Versions that this process can't measure.
         self._given_up: set[int] = set()
         sources = stage.config.by_source()
@@ -130,7 +134,7 @@ class Evaluation:
                 return
 
     def finish(self, every: int | None) -> None:
-        """Measures the latest checkpoint. Raises InputError if there is none, and the errors of `measures`."""
+        """Measures the latest checkpoint. Raises InputError if there is none, and the errors of `Measure`."""
         checkpoint = read_latest(self._store)
         if checkpoint is None:
             raise InputError("no checkpoint to evaluate yet", file=self._store.url)
@@ -141,7 +145,7 @@ class Evaluation:
     def measure(self, checkpoint: Checkpoint | None) -> None:
         """Measures the version of `checkpoint`, or the base model, and stores the result, unless it is stored already.
 
-        Raises the errors of `measures`.
+        Raises the errors of `Measure`.
         """
         if self._is_done(checkpoint):
             return
@@ -149,11 +153,12 @@ class Evaluation:
         self._stage.update_status(now=True, policy_version=version)
         started = time.monotonic()
         with self._stage.busy("evaluate"):
-            measures = self._measures(checkpoint)
+            measures, answers = self._measure(checkpoint)
         result = {
             "policy_version": version,
             "weights_checksum": _checksum(checkpoint),
             **measures,
+            "answers": write_answers(self._store, version, answers),
             "seconds": time.monotonic() - started,
             "t": time.time(),
         }
@@ -227,7 +232,7 @@ class EvaluatedPolicy:
         ]
         stage.mark_ready(f"evaluation ready, on {', '.join(names)}")
 
-    def measures(self, checkpoint: Checkpoint | None) -> Measures:
+    def measure(self, checkpoint: Checkpoint | None) -> tuple[Measures, pa.Table]:
         """Measures the version of `checkpoint`, or the base model for None, which must come first."""
         # The engine starts with the base model, and no checkpoint can restore that.
         if checkpoint is not None and checkpoint.step > 0:
@@ -243,13 +248,15 @@ class EvaluatedPolicy:
                 return not self._stage.draining
 
             examiner = Examiner(self._engine, scorer, self._rules, continues)
-            measured = {
-                source: {name: examiner.measure(source, prompt_set) for name, prompt_set in sets.items()}
-                for source, sets in self._sets.items()
-            }
+            measured: dict[str, dict[str, Measures]] = {source: {} for source in self._sets}
+            answered = {}
+            for source, sets in self._sets.items():
+                for name, prompt_set in sets.items():
+                    shown = set_name(source, name, is_only=len(self._sets) == 1)
+                    measured[source][name], answered[shown] = examiner.measure(source, prompt_set)
             self._stage.update_status(**usage.values())
         weights = config.evaluation.weights or {name: source.weight for name, source in config.sources.items()}
-        return as_result(measured, weights)
+        return as_result(measured, weights), answers_table(answered)
 
     def _load(self, checkpoint: Checkpoint) -> None:
         """Replaces the engine's weights. Raises StreamCorrupt."""

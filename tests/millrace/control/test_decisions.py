@@ -1,11 +1,12 @@
 """Decisions in the store, and the way back from a collapse."""
 
 import pytest
+from support.evaluation.evaluated import evaluate
 
 from millrace.control.collapse import Collapse
 from millrace.control.rollback import roll_back
 from millrace.errors import TrainingDiverged
-from millrace.evaluation.results import read_result, write_result
+from millrace.evaluation.results import read_result
 from millrace.runs.decisions import (
     ROLL_BACK,
     Decisions,
@@ -100,7 +101,7 @@ def with_checkpoints(store: MemoryStore, *steps: int) -> int:
     writer = CheckpointWriter(store)
     for step in steps:
         writer.commit(step, {"model": b"weights"}, {})
-        write_result(store, {"policy_version": step, "accuracy": 0.5, "prompts": 8, "t": 1.0})
+        evaluate(store, step, {"a": [("A", 1.0)]})
     return writer.incarnation
 
 
@@ -110,6 +111,7 @@ def test_it_goes_back_to_the_newest_checkpoint_from_before_the_collapse(memory_s
     [stored] = read_decisions(memory_store)
     assert (stored.action, stored.policy_version, stored.incarnation) == (ROLL_BACK, 20, incarnation)
     assert [read_result(memory_store, step) is None for step in (10, 20, 25)] == [False, False, True]
+    assert memory_store.list(layout.ANSWERS) == [layout.answers(10), layout.answers(20)]
 
 
 @pytest.mark.parametrize(

@@ -63,22 +63,24 @@ def right_below_three(request: Request) -> str:
 
 def test_a_set_has_an_accuracy_and_if_sampled_pass_at_k_and_a_majority() -> None:
     examiner = examiner_of(ScriptedEngine(TOKENIZER, right_below_three))
-    measured = examiner.measure("sums", EvaluationSet(prompts=PROMPTS, samples=1))
+    measured, answered = examiner.measure("sums", EvaluationSet(prompts=PROMPTS, samples=1))
+    assert [[answer.response for answer in row.answers] for row in answered] == [["2"], ["4"], ["9"], ["9"]]
     assert (measured["accuracy"], measured["prompts"], measured["errors"]) == (0.5, 4, 0)
     low, high = measured["accuracy_interval"]
     assert 0 < low < 0.5 < high < 1
     assert "pass_at" not in measured
-    easy = examiner.measure("sums", EvaluationSet(prompts=PROMPTS[:2], samples=2))
+    easy, answered = examiner.measure("sums", EvaluationSet(prompts=PROMPTS[:2], samples=2))
+    assert [(row.prompt, len(row.answers)) for row in answered] == [(PROMPTS[0], 3), (PROMPTS[1], 3)]
     assert (easy["accuracy"], easy["prompts"], easy["samples"]) == (1.0, 2, 2)
     assert easy["pass_at"]["2"]["value"] == easy["majority"]["value"] == 1.0
 
 
 def test_a_set_without_any_score_has_no_accuracy() -> None:
     engine = ScriptedEngine(TOKENIZER, lambda request: "2$" if request.prompt == PROMPTS[0] else "0$")
-    measured = examiner_of(engine).measure("sums", EvaluationSet(prompts=PROMPTS[1:], samples=2))
+    measured, _ = examiner_of(engine).measure("sums", EvaluationSet(prompts=PROMPTS[1:], samples=2))
     assert (measured["accuracy"], measured["accuracy_interval"], measured["errors"]) == (None, None, 3)
     assert "pass_at" not in measured
-    scored = examiner_of(engine).measure("sums", EvaluationSet(prompts=PROMPTS, samples=1))
+    scored, _ = examiner_of(engine).measure("sums", EvaluationSet(prompts=PROMPTS, samples=1))
     assert (scored["accuracy"], scored["errors"]) == (0.25, 3)
 
 
@@ -96,7 +98,7 @@ def test_a_set_is_asked_and_scored_as_its_source_says() -> None:
     brief = Sampling(temperature=0.25, top_p=0.5, top_k=2, max_new_tokens=4)
     examiner = examiner_of(engine, {"loose": RULES, "strict": replace(RULES, encoder=prefixed, sampling=brief)})
     accuracies = [
-        examiner.measure(source, EvaluationSet(prompts=PROMPTS[:1], samples=2))["accuracy"]
+        examiner.measure(source, EvaluationSet(prompts=PROMPTS[:1], samples=2))[0]["accuracy"]
         for source in ("loose", "strict")
     ]
     assert accuracies == [1.0, 0.0]
@@ -111,7 +113,7 @@ def test_the_answer_pattern_of_the_source_finds_the_answers_that_vote() -> None:
     last_digit = replace(RULES, batch_size=4, answer_pattern=r"(\d)$")
     examiner = examiner_of(engine, {"sums": RULES, "chains": last_digit})
     majorities = [
-        examiner.measure(source, EvaluationSet(prompts=PROMPTS[:1], samples=3))["majority"]["value"]
+        examiner.measure(source, EvaluationSet(prompts=PROMPTS[:1], samples=3))[0]["majority"]["value"]
         for source in ("sums", "chains")
     ]
     assert majorities == [0.0, 1.0]

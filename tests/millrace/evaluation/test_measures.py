@@ -23,7 +23,7 @@ from millrace.evaluation.measures import (
 
 
 def judged(answer: str | None, reward: float | None) -> Answered:
-    return Answered(answer=answer, reward=reward)
+    return Answered(response="", answer=answer, reward=reward)
 
 
 def answers(rewards: Sequence[float]) -> list[Answered]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from support.evaluation.evaluated import evaluate
 from support.stores.dict_store import DictStore
 from support.streams.rows import teacher_rows
 
@@ -293,6 +294,16 @@ def test_damaged_evaluations_move_and_blocks_of_prompts_do_not(small_run: Any, d
     assert damaged_files(dict_store) == [prompt_block]
     del dict_store.objects[prompt_block]
     assert damaged_files(dict_store) == [prompt_block]
+
+
+def test_damaged_answers_of_an_evaluation_are_set_aside(small_run: Any, dict_store: DictStore) -> None:
+    evaluate(dict_store, 2, {"a": [("A", 1.0)]})
+    assert fsck(dict_store).damaged == 0
+    path = layout.answers(2)
+    dict_store.objects[path] = dict_store.objects[path][:-7]
+    assert [(finding.file, finding.movable) for finding in damaged(fsck(dict_store, quarantine=True))] == [(path, True)]
+    assert path not in dict_store.objects
+    assert damaged_files(dict_store) == []
 
 
 def test_unfinished_responses_are_sound(small_run: Any, dict_store: DictStore) -> None:

@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from support.evaluation.evaluated import table_of
 from support.stores.dict_store import DictStore
 
 from configs.schema import RunConfig
+from millrace.evaluation.answers import read_answers
 from millrace.evaluation.examiner import Stopped
 from millrace.evaluation.results import read_result
 from millrace.evaluation.schedule import read_early_stop
@@ -62,14 +65,15 @@ class Bench:
         for step in steps:
             self.writer.commit(step, {WEIGHTS_FILE: weights or str(step).encode()}, {})
 
-    def measures(self, checkpoint: Checkpoint | None) -> dict[str, Any]:
+    def measure(self, checkpoint: Checkpoint | None) -> tuple[dict[str, Any], pa.Table]:
         version = 0 if checkpoint is None else checkpoint.step
         if version in self.damaged:
             raise StreamCorrupt("checkpoints/data/x", "the file is missing")
         self.measured.append(version)
         during, self.during = self.during, lambda: None
         during()
-        return {"accuracy": self.accuracies.get(version, 0.5), "prompts": 8, "sets": self.sets}
+        measures = {"accuracy": self.accuracies.get(version, 0.5), "prompts": 8, "sets": self.sets}
+        return measures, table_of({"a prompt": [(f"of version {version}", 0.5)]})
 
     def evaluation(
         self, *script: Callable[[], object], sources: dict[str, Any] | None = None, **config: Any
@@ -80,7 +84,7 @@ class Bench:
         arguments = StageArguments(run_url="dict://", attempt=0, replica=0, handover=Path("/nowhere"))
         self.stage = HurriedStage(name="evaluate", arguments=arguments, config=values, store=self.store)
         self.stage.script, self.stage.heard = deque(script), self.heard
-        return Evaluation(self.stage, self.measures)
+        return Evaluation(self.stage, self.measure)
 
 
 @pytest.fixture
@@ -127,6 +131,16 @@ def test_a_restarted_stage_measures_only_new_versions(bench: Bench) -> None:
     for _ in range(2):
         bench.evaluation().follow(EVERY, LAST)
     assert bench.measured == [10, 15]
+
+
+def test_each_result_names_its_answers(bench: Bench) -> None:
+    bench.commit(5)
+    bench.evaluation().follow(EVERY, LAST)
+    result = read_result(bench.store, 5)
+    assert result is not None
+    answers = read_answers(bench.store, result)
+    assert answers is not None
+    assert answers["responses"].to_pylist() == [["of version 5"]]
 
 
 def test_a_version_trained_again_is_measured_again(bench: Bench) -> None:
