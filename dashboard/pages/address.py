@@ -6,7 +6,8 @@
 /compare/<view>?runs=a,b           one view of several runs, by default the first
 anything else                      not found, with the reason
 
-A view's address may contain chart options: smooth=10 for means of ten policy versions, x=time for wall time.
+A view's address may contain options: smooth=10 for means of ten policy versions, x=time for wall time, before=0 and
+after=20 for the versions that the page of evaluations compares.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -23,6 +24,8 @@ MAX_COLUMNS = 12
 MAX_CHARACTERS = 200
 """Limit for a filter and for the name of a column."""
 _MAX_SHOWN = 80
+_VERSIONS = ("before", "after")
+_MAX_DIGITS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,9 +139,11 @@ def _runs(
 
 
 def _typed(display: Display) -> str:
-    """Returns the chart options that differ from their defaults as query parameters."""
+    """Returns the options that differ from their defaults as query parameters."""
     values = {"smooth": str(display.smoothing)} if display.smoothing != PLAIN.smoothing else {}
-    return urlencode(values | ({"x": "time"} if display.by_time else {}))
+    values |= {"x": "time"} if display.by_time else {}
+    chosen = {name: getattr(display, name) for name in _VERSIONS}
+    return urlencode(values | {name: str(version) for name, version in chosen.items() if version is not None})
 
 
 def _shown_as(values: Mapping[str, Sequence[str]], at: RunPage | NotFound) -> Address:
@@ -149,7 +154,12 @@ def _shown_as(values: Mapping[str, Sequence[str]], at: RunPage | NotFound) -> Ad
         return NotFound(sentence=f"smooth is {_shown(smoothing)}: expected one of {', '.join(map(str, SMOOTHINGS))}.")
     if x not in ("version", "time"):
         return NotFound(sentence=f"x is {_shown(x)}: expected version or time.")
-    return replace(at, display=Display(smoothing=int(smoothing), by_time=x == "time"))
+    chosen = {name: values[name][0] for name in _VERSIONS if name in values}
+    for name, version in chosen.items():
+        if not version.isdecimal() or len(version) > _MAX_DIGITS:
+            return NotFound(sentence=f"{name} is {_shown(version)}: expected a policy version.")
+    pair = {name: int(version) for name, version in chosen.items()}
+    return replace(at, display=Display(smoothing=int(smoothing), by_time=x == "time", **pair))
 
 
 def _shown(text: str) -> str:

@@ -15,7 +15,7 @@ from dash import dcc, html, no_update
 from dash.development.base_component import Component
 from plotly.io.json import to_json_plotly
 
-from dashboard.pages import address, overview, rail
+from dashboard.pages import address, evaluation, overview, rail
 from dashboard.pages import trajectories as trajectories_page
 from dashboard.pages.draw import draw, redraw, sums, table
 from dashboard.pages.frame import frame
@@ -26,6 +26,8 @@ from dashboard.read.runs import Runs
 from dashboard.views.blocks import Block, Rows, View
 from dashboard.views.comparison import COMPARISON
 from dashboard.views.display import displayed
+from dashboard.views.evaluation import NAME as EVALUATION
+from dashboard.views.evaluation import view as evaluation_view
 from dashboard.views.home import HOME
 from dashboard.views.registry import VIEWS
 from millrace.errors import MillraceError
@@ -108,7 +110,8 @@ class Site:
         rest = Refreshed(frame=self._frame(look), figures=[no_update] * len(charts), texts=[no_update] * len(texts))
         if isinstance(look.at, address.NotFound):
             return rest
-        if now["page"] != drawn_from.get("page") or not set(now["runs"]) <= set(drawn_from["runs"]):
+        changed = any(now[name] != drawn_from.get(name) for name in ("page", "evaluated"))
+        if changed or not set(now["runs"]) <= set(drawn_from["runs"]):
             return replace(rest, again=True)
         if isinstance(look.at, address.OverviewPage):
             rows = self._table(look.at, look.rows)
@@ -124,13 +127,18 @@ class Site:
         drawn = drawn_from.get("figures", {})
         # Blocks of another view are not updated: the user has changed pages in the meantime.
         figures = {name: redraw(new, drawn.get(name, {})) for name, new in built.items() if isinstance(new, go.Figure)}
-        tables = {name: table(new) for name, new in built.items() if isinstance(new, Rows)}
+        now_drawn = _sums(built)
+        tables = {
+            name: table(new)
+            for name, new in built.items()
+            if isinstance(new, Rows) and drawn.get(name) != now_drawn[name]
+        }
         tables[rail.SEEN] = [str(now["seen"])]
         return replace(
             rest,
             figures=[figures.get(block, no_update) for block in charts],
             texts=[tables.get(block, no_update) for block in texts],
-            drawn_from={**now, "blocks": [*built], "figures": _sums(built)},
+            drawn_from={**now, "blocks": [*built], "figures": now_drawn},
         )
 
     def is_not_found(self, path: str, search: str) -> bool:
@@ -196,6 +204,9 @@ class Site:
                 if view is TRAJECTORIES:
                     page = trajectories_page.layout(at.run_ids[0], is_mixture=bool(look.runs[0].by_source))
                     return html.Div(page, className="trajectories")
+                if view.name == EVALUATION:
+                    choice = [] if at.compared else [evaluation.choice(at, look.runs[0])]
+                    return html.Div([html.P(view.sentence, className="sentence"), *choice, _grid(view.blocks, built)])
                 blocks = [block for block in view.blocks if block.id in built]
                 key = [block for block in blocks[: view.num_key] if not _is_empty(built[block.id])]
                 rest = [block for block in blocks if block not in key]
@@ -214,6 +225,8 @@ def _offered(compared: bool) -> Sequence[View]:
 
 
 def _view(at: address.RunPage) -> View:
+    if at.view == EVALUATION:
+        return evaluation_view(at.display)
     return next(view for view in _offered(at.compared) if view.name == at.view)
 
 
@@ -230,13 +243,25 @@ def _drawn_from(path: str, look: _Look) -> dict[str, Any]:
     return {
         "path": path,
         "page": type(look.at).__name__,
+        "evaluated": _evaluated(look),
         "runs": [run.info.run_id for run in look.runs],
         "seen": [_seen(run) for run in look.runs],
     }
 
 
+def _evaluated(look: _Look) -> list[int]:
+    """Returns how many versions of each run can be chosen on the page."""
+    if not isinstance(look.at, address.RunPage) or look.at.view != EVALUATION:
+        return []
+    return [len(run.evaluations["policy_version"]) for run in look.runs]
+
+
 def _sums(built: Mapping[str, go.Figure | Rows]) -> dict[str, dict[str, int]]:
-    return {name: sums(new) for name, new in built.items() if isinstance(new, go.Figure)}
+    return {name: sums(new) if isinstance(new, go.Figure) else {"": _sum_of(new)} for name, new in built.items()}
+
+
+def _sum_of(rows: Rows) -> int:
+    return zlib.crc32(repr(rows).encode("utf-8", "backslashreplace"))
 
 
 def _sum(components: Sequence[Component]) -> int:

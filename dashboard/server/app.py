@@ -18,7 +18,7 @@ from dash.exceptions import DependencyException, PreventUpdate
 from flask import Flask, Response, request
 
 from dashboard.integrations.prometheus import exposition
-from dashboard.pages import overview, rail
+from dashboard.pages import evaluation, overview, rail
 from dashboard.pages import trajectories as trajectories_page
 from dashboard.pages.draw import CHART, TEXT
 from dashboard.pages.site import TRAJECTORIES, Site
@@ -83,6 +83,7 @@ def make_app(runs: Runs, *, host: str, token: str | None) -> Dash:
     trajectories_page.register(app, runs)
     rail.register(app, runs)
     overview.register(app)
+    evaluation.register(app)
     # Response hooks run in reverse order, so compression sees complete responses.
     compress(app.server)
     _add_responses(app.server, site, runs)

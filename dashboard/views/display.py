@@ -24,12 +24,16 @@ _FAINT = 0.28
 
 @dataclass(frozen=True, kw_only=True)
 class Display:
-    """Options for all charts of a page."""
+    """Options of a page, from its address."""
 
     smoothing: int = 1
     """Number of policy versions, up to its own, that a point averages; in lines over time, number of points."""
     by_time: bool = False
     """Whether data by policy version is shown over wall time."""
+    before: int | None = None
+    """Policy version to compare an evaluation with; None: the first evaluated."""
+    after: int | None = None
+    """Policy version of that evaluation; None: the newest evaluated."""
 
 
 PLAIN = Display()

@@ -131,6 +131,9 @@ def test_the_address_holds_how_charts_are_shown_and_every_view_keeps_it(root: Pa
         ("/run/" + "x" * 10_000, ""),
         ("/run/one/learning", "?smooth=7"),
         ("/run/one/learning", "?x=colour"),
+        ("/run/one/evaluation", "?before=first"),
+        ("/run/one/evaluation", "?after=-1"),
+        ("/run/one/evaluation", "?after=" + "9" * 1_000),
     ],
 )
 def test_an_address_that_leads_nowhere_is_answered_by_one_short_sentence(path: str, search: str) -> None:

@@ -114,8 +114,8 @@ def _table(name: str, *runs: RunData) -> Rows:
 def test_every_block_shows_something_of_a_run_that_trains(block: Block, runs: list[RunData]) -> None:
     shown = block.build(runs)
     if isinstance(shown, Rows):
-        assert shown.rows
-        assert {len(row) for row in shown.rows} == {len(shown.header)}
+        assert shown.rows or shown.note
+        assert {len(row) for row in shown.rows} <= {len(shown.header)}
         return
     assert shown.data
     titles = [axis.title.text for axis in (*shown.select_xaxes(), *shown.select_yaxes())]

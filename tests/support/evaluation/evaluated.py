@@ -26,13 +26,8 @@ def table_of(answers: Mapping[str, Answers], name: str = HELD_OUT) -> pa.Table:
     return answers_table({name: rows})
 
 
-def evaluate(store: Store, policy_version: int, answers: Mapping[str, Answers]) -> None:
-    """Stores the answers to each prompt by its text, and the result of the version."""
-    greedy = [given[0][1] or 0.0 for given in answers.values()]
-    result = {
-        "policy_version": policy_version,
-        "accuracy": sum(greedy) / len(greedy),
-        "prompts": len(greedy),
-        "t": 50.0,
-    }
+def evaluate(store: Store, policy_version: int, answers: Mapping[str, Answers], *, t: float = 50.0) -> None:
+    """Stores the answers to each prompt by its text, and the result of the version, done at `t` (unix seconds)."""
+    accuracy = sum(given[0][1] or 0.0 for given in answers.values()) / len(answers)
+    result = {"policy_version": policy_version, "accuracy": accuracy, "prompts": len(answers), "t": t}
     write_result(store, {**result, "answers": write_answers(store, policy_version, table_of(answers))})

@@ -1,0 +1,127 @@
+"""The page of a run's evaluations: which questions became right or wrong between two policy versions.
+
+evaluations ─► two versions ─► answers of both, from the run's store ─► questions by change ─► counts, table
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from dashboard.queries.answers import CHANGES, Question, compare_answers, count_changes
+from dashboard.read.answers import stored_answers
+from dashboard.read.model import RunData
+from dashboard.read.tokens import visible
+from dashboard.views.blocks import Rows, Table, View
+from dashboard.views.display import PLAIN, Display
+from dashboard.views.per_run import rows_per_run
+from millrace.evaluation.answers import cut
+from storage.errors import StorageError
+
+NAME = "evaluation"
+MOST_QUESTIONS = 100
+"""Questions shown of each change."""
+_CHARACTERS = 800
+"""Shown of a text."""
+_ICONS = dict(zip(CHANGES, ("✕ ", "✓ ", "", ""), strict=True))
+_QUESTIONS = ("change", "set", "question", "expected", "before", "after")
+_SAMPLES = ("samples right before", "samples right after")
+
+
+def view(display: Display = PLAIN) -> View:
+    """Compares the versions that `display` names, by default the first and the newest that were evaluated."""
+
+    def counts(runs: Sequence[RunData]) -> Rows:
+        compared = _compare(runs, display)
+        rows = rows_per_run(runs, ("set", *CHANGES), lambda run: _counts(compared[run.info.run_id][0]))
+        return _noted(rows, compared)
+
+    def questions(runs: Sequence[RunData]) -> Rows:
+        compared = _compare(runs, display)
+        shown = [question for of_run, _ in compared.values() for question in of_run]
+        header = (*_QUESTIONS, *(_SAMPLES if any(any(question.right_samples) for question in shown) else ()))
+        rows = rows_per_run(runs, header, lambda run: _rows(compared[run.info.run_id][0], len(header)))
+        return _noted(rows, compared)
+
+    return View(
+        name=NAME,
+        title="Evaluation",
+        sentence="Questions of the evaluations that became right or wrong between two versions, by the greedy answers.",
+        blocks=(
+            Table(
+                id="evaluation-changes",
+                title="Right and wrong",
+                sentence="An answer is right if its reward is 1 or more. Only questions that both versions were asked.",
+                build=counts,
+                wide=True,
+            ),
+            Table(
+                id="evaluation-questions",
+                title="Questions",
+                sentence=f"The first {MOST_QUESTIONS} of each change. Long texts are cut in the middle; the run's "
+                "folder has them in answers/<version>.parquet.",
+                build=questions,
+                wide=True,
+            ),
+        ),
+    )
+
+
+VIEW = view()
+
+
+def versions(run: RunData, display: Display) -> tuple[int, int] | None:
+    """Returns the two versions to compare; None if fewer than two were evaluated."""
+    evaluated = run.evaluations["policy_version"].tolist()
+    if len(evaluated) < 2:
+        return None
+    before = evaluated[0] if display.before is None else display.before
+    return before, evaluated[-1] if display.after is None else display.after
+
+
+def _noted(rows: Rows, compared: Mapping[str, tuple[list[Question], str]]) -> Rows:
+    notes = [f"{run_id}: {note}" if len(compared) > 1 else note for run_id, (_, note) in compared.items()]
+    return replace(rows, note=" ".join(notes))
+
+
+def _compare(runs: Sequence[RunData], display: Display) -> dict[str, tuple[list[Question], str]]:
+    """Run id → its questions, and a sentence that names the versions or says why there are no questions."""
+    return {run.info.run_id: _questions(run, display) for run in runs}
+
+
+def _questions(run: RunData, display: Display) -> tuple[list[Question], str]:
+    pair = versions(run, display)
+    if pair is None:
+        return [], "Fewer than two versions were evaluated yet."
+    tables = []
+    for version in pair:
+        chosen = np.flatnonzero(run.evaluations["policy_version"] == version)
+        if not len(chosen):
+            return [], f"Version {version} was not evaluated."
+        try:
+            table = stored_answers(run.info.url, version, float(run.evaluations["t"][chosen[0]]))
+        except (StorageError, OSError) as error:
+            return [], f"The answers of version {version} can't be read: {visible(str(error))}"
+        if table is None:
+            return [], f"The run has no stored answers of version {version}."
+        tables.append(table)
+    return compare_answers(*tables), f"Version {pair[0]} before, version {pair[1]} after."
+
+
+def _counts(questions: Sequence[Question]) -> list[tuple[str, ...]]:
+    counts = count_changes(questions)
+    return [(visible(name), *(str(counts[name][change]) for change in CHANGES)) for name in counts]
+
+
+def _rows(questions: Sequence[Question], num_columns: int) -> list[tuple[str, ...]]:
+    of_change = [[question for question in questions if question.change == change] for change in CHANGES]
+    return [_cells(question)[:num_columns] for same in of_change for question in same[:MOST_QUESTIONS]]
+
+
+def _cells(question: Question) -> tuple[str, ...]:
+    texts = (question.set, question.prompt, question.expected, *question.responses)
+    return f"{_ICONS[question.change]}{question.change}", *map(_text, texts), *question.right_samples
+
+
+def _text(text: str) -> str:
+    return "\n".join(visible(line) for line in cut(text, _CHARACTERS).split("\n"))
