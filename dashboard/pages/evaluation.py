@@ -34,7 +34,9 @@ def choice(at: address.RunPage, run: RunData) -> Component:
     before = {replace(chosen, before=version): label for version, label in labels.items()}
     after = {replace(chosen, after=version): label for version, label in labels.items()}
     return html.Div(
-        [_select(_BEFORE, "Before", before, chosen, at), _select(_AFTER, "After", after, chosen, at)], className="row"
+        [_select(_BEFORE, "Before", before, chosen, at), _select(_AFTER, "After", after, chosen, at)],
+        id="evaluation-choice",
+        className="row",
     )
 
 

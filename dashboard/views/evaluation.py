@@ -3,7 +3,7 @@
 evaluations ─► two versions ─► answers of both, from the run's store ─► questions by change ─► counts, table
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,11 +21,10 @@ from storage.errors import StorageError
 NAME = "evaluation"
 MOST_QUESTIONS = 100
 """Questions shown of each change."""
-_CHARACTERS = 800
+_CHARACTERS = 400
 """Shown of a text."""
 _ICONS = dict(zip(CHANGES, ("✕ ", "✓ ", "", ""), strict=True))
-_QUESTIONS = ("change", "set", "question", "expected", "before", "after")
-_SAMPLES = ("samples right before", "samples right after")
+_COLUMNS = ("change", "question", "expected", "before", "after")
 
 
 def view(display: Display = PLAIN) -> View:
@@ -38,10 +37,21 @@ def view(display: Display = PLAIN) -> View:
 
     def questions(runs: Sequence[RunData]) -> Rows:
         compared = _compare(runs, display)
-        shown = [question for of_run, _ in compared.values() for question in of_run]
-        header = (*_QUESTIONS, *(_SAMPLES if any(any(question.right_samples) for question in shown) else ()))
-        rows = rows_per_run(runs, header, lambda run: _rows(compared[run.info.run_id][0], len(header)))
-        return _noted(rows, compared)
+        every = [question for of_run, _ in compared.values() for question in of_run]
+        more: dict[str, Callable[[Question], str]] = {}
+        if any(any(question.right_samples) for question in every):
+            more["samples right"] = lambda question: " → ".join(question.right_samples)
+        if len({question.set for question in every}) > 1:
+            more["set"] = lambda question: visible(question.set)
+        rows = rows_per_run(
+            runs,
+            (*_COLUMNS, *more),
+            lambda run: [
+                (*_cells(question), *(cell(question) for cell in more.values()))
+                for question in _first(compared[run.info.run_id][0])
+            ],
+        )
+        return rows if every else _noted(rows, compared)
 
     return View(
         name=NAME,
@@ -113,14 +123,15 @@ def _counts(questions: Sequence[Question]) -> list[tuple[str, ...]]:
     return [(visible(name), *(str(counts[name][change]) for change in CHANGES)) for name in counts]
 
 
-def _rows(questions: Sequence[Question], num_columns: int) -> list[tuple[str, ...]]:
+def _first(questions: Sequence[Question]) -> list[Question]:
+    """Returns the first questions of each change, in order."""
     of_change = [[question for question in questions if question.change == change] for change in CHANGES]
-    return [_cells(question)[:num_columns] for same in of_change for question in same[:MOST_QUESTIONS]]
+    return [question for same in of_change for question in same[:MOST_QUESTIONS]]
 
 
 def _cells(question: Question) -> tuple[str, ...]:
-    texts = (question.set, question.prompt, question.expected, *question.responses)
-    return f"{_ICONS[question.change]}{question.change}", *map(_text, texts), *question.right_samples
+    texts = (question.prompt, question.expected, *question.responses)
+    return f"{_ICONS[question.change]}{question.change}", *map(_text, texts)
 
 
 def _text(text: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
+from support.evaluation.evaluated import evaluate
 from support.pages.dashboard_page import Watched, served_process
 from support.stored_run.run import Shape, make_run
 
@@ -36,7 +37,10 @@ PAGES = [
 @pytest.fixture(scope="module", autouse=True)
 def runs(root: Path) -> None:
     for name in ("read", "other"):
-        make_run(LocalStore(root / name, fsync=False), name, Shape(steps=12, seed=3)).finish()
+        run = make_run(LocalStore(root / name, fsync=False), name, Shape(steps=12, seed=3))
+        for version in (0, 12):
+            evaluate(run.store, version, {"a": [("A", 1.0)], "b": [("x", 0.0)]})
+        run.finish()
 
 
 def complaints(page: Page) -> list[str]:

@@ -42,9 +42,9 @@ def test_the_first_and_the_newest_version_are_compared(stored: StoredRun) -> Non
     assert counts.note == "Version 0 before, version 2 after."
     assert list(counts.rows) == [("held_out", "0", "2", "0", "1")]
     assert list(questions.rows) == [
-        ("✓ wrong → right", "held_out", "b", "B", "x", "B"),
-        ("✓ wrong → right", "held_out", "c", "C", "x", "C"),
-        ("still right", "held_out", "a", "A", "A", "A"),
+        ("✓ wrong → right", "b", "B", "x", "B"),
+        ("✓ wrong → right", "c", "C", "x", "C"),
+        ("still right", "a", "A", "A", "A"),
     ]
 
 
@@ -54,12 +54,12 @@ def test_two_other_versions_are_compared_if_chosen(stored: StoredRun) -> None:
     assert [row[0] for row in questions.rows] == ["✕ right → wrong", "✓ wrong → right", "still wrong"]
 
 
-def test_samples_have_columns_if_there_are_any(stored: StoredRun) -> None:
+def test_samples_have_a_column_if_there_are_any(stored: StoredRun) -> None:
     for version, rewards in ((0, (0.0, 0.0)), (2, (1.0, 0.0))):
         evaluate(stored.store, version, {"a": [("A", 1.0), *(("s", reward) for reward in rewards)]})
     _, questions = tables(stored)
-    assert [row[-2:] for row in questions.rows] == [("0 of 2", "1 of 2")]
-    assert questions.header[-2:] == ("samples right before", "samples right after")
+    assert [row[-1] for row in questions.rows] == ["0 of 2 → 1 of 2"]
+    assert questions.header[-1] == "samples right"
 
 
 def test_what_a_model_wrote_is_escaped_and_cut(stored: StoredRun) -> None:
@@ -67,7 +67,7 @@ def test_what_a_model_wrote_is_escaped_and_cut(stored: StoredRun) -> None:
     _, questions = tables(stored)
     [row] = questions.rows
     assert row[-1].startswith("<script>alert(1)</script>\\u202e\n---")
-    assert len(row[-1]) < 1_000
+    assert len(row[-1]) < 500
 
 
 def test_no_change_hides_the_others_however_many_there_are(stored: StoredRun) -> None:
@@ -82,7 +82,7 @@ def test_no_change_hides_the_others_however_many_there_are(stored: StoredRun) ->
 def test_a_new_evaluation_of_a_version_is_read(stored: StoredRun) -> None:
     assert tables(stored)[0].rows
     evaluate(stored.store, 2, {"c": [("C", 1.0)]}, t=60.0)
-    assert [row[2] for row in tables(stored)[1].rows] == ["c"]
+    assert [row[1] for row in tables(stored)[1].rows] == ["c"]
 
 
 def test_a_run_without_answers_says_so(tmp_path: Path) -> None:
