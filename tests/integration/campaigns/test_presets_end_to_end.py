@@ -2,12 +2,14 @@
 
 import importlib.util
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from support.campaigns.campaigns import REPOSITORY, Millrace, assert_balanced
 from support.streams.rows import read_rows
 
+from millrace.evaluation.answers import read_answers
 from millrace.evaluation.results import ResultsReader, measures_by_set
 from millrace.training.checkpoints.names import weights_checksum
 from storage import layout
@@ -98,4 +100,10 @@ def test_versions_are_evaluated_during_training_which_ends_when_none_is_better(
         sets = measures_by_set(result)
         assert {name: measures["prompts"] for name, measures in sets.items()} == {"held_out": 32, "easy": 6}
         assert sets["easy"]["pass_at"].keys() == {"1", "2"}
+        answers = read_answers(store, result)
+        assert answers is not None
+        assert Counter(zip(answers["set"].to_pylist(), map(len, answers["rewards"].to_pylist()), strict=True)) == {
+            ("held_out", 1): 32,
+            ("easy", 3): 6,
+        }
     assert set(range(2, last, 2)) <= checkpoints.keys(), "each version that fell due was checkpointed"
