@@ -170,6 +170,13 @@ def nearest_preset(config: RunConfig) -> Nearest:
     return min(candidates, key=lambda nearest: len(nearest.changes))
 
 
+def changed_defaults(config: RunConfig) -> dict[str, list[Any]]:
+    """Dotted key of each setting that differs from its default → [the default], plain JSON; [] if it has none."""
+    default = RunConfig.model_validate({"training": {"max_steps": config.training.max_steps}})
+    changed = {key: [old] for key, (old, _) in _differences(default, config, _LEAVES).items()}
+    return {**changed, "training.max_steps": []}
+
+
 def _differences(old: RunConfig, new: RunConfig, keys: Collection[str]) -> dict[str, list[Any]]:
     old_values, new_values = old.model_dump(mode="json"), new.model_dump(mode="json")
     pairs = {

@@ -2,12 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
 
-from pydantic_core import to_jsonable_python
-
-from configs.schema import dotted_fields
-from configs.section import is_section
 from dashboard.queries.run_table import ABSENT
 from dashboard.queries.verdict.rules import duration
 from dashboard.read.logs import LINES, log_ends
@@ -25,20 +20,18 @@ _ATTEMPTS = ("attempt", "started", "took", "ended", "at version", "mode", "weigh
 _CHARACTERS = 400
 
 
-@cache
-def _defaults() -> dict[str, str]:
-    """Returns the default of each setting that has one, as `settings` formats it."""
-    fields = {key: field for key, field in dotted_fields().items() if not is_section(field.annotation)}
-    defaults = {key: field.get_default(call_default_factory=True) for key, field in fields.items()}
-    return settings({key: to_jsonable_python(defaults[key]) for key in fields if not fields[key].is_required()})
-
-
 def _settings(run: RunData, *, is_default: bool) -> list[tuple[str, ...]]:
-    defaults = _defaults()
+    changed = run.info.attempts[-1].origin.defaults
+    defaults = settings({key: default for key, given in changed.items() for default in given})
+
+    def differs(key: str, value: str) -> bool:
+        # Of a setting with names of its own below it, such as a loss, only some may differ.
+        return defaults.get(key) != value and any(key == name or key.startswith(f"{name}.") for name in changed)
+
     return [
-        (_text(key), _text(value), *([] if is_default else [defaults.get(key, ABSENT)]))
+        (_text(key), _text(value), *([] if is_default else [_text(defaults.get(key, ABSENT))]))
         for key, value in settings(run.info.config).items()
-        if (value == defaults.get(key)) == is_default
+        if differs(key, value) != is_default
     ]
 
 
@@ -150,7 +143,7 @@ VIEW = View(
         ),
         _table(
             "defaults",
-            "Settings at their defaults",
+            "Other settings",
             "The rest of the config.",
             ("setting", "value"),
             lambda run: _settings(run, is_default=True),

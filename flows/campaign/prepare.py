@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from configs.load import changed_immutably, nearest_preset
+from configs.load import changed_defaults, changed_immutably, nearest_preset
 from configs.operation import SHARDED
 from configs.recipe import choose_recipe
 from configs.schema import RunConfig
@@ -273,7 +273,7 @@ def claim(
     # Readers of stored runs see what `auto` stands for.
     values = config.model_copy(update={"weights": config.effective_weights}).model_dump(mode="json")
     preset, changes = nearest_preset(config)
-    origin = Origin(preset=preset, changes=changes, flow_run=flow_run)
+    origin = Origin(preset=preset, changes=changes, defaults=changed_defaults(config), flow_run=flow_run)
     if _continues(store, resume):
         return store, resume_run(store, values, origin, inputs)
     return store, create_run(store, run_id, values, origin, inputs)

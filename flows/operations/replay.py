@@ -13,7 +13,7 @@ from typing import Any
 from prefect import Task, flow
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from configs.load import with_overrides
+from configs.load import changed_defaults, with_overrides
 from configs.losses import LOSS_NAMES
 from configs.recipe import choose_recipe
 from configs.requests import ReplayRequest
@@ -30,6 +30,7 @@ from millrace.replay.results import write_spec
 from millrace.replay.selection import check_same_tokens, plan
 from millrace.replay.source_run import SourceRun
 from millrace.rewards.scorer import make_scorer
+from millrace.runs.provenance import Origin
 from millrace.runs.record import create_run, end_attempt
 from millrace.runtime.arguments import EVALUATE_AT_END, StageArguments, attempt_config
 from storage import layout
@@ -201,7 +202,7 @@ def _config(request: ReplayRequest, source: SourceRun, max_steps: int | None = N
 def _prepare(request: ReplayRequest, config: RunConfig) -> Store:
     """Creates the replay's run, and returns its store."""
     store = _own_store(request)
-    create_run(store, request.run_id, config.model_dump(mode="json"))
+    create_run(store, request.run_id, config.model_dump(mode="json"), Origin(defaults=changed_defaults(config)))
     sources = [open_store(url) for url in request.sources]
     write_spec(store, request.model_copy(update={"sources": [source.url for source in sources]}))
     if config.model.path is None:

@@ -55,12 +55,14 @@ class Provenance:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """The preset and the Prefect page of one start of a run. Nothing is decided from it."""
+    """The preset, the defaults and the Prefect page of one start of a run. Nothing is decided from it."""
 
     preset: str | None = None
     """Name of the file in configs/presets that has the fewest settings other than the attempt's, without `.yaml`."""
     changes: dict[str, Annotated[list[Any], Field(min_length=2, max_length=2)]] = field(default_factory=dict)
     """Dotted key → [the preset's value, the attempt's], for each setting in which the two differ."""
+    defaults: dict[str, Annotated[list[Any], Field(max_length=1)]] = field(default_factory=dict)
+    """Dotted key of each setting that differs from its default → [the default]; [] if it has none."""
     flow_run: str | None = None
     """Address of the flow run in the Prefect UI; None without one."""
 

@@ -50,7 +50,7 @@ class Attempt:
     provenance: Provenance
     """The controller's process."""
     origin: Origin = field(default_factory=Origin)
-    """The preset and the Prefect page."""
+    """The preset, the defaults and the Prefect page."""
     inputs: dict[str, str] = field(default_factory=dict)
     """Content hash of each file, function and package that the config names; also those of earlier starts."""
 

@@ -10,6 +10,7 @@ from dashboard.read.model import RunData
 from dashboard.read.run_reader import RunReader
 from dashboard.views.blocks import Rows
 from dashboard.views.record import VIEW
+from millrace.runs.provenance import Origin
 from millrace.runs.record import AttemptEnd
 from storage.stores.local import LocalStore
 
@@ -36,12 +37,16 @@ def test_settings_that_differ_from_the_defaults_come_first_and_all_others_are_fo
     assert changed["training.max_steps"] == ["2", "–"]
     assert defaults["pipeline.mode"] == ["async"]
     assert not changed.keys() & defaults.keys()
+    assert changed["training.loss.name"] == ["ppo_clip", "aipo"]
     assert VIEW.blocks[-1].id == "record-defaults" and len(VIEW.blocks) == VIEW.num_key + 1
 
 
 def test_the_config_of_a_stranger_is_shown_as_text() -> None:
-    changed = rows("changed", with_config(run_data(), {EVIL: {"key": EVIL}}))
-    assert changed["<script>alert(1)</script>\\u202e.key"] == ["<script>alert(1)</script>\\u202e", "–"]
+    run = with_config(run_data(), {EVIL: {"key": EVIL}})
+    for defaults, default in (([], "–"), (["<b>\u202e"], "<b>\\u202e")):
+        attempts = (replace(run.info.attempts[0], origin=Origin(defaults={f"{EVIL}.key": defaults})),)
+        changed = rows("changed", replace(run, info=replace(run.info, attempts=attempts)))
+        assert changed["<script>alert(1)</script>\\u202e.key"] == ["<script>alert(1)</script>\\u202e", default]
 
 
 def test_attempts_tell_how_they_ended_and_what_had_changed_before_them() -> None:

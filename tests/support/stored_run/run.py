@@ -37,12 +37,13 @@ from support.stored_run.rows import (
 )
 
 import configs
-from configs.load import load_config
+from configs.load import changed_defaults, load_config
 from millrace.evaluation.results import HELD_OUT, as_result
 from millrace.rollouts.consumed import SourceLedger
 from millrace.rollouts.ledger import Account, Amount
 from millrace.rollouts.lineage import Lineage
 from millrace.runs.decisions import Decisions, StoredDecision
+from millrace.runs.provenance import Origin
 from millrace.runs.record import create_run, end_attempt, read_end, read_run
 from storage import layout
 from storage.checkpoints import CheckpointWriter
@@ -171,7 +172,8 @@ class StoredRun:
         ]
         config = load_config(Path(configs.__file__).parent / "presets" / "tiny-cpu.yaml", overrides)
         if not self.store.exists(layout.RUN):
-            create_run(self.store, run_id, config.model_dump(mode="json"))
+            origin = Origin(defaults=changed_defaults(config))
+            create_run(self.store, run_id, config.model_dump(mode="json"), origin)
             record = read_run(self.store)
             record["t_started"] -= shape.steps * STEP_SECONDS + 2
             self.store.put(layout.RUN, json.dumps(record).encode())
