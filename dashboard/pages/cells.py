@@ -14,7 +14,7 @@ from dashboard.queries import run_table as table
 from dashboard.queries.run_table import ABSENT
 from dashboard.queries.series import ChartLine
 from dashboard.queries.verdict.rules import duration
-from dashboard.read.model import Columns, OverviewRow
+from dashboard.read.model import OverviewRow
 from dashboard.read.tokens import visible
 from dashboard.views.colours import ORANGE
 
@@ -32,8 +32,8 @@ def verdict(row: OverviewRow) -> Component:
     return html.Span([state, " ", dcc.Link(words, href=href, title=clause.words, className=f"level {clause.level}")])
 
 
-def reward(row: OverviewRow, points: Columns | None) -> Component:
-    name, drawn = table.curve(points, row.accuracies)
+def reward(row: OverviewRow) -> Component:
+    name, drawn = table.curve(row)
     return html.Span([_sparkline(drawn, name), html.Span(number(row.reward_mean))], className="with-line")
 
 

@@ -5,7 +5,7 @@ changed; text typed into a field is added to the address too.
 """
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +17,7 @@ from dashboard.pages.draw import TEXT, saves, scrolling
 from dashboard.pages.frame import with_commands
 from dashboard.queries.run_table import ABSENT, before, seeds, severity, value_of
 from dashboard.queries.verdict.rules import SEVERITY, duration
-from dashboard.read.model import Columns, OverviewRow
+from dashboard.read.model import OverviewRow
 from dashboard.read.tokens import shortened, visible
 
 TABLE = "overview"
@@ -113,12 +113,7 @@ def register(app: Dash) -> None:
         return no_update if changed == at else address.overview(changed).removeprefix("/")
 
 
-def table(
-    at: address.OverviewPage,
-    rows: Sequence[OverviewRow],
-    all_rows: Sequence[OverviewRow],
-    curves: Mapping[str, Columns],
-) -> list[Component]:
+def table(at: address.OverviewPage, rows: Sequence[OverviewRow], all_rows: Sequence[OverviewRow]) -> list[Component]:
     """Draws a summary of all runs, and the table of the filtered and sorted `rows`."""
     top = html.Div([_comparison(at.picked), *_summary(at, rows, all_rows), saves()], className="row")
     if not rows:
@@ -131,7 +126,7 @@ def table(
         *(_head(at, name, _HEADS[name], name in _NUMBERS) for name in shown),
         *(_head(at, key, visible(key), key in numeric) for key in at.columns),
     ]
-    lines = [_line(at, row, before(row, all_rows), curves.get(row.run_id), shown, numeric) for row in rows]
+    lines = [_line(at, row, before(row, all_rows), shown, numeric) for row in rows]
     inside = [html.Table([html.Thead(html.Tr(heads)), html.Tbody(lines)], className="runs")]
     return [top, *map(_seeds, seeds(rows)), scrolling(inside, "runs")]
 
@@ -165,7 +160,6 @@ def _line(
     at: address.OverviewPage,
     row: OverviewRow,
     previous: OverviewRow | None,
-    points: Columns | None,
     shown: Sequence[str],
     numeric: Collection[str],
 ) -> Component:
@@ -177,7 +171,7 @@ def _line(
         "run": name,
         "attention": cells.verdict(row),
         "step": ABSENT if row.policy_version is None else f"{row.policy_version} of {row.max_steps}",
-        "reward": cells.reward(row, points),
+        "reward": cells.reward(row),
         "accuracy": cells.accuracy(row),
         "": cells.difference(row, previous),
         "staleness": cells.staleness(row),

@@ -186,7 +186,7 @@ class Site:
         shown = run_table.ordered(newest_first, at.sort)
         if not rows:
             return overview.empty(self._runs.url, is_missing=self._runs.is_missing)
-        return overview.table(at, shown, rows, self._runs.curves(shown))
+        return overview.table(at, shown, rows)
 
     def _body(self, look: _Look, built: Mapping[str, go.Figure | Rows]) -> Component:
         match look.at:

@@ -16,11 +16,11 @@ import numpy as np
 from dashboard.queries.series import NO_LINE, ChartLine, mean_of_last
 from dashboard.queries.verdict.facts import Facts
 from dashboard.queries.verdict.rules import SEVERITY, Clause, health, sample_size, staleness, state, worst
-from dashboard.read.model import Columns, OverviewRow
+from dashboard.read.model import OverviewRow
 
 ABSENT = "–"
 _CURVE_WINDOW = 8
-"""A sparkline averages over this fraction of its points, an eighth."""
+"""A sparkline averages over an eighth of its versions."""
 _TERM = re.compile(r"([^<>=!\s]+)(<=|>=|!=|=|<|>)(.*)", re.DOTALL)
 _COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
@@ -151,14 +151,13 @@ def value_of(row: OverviewRow, name: str) -> Value:
     return text if number is None else number
 
 
-def curve(points: Columns | None, accuracies: Sequence[tuple[int, float]]) -> tuple[str, ChartLine]:
+def curve(row: OverviewRow) -> tuple[str, ChartLine]:
     """Returns the name and the line of the sparkline: the smoothed reward if known, otherwise the accuracy."""
-    if points is not None and len(points["reward"]) >= 2:
-        window = -(-len(points["reward"]) // _CURVE_WINDOW)
-        mean = mean_of_last(ChartLine(np.arange(len(points["reward"]), dtype=np.float64), points["reward"]), window)
-        return "reward", ChartLine(points["policy_version"], mean.y)
-    if len(accuracies) >= 2:
-        versions, values = np.array(accuracies, np.float64).T
+    if len(row.rewards) >= 2:
+        line = ChartLine(*np.array(row.rewards, np.float64).T)
+        return "reward", mean_of_last(line, np.ptp(line.x) / _CURVE_WINDOW)
+    if len(row.accuracies) >= 2:
+        versions, values = np.array(row.accuracies, np.float64).T
         return "accuracy", ChartLine(versions, values)
     return "reward", NO_LINE
 

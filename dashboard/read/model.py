@@ -138,6 +138,8 @@ class OverviewRow:
     """Policy version at which the run is complete."""
     reward_mean: float | None = None
     """Mean reward of the last step."""
+    rewards: Sequence[tuple[int, float]] = ()
+    """(version, mean reward) of at most 64 steps, ascending."""
     staleness_mean: float | None = None
     """Mean and maximum are over all trained trajectories, in policy versions."""
     staleness_max: int | None = None

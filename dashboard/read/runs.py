@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dashboard.read.curves import RewardCurve
-from dashboard.read.model import Columns, OverviewRow, RunInfo
+from dashboard.read.model import OverviewRow, RunInfo
 from dashboard.read.run_info import read_run_info, settings
 from dashboard.read.run_reader import MALFORMED_STATUS, RunReader
 from millrace.errors import InputError, MillraceError, RunMissing
@@ -27,7 +26,6 @@ from storage.stores.factory import open_store
 _LIST_SECONDS = 2.0
 _OVERVIEW_SECONDS = 1.0
 _NOTE_SECONDS = 10.0
-_CURVE_SECONDS = 0.5
 _READERS = 8
 """Number of cached readers, which keep their runs' rows in memory."""
 
@@ -46,7 +44,6 @@ class Runs:
         if folder is not None and folder.exists() and not folder.is_dir():
             raise InputError("is a file", file=self.url, expected="the folder of a run, or a folder of runs")
         self._lock = threading.Lock()
-        self._reading_curves = threading.Lock()
         self._watched: dict[str, _Watched] = {}
         self._readers: dict[str, RunReader] = {}
         self._rows: list[OverviewRow] = []
@@ -90,25 +87,6 @@ class Runs:
                 self._overviewed = self._clock()
             return list(self._rows)
 
-    def curves(self, rows: Sequence[OverviewRow]) -> dict[str, Columns]:
-        """Run id → reward curve, see `RewardCurve.points`; empty if unknown.
-
-        Reads in the order of `rows` for about 0.5 seconds; curves may be incomplete until a later call.
-        """
-        with self._lock:
-            watched = [(self._watched[row.run_id], row) for row in rows if row.run_id in self._watched]
-        # Skipped while another open page reads them.
-        if self._reading_curves.acquire(blocking=False):
-            try:
-                end = self._clock() + _CURVE_SECONDS
-                for run, row in watched:
-                    if self._clock() >= end:
-                        break
-                    run.read_curve((row.state, row.policy_version), lambda: self._clock() >= end)
-            finally:
-                self._reading_curves.release()
-        return {run.run_id: run.curve.points for run, _ in watched}
-
     def _find(self) -> dict[str, "_Watched"]:
         if self._root.exists(layout.RUN):
             run_id = _own_id(self._root)
@@ -126,9 +104,6 @@ class _Watched:
     def __init__(self, run_id: str, store: Store, clock: Callable[[], float]) -> None:
         self.run_id = run_id
         self.store = store
-        self.curve = RewardCurve(store)
-        self._curve_of: object = None
-        """State and version of the run when its curve was last read to the end."""
         self._clock = clock
         self._note = ""
         self._note_read = -float("inf")
@@ -137,18 +112,6 @@ class _Watched:
         self._stage_status: Mapping[str, Mapping[str, Any]] = {}
         self._results = ResultsReader(store)
         self._evaluated: Sequence[Result] = ()
-
-    def read_curve(self, now: object, enough: Callable[[], bool]) -> None:
-        """Reads more of the curve until `enough`, unless it was complete for the state `now`."""
-        if self._curve_of == now:
-            return
-        try:
-            complete = self.curve.read_new(enough)
-        except (StorageError, OSError):
-            # The run's page shows the damage. Retried when the run has changed.
-            complete = True
-        if complete:
-            self._curve_of = now
 
     def row(self) -> OverviewRow:
         try:
@@ -184,6 +147,7 @@ class _Watched:
             policy_version=trainer.get("policy_version"),
             max_steps=info.config["training"]["max_steps"],
             reward_mean=trainer.get("reward_mean"),
+            rewards=[(version, reward) for version, reward in trainer.get("reward_curve", []) if reward is not None],
             staleness_mean=staleness["mean"],
             staleness_max=staleness["max"],
             max_staleness=info.max_staleness,

@@ -15,6 +15,10 @@ from storage.stores.base import Store
 from storage.streams.group_commit import GroupCommit
 from storage.streams.stream import StreamWriter
 
+RewardCurve = list[list[float]]
+"""Policy version and mean reward of steps, by ascending version."""
+MOST_POINTS = 64
+"""Of a RewardCurve in a status record."""
 TIME = "time/"
 """Prefix of time metrics: `time/<activity>/seconds` is the time spent on it since the last row."""
 USAGE = "usage/"
@@ -67,6 +71,17 @@ class Pace:
         self._tokens += tokens
         seconds = now - self._first
         return {"step_seconds": seconds / self._steps, "tokens_per_second": self._tokens / seconds} if seconds else {}
+
+
+def extend_curve(curve: RewardCurve, policy_version: int, reward: float) -> RewardCurve:
+    """Adds a step's mean reward to a curve of at most 64 points, for status records.
+
+    Keeps the versions that are multiples of the smallest sufficient power of 2, and the newest. Versions that the step
+    repeats or precedes were rolled back, and are dropped.
+    """
+    stride = 1 << (policy_version // MOST_POINTS).bit_length()
+    kept = [point for point in curve if point[0] < policy_version and point[0] % stride == 0]
+    return [*kept, [policy_version, reward]]
 
 
 class ProcessTree:

@@ -46,7 +46,7 @@ from millrace.runtime.messages import (
     send,
     watch_lifeline,
 )
-from millrace.runtime.metrics import CPU_CORES, MEMORY_BYTES, TIME, MetricsWriter, ProcessTree
+from millrace.runtime.metrics import CPU_CORES, MEMORY_BYTES, TIME, MetricsWriter, ProcessTree, RewardCurve
 from storage import failpoints, layout
 from storage.errors import Fenced, PartRemoved, SchemaUnknown, StoreDenied, StoreFull, StoreRefused, StreamCorrupt
 from storage.progress import read_status, write_progress
@@ -180,6 +180,11 @@ class Stage:
     def value(self, name: str) -> int:
         """A count from the status record, including the predecessor's; 0 if there is none yet."""
         return int(self._values.get(name, 0))
+
+    @property
+    def reward_curve(self) -> RewardCurve:
+        """The curve in the status record, including the predecessor's."""
+        return list(self._values.get("reward_curve", []))
 
     @contextmanager
     def busy(self, what: str) -> Iterator[None]:

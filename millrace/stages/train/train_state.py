@@ -17,7 +17,7 @@ from millrace.rollouts.consumed import ConsumedWriter
 from millrace.rollouts.lineage import Lineage
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.runs.decisions import Decisions, rolled_back
-from millrace.runtime.metrics import Pace
+from millrace.runtime.metrics import Pace, extend_curve
 from millrace.runtime.stage import Stage
 from millrace.training.checkpoints.saving import AsyncCheckpoints
 from millrace.training.parallel.leader import checkpoints_of, restore
@@ -93,10 +93,14 @@ class TrainState:
                 of_source |= group_measures([group for group, _ in chosen], [lag for _, lag in chosen])
             measures |= {f"{name}/{source}": value for name, value in of_source.items()}
         pace: dict[str, Any] = self._pace.step(measures["tokens"])
-        self.stage.update_status(reward_mean=measures["reward_mean"], staleness_mean=measures["staleness_mean"], **pace)
-        self.stage.metrics.log(
-            incarnation=self.incarnation, policy_version=self.trainer.policy_version, **metrics, **measures
+        version, reward = self.trainer.policy_version, measures["reward_mean"]
+        self.stage.update_status(
+            reward_mean=reward,
+            reward_curve=extend_curve(self.stage.reward_curve, version, reward),
+            staleness_mean=measures["staleness_mean"],
+            **pace,
         )
+        self.stage.metrics.log(incarnation=self.incarnation, policy_version=version, **metrics, **measures)
         return measures
 
     def _save(self, state: dict[str, Any]) -> None:

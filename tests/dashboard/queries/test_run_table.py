@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dashboard.queries.run_table import attention, before, busiest, chosen, curve, differing, ordered, seeds
@@ -29,7 +28,6 @@ ROWS = [
     OverviewRow(run_id="evil", state="stopped", policy_version=None, note=EVIL, settings={"name": EVIL}),
     OverviewRow(run_id="coming", problem="no run.json yet"),
 ]
-NONE = {"policy_version": np.empty(0), "reward": np.empty(0)}
 
 
 def names(text: str, *columns: str) -> list[str]:
@@ -84,14 +82,15 @@ def test_only_the_keys_in_which_the_runs_differ_are_named() -> None:
 
 
 def test_the_line_is_the_smoothed_reward_or_the_accuracy_if_there_is_none() -> None:
-    versions = np.arange(1.0, 33.0)
-    name, line = curve({"policy_version": versions, "reward": np.tile([0.0, 1.0], 16)}, [(0, 0.1), (8, 0.4)])
+    rewards = [(version, float(version % 2)) for version in range(1, 33)]
+    accuracies = [(0, 0.1), (8, 0.4)]
+    name, line = curve(_row("a", rewards=rewards, accuracies=accuracies))
     assert name == "reward"
-    assert line.x.tolist() == versions.tolist()
+    assert line.x.tolist() == list(range(1, 33))
     # Four points each: an eighth of the line.
     assert line.y[3:] == pytest.approx(0.5)
-    assert curve(NONE, [(0, 0.1), (8, 0.4)])[1].y.tolist() == [0.1, 0.4]
-    assert len(curve(NONE, [(0, 0.1)])[1].x) == len(curve(None, [])[1].x) == 0
+    assert curve(_row("a", rewards=rewards[:1], accuracies=accuracies))[1].y.tolist() == [0.1, 0.4]
+    assert len(curve(_row("a", accuracies=accuracies[:1]))[1].x) == 0
 
 
 def _row(run_id: str, **changes: Any) -> OverviewRow:

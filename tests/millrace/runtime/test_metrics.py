@@ -4,8 +4,10 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
+from itertools import pairwise
 
-from millrace.runtime.metrics import Pace, ProcessTree
+from millrace.runtime.metrics import MOST_POINTS, Pace, ProcessTree, RewardCurve, extend_curve
 
 _BURN = "import os, sys, time\nblock = bytearray(64 << 20)\nprint('ready', flush=True)\nwhile True: sum(range(10000))"
 _DEADLINE = 60.0
@@ -45,3 +47,23 @@ def test_cpu_time_of_an_ended_child_is_kept() -> None:
     subprocess.run([sys.executable, "-c", "for _ in range(200): sum(range(10000))"], check=True)
     assert look_later(tree)[0] > 0
     assert look_later(tree)[0] >= 0
+
+
+def curve_of(versions: Iterable[int], curve: RewardCurve) -> RewardCurve:
+    for version in versions:
+        curve = extend_curve(curve, version, 0.01 * version)
+        assert len(curve) <= MOST_POINTS
+    return curve
+
+
+def test_a_curve_of_rewards_has_few_points_spread_over_the_whole_run() -> None:
+    assert curve_of(range(1, 4), []) == [[1, 0.01], [2, 0.02], [3, 0.03]]
+    versions = [version for version, _ in curve_of(range(1, 1002), [])]
+    assert len(versions) > MOST_POINTS / 2
+    assert (versions[0], versions[-1]) == (16, 1001)
+    assert {after - before for before, after in pairwise(versions[:-1])} == {16}
+
+
+def test_a_curve_goes_back_with_the_trainer() -> None:
+    curve = extend_curve(curve_of(range(1, 9), []), 5, 1.0)
+    assert curve == [[1, 0.01], [2, 0.02], [3, 0.03], [4, 0.04], [5, 1.0]]

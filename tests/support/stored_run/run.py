@@ -45,9 +45,10 @@ from millrace.rollouts.lineage import Lineage
 from millrace.runs.decisions import Decisions, StoredDecision
 from millrace.runs.provenance import Origin
 from millrace.runs.record import create_run, end_attempt, read_end, read_run
+from millrace.runtime.metrics import RewardCurve, extend_curve
 from storage import layout
 from storage.checkpoints import CheckpointWriter
-from storage.progress import write_progress
+from storage.progress import read_status, write_progress
 from storage.schema import CONSUMED, METRIC, SCORE, TRAINER_LOGPROBS, TRAJECTORY
 from storage.stores.base import Store
 from storage.streams.log import LogReader
@@ -95,6 +96,7 @@ class StoredRun:
         self._next_group = 0 if latest is None else latest.state["next_group"]
         self._lineage = Lineage.after(latest, self._incarnation)
         self._step_metrics: dict[str, float] = {}
+        self._curve: RewardCurve = read_status(store, "train", 0).get("reward_curve", [])
 
     @property
     def t_now(self) -> float:
@@ -260,6 +262,7 @@ class StoredRun:
             rollouts_of_step = list(taken)
             batch = [rollout for rollout in rollouts_of_step if rollout.outcome != "stale"]
             self._step_metrics = trainer_metrics(random, batch, step)
+            self._curve = extend_curve(self._curve, step, self._step_metrics["reward_mean"])
             sources = self.shape.sources if len(self.shape.sources) > 1 else ()
             for source in sources:
                 self._step_metrics |= source_metrics(batch, rollouts_of_step, source)
@@ -282,6 +285,7 @@ class StoredRun:
                 cursors = [reader.cursor for reader in self._taken]
                 consumed = [Amount(rollouts=cursor.rows, tokens=cursor.tokens) for cursor in cursors]
                 record |= trainer_status(account, consumed, self._step_metrics, steps=steps, max_steps=self.shape.steps)
+                record["reward_curve"] = self._curve
                 if len(self.shape.sources) > 1:
                     # As a trainer that starts from the version of now.
                     lineage = Lineage(self._incarnation + 1, {**self._lineage.until, self._incarnation: steps})

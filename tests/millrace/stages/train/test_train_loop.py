@@ -233,6 +233,21 @@ def test_checkpoint_keep_leaves_the_newest_checkpoints_and_the_best(make_bench: 
     assert list(stored_checkpoints(bench.store)) == [2, 5, 6]
 
 
+def test_the_status_has_the_rewards_of_all_steps_and_a_restarted_trainer_continues_them(make_bench: MakeBench) -> None:
+    bench = make_bench(training={"checkpoint_every": 2})
+    next_group = fresh_steps(bench, 0, 2)
+    bench.train()
+    curve = bench.status["reward_curve"]
+    assert [version for version, _ in curve] == [1, 2]
+    assert curve[-1][1] == bench.status["reward_mean"]
+    write_progress(bench.store, "train", 0, {**bench.status, "reward_curve": [*curve, [3, 9.0]]})
+    fresh_steps(bench, next_group, 2)
+    bench.train()
+    continued = bench.status["reward_curve"]
+    assert [version for version, _ in continued] == [1, 2, 3, 4]
+    assert continued[:2] == curve and continued[2] != [3, 9.0]
+
+
 def test_a_restarted_trainer_reports_the_steps_that_it_repeats(make_bench: MakeBench) -> None:
     bench = make_bench(training={"checkpoint_every": 2})
     fresh_steps(bench, 0, 2)
