@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millrace.evaluation.measures import RIGHT
 
@@ -38,8 +39,8 @@ class Question:
 
 def compare_answers(before: pa.Table, after: pa.Table) -> list[Question]:
     """Returns the questions in both tables (`schema.ANSWERS`), in the order of CHANGES and then of `after`."""
-    asked = {_key(row): row for row in before.to_pylist()}
-    pairs = [(asked[_key(row)], row) for row in after.to_pylist() if _key(row) in asked]
+    asked = {_key(row): row for row in _rows(before)}
+    pairs = [(asked[_key(row)], row) for row in _rows(after) if _key(row) in asked]
     return sorted((_question(*pair) for pair in pairs), key=lambda question: CHANGES.index(question.change))
 
 
@@ -49,6 +50,13 @@ def count_changes(questions: Sequence[Question]) -> dict[str, Counter[str]]:
     for question in questions:
         counts.setdefault(question.set, Counter())[question.change] += 1
     return counts
+
+
+def _rows(answers: pa.Table) -> list[dict[str, Any]]:
+    """Returns the rows with the greedy response in place of all responses."""
+    greedy = pc.list_element(answers["responses"], 0)
+    rows: list[dict[str, Any]] = answers.drop_columns("responses").append_column("response", greedy).to_pylist()
+    return rows
 
 
 def _key(row: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -61,7 +69,7 @@ def _question(before: Mapping[str, Any], after: Mapping[str, Any]) -> Question:
         prompt=after["prompt"],
         expected=after["expected"],
         change=_NAMES[_is_right(before["rewards"][0]), _is_right(after["rewards"][0])],
-        responses=(before["responses"][0], after["responses"][0]),
+        responses=(before["response"], after["response"]),
         right_samples=(_right_samples(before["rewards"]), _right_samples(after["rewards"])),
     )
 

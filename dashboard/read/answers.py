@@ -1,7 +1,5 @@
 """Reads the stored answers of an evaluation."""
 
-from functools import lru_cache
-
 import pyarrow as pa
 
 from millrace.evaluation.answers import read_answers
@@ -9,11 +7,10 @@ from millrace.evaluation.results import read_result
 from storage.stores.factory import open_store
 
 
-@lru_cache(maxsize=4)
-def stored_answers(url: str, policy_version: int, t: float) -> pa.Table | None:
-    """The answers of the version evaluated at `t` (unix seconds), in the run at `url`; columns `schema.ANSWERS`.
+def stored_answers(url: str, policy_version: int) -> pa.Table | None:
+    """The answers of an evaluated version of the run at `url`, columns `schema.ANSWERS`; None if they were not stored.
 
-    None if they were not stored. Raises StorageError, StreamCorrupt for a damaged file, and OSError.
+    Raises StorageError, StreamCorrupt for a damaged file, and OSError.
     """
     store = open_store(url)
     result = read_result(store, policy_version)

@@ -5,8 +5,7 @@ evaluations ─► two versions ─► answers of both, from the run's store ─
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-
-import numpy as np
+from functools import lru_cache
 
 from dashboard.queries.answers import CHANGES, Question, compare_answers, count_changes
 from dashboard.read.answers import stored_answers
@@ -23,6 +22,8 @@ MOST_QUESTIONS = 100
 """Questions shown of each change."""
 _CHARACTERS = 400
 """Shown of a text."""
+_MOST_CACHED = 8
+"""Comparisons that stay in memory, as an open page of a run that trains is built every second."""
 _ICONS = dict(zip(CHANGES, ("✕ ", "✓ ", "", ""), strict=True))
 _COLUMNS = ("change", "question", "expected", "before", "after")
 
@@ -103,19 +104,25 @@ def _questions(run: RunData, display: Display) -> tuple[list[Question], str]:
     pair = versions(run, display)
     if pair is None:
         return [], "Fewer than two versions were evaluated yet."
-    tables = []
+    times = dict(zip(run.evaluations["policy_version"].tolist(), run.evaluations["t"].tolist(), strict=True))
     for version in pair:
-        chosen = np.flatnonzero(run.evaluations["policy_version"] == version)
-        if not len(chosen):
+        if version not in times:
             return [], f"Version {version} was not evaluated."
-        try:
-            table = stored_answers(run.info.url, version, float(run.evaluations["t"][chosen[0]]))
-        except (StorageError, OSError) as error:
-            return [], f"The answers of version {version} can't be read: {visible(str(error))}"
-        if table is None:
+    try:
+        return _read(run.info.url, *((version, times[version]) for version in pair))
+    except (StorageError, OSError) as error:
+        return [], f"The answers can't be read: {visible(str(error))}"
+
+
+@lru_cache(maxsize=_MOST_CACHED)
+def _read(url: str, before: tuple[int, float], after: tuple[int, float]) -> tuple[list[Question], str]:
+    """Reads and compares two versions, each with the time of its evaluation: of another one there are other answers."""
+    tables = []
+    for version, _ in (before, after):
+        if (table := stored_answers(url, version)) is None:
             return [], f"The run has no stored answers of version {version}."
         tables.append(table)
-    return compare_answers(*tables), f"Version {pair[0]} before, version {pair[1]} after."
+    return compare_answers(*tables), f"Version {before[0]} before, version {after[0]} after."
 
 
 def _counts(questions: Sequence[Question]) -> list[tuple[str, ...]]:

@@ -100,7 +100,7 @@ def test_damaged_answers_are_named(stored: StoredRun, tmp_path: Path) -> None:
     file = tmp_path / "mine" / layout.answers(2)
     file.write_bytes(file.read_bytes()[:-9])
     counts, questions = tables(stored)
-    assert counts.note.startswith("The answers of version 2 can't be read: answers/00000002.parquet")
+    assert counts.note.startswith("The answers can't be read: answers/00000002.parquet")
     assert list(questions.rows) == []
 
 
