@@ -47,27 +47,19 @@ def _lengths(run: RunData) -> list[Series]:
 def _components(runs: Sequence[RunData]) -> go.Figure:
     by_run = [components(run) for run in runs]
     names = sorted({name for named in by_run for name in named})
-    if len(runs) > 1:
-        series = [
-            Series(
-                name=f"{run.info.run_id}, {name}",
-                line=named[name],
-                colour=colour_number(number),
-                dash=_DASHES[names.index(name) % len(_DASHES)],
+    alone = len(runs) == 1
+    series = []
+    for number, (run, named) in enumerate(zip(runs, by_run, strict=True)):
+        for name, line in named.items():
+            place = names.index(name)
+            series.append(
+                Series(
+                    name=name if alone else f"{run.info.run_id}, {name}",
+                    line=line,
+                    colour=colour_number(place if alone else number),
+                    dash=_DASHES[(place // len(SEQUENCE) if alone else place) % len(_DASHES)],
+                )
             )
-            for number, (run, named) in enumerate(zip(runs, by_run, strict=True))
-            for name in named
-        ]
-    else:
-        series = [
-            Series(
-                name=name,
-                line=line,
-                colour=colour_number(number),
-                dash=_DASHES[number // len(SEQUENCE) % len(_DASHES)],
-            )
-            for number, (name, line) in enumerate(by_run[0].items())
-        ]
     return line_chart(series, x=VERSIONS, y="mean of the component", empty=missing(runs), from_zero=True)
 
 
