@@ -19,6 +19,7 @@ from dashboard.pages import address, evaluation, overview, rail
 from dashboard.pages import trajectories as trajectories_page
 from dashboard.pages.draw import draw, redraw, sums, table
 from dashboard.pages.frame import frame
+from dashboard.pages.registry import VIEWS
 from dashboard.queries import run_table
 from dashboard.queries.stragglers import in_flight
 from dashboard.read.model import OverviewRow, RunData
@@ -29,7 +30,6 @@ from dashboard.views.display import displayed
 from dashboard.views.evaluation import NAME as EVALUATION
 from dashboard.views.evaluation import view as evaluation_view
 from dashboard.views.home import HOME
-from dashboard.views.registry import VIEWS
 from millrace.errors import MillraceError
 from storage.errors import StorageError
 

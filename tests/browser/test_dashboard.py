@@ -14,10 +14,10 @@ from support.pages.dashboard_page import Watched, plain, served
 from support.pages.sites import TOKEN, store_run
 from support.stored_run.run import Shape, make_run
 
+from dashboard.pages.registry import VIEWS
 from dashboard.read.run_reader import RunReader
 from dashboard.views.blocks import Chart, View
 from dashboard.views.comparison import COMPARISON
-from dashboard.views.registry import VIEWS
 from storage import layout
 from storage.schema import CONSUMED, METRIC
 from storage.stores.factory import open_store

@@ -12,8 +12,8 @@ from support.pages.sites import store_run
 from support.stored_run.run import Shape, StoredRun
 from support.stores.faulty_store import flip_a_bit
 
+from dashboard.pages.registry import VIEWS
 from dashboard.views.home import HOME
-from dashboard.views.registry import VIEWS
 from storage import layout
 from storage.progress import write_progress
 from storage.stores.local import LocalStore

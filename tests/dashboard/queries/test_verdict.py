@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from support.pages.run_data import STATUS, T, consumed_rows, measured, run_data, with_config
 
+from dashboard.pages.registry import VIEWS
 from dashboard.queries.flow import SYNC
 from dashboard.queries.verdict.advice import ADVICE, NOTHING, judge
 from dashboard.queries.verdict.facts import Facts, read_facts
 from dashboard.queries.verdict.rules import CLAUSES, Clause, Verdict
 from dashboard.read.model import Columns, RunData
-from dashboard.views.registry import VIEWS
 
 STEPS = 40
 WELL = {

@@ -17,6 +17,7 @@ from support.streams.rows import part_files
 
 from dashboard.pages import address
 from dashboard.pages.draw import CHART, TEXT
+from dashboard.pages.registry import VIEWS
 from dashboard.pages.site import TRAJECTORIES
 from dashboard.read.run_reader import RunReader
 from dashboard.read.runs import Runs
@@ -25,7 +26,6 @@ from dashboard.server.callbacks import is_callback
 from dashboard.views.blocks import Chart
 from dashboard.views.home import HOME
 from dashboard.views.per_run import MINUTES
-from dashboard.views.registry import VIEWS
 from storage import layout
 from storage.schema import METRIC
 from storage.streams.stream import StreamWriter

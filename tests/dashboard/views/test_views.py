@@ -7,13 +7,13 @@ import plotly.graph_objects as go
 import pytest
 from support.pages.run_data import STATUS, T, consumed_rows, generating, measured, run_data, with_config
 
+from dashboard.pages.registry import VIEWS
 from dashboard.queries.flow import SYNC
 from dashboard.queries.series import RATIO_QUANTILES
 from dashboard.read.model import Columns, RunData
 from dashboard.views.blocks import Block, Rows, Table
 from dashboard.views.display import Display, displayed
 from dashboard.views.per_run import MINUTES
-from dashboard.views.registry import VIEWS
 from millrace.rollouts.ledger import Account, Amount
 
 _BLOCKS = {block.id: block for view in VIEWS for block in view.blocks}

@@ -7,12 +7,12 @@ import plotly.graph_objects as go
 import pytest
 from support.stored_run.run import StoredRun
 
+from dashboard.pages.registry import VIEWS
 from dashboard.queries.series import measured, trained_shares
 from dashboard.read.model import RunData
 from dashboard.views.blocks import Rows
 from dashboard.views.home import HOME
 from dashboard.views.ledger import newest_drops, recount
-from dashboard.views.registry import VIEWS
 
 _BLOCKS = {block.id: block for view in (HOME, *VIEWS) for block in view.blocks}
 

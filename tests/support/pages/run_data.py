@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from configs.stored import DEFAULT_SOURCE
 from dashboard.read.model import AttemptInfo, Columns, RunData, RunInfo
-from millrace.runs.provenance import Provenance
+from millrace.runs.provenance import Origin, Provenance
 from storage.schema import CONSUMED
 
 T = 1_700_000_000.0
@@ -75,7 +75,8 @@ def generating(**changes: Any) -> dict[str, Any]:
 def attempt(config: Mapping[str, Mapping[str, Any]] | None = None, **changes: Any) -> AttemptInfo:
     """The first start of a run, a minute before `T`; `config` are settings by section, `changes` other fields."""
     sections = {name: {**CONFIG.get(name, {}), **section} for name, section in (config or {}).items()}
-    values = {"number": 0, "t_started": T - 60, "provenance": PROVENANCE, **changes}
+    origin = Origin(defaults={"staleness.max_staleness": [2]})
+    values = {"number": 0, "t_started": T - 60, "provenance": PROVENANCE, "origin": origin, **changes}
     return AttemptInfo(config={**CONFIG, **sections}, **values)
 
 
