@@ -46,6 +46,7 @@ def attention(row: OverviewRow) -> Clause:
         doing=dict.fromkeys(row.ages, "see its page"),
         silent=row.ages if row.state == "running" else {},
         problems=row.missing,
+        collapse=row.collapse,
         bound=row.max_staleness,
         staleness_mean=row.staleness_mean,
         staleness_max=row.staleness_max,

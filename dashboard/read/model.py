@@ -159,6 +159,8 @@ class OverviewRow:
     """Newest evaluated version."""
     step: Mapping[str, float] = field(default_factory=dict)
     """Metrics of the trainer's newest step."""
+    collapse: str | None = None
+    """Sentence of an ongoing collapse."""
     no_spread: float | None = None
     """Share of its groups in which all rewards are equal."""
     dropped_share: float = 0.0

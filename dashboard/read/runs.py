@@ -158,6 +158,7 @@ class _Watched:
             accuracy_interval=None if evaluated is None else evaluated.get("accuracy_interval"),
             accuracy_version=None if evaluated is None else evaluated["policy_version"],
             step=trainer.get("step", {}),
+            collapse=trainer.get("collapse"),
             no_spread=trainer.get("zero_advantage_share"),
             dropped_share=account.dropped.get("stale", Amount()).rollouts / max(1, account.taken().rollouts),
             masked_share=account.masked.tokens / max(1, account.trained.tokens),

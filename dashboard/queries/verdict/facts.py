@@ -1,7 +1,7 @@
 """The facts that the verdict's rules use. Facts that a run did not record are None.
 
-status, status records ─► state, silence, restarts      ┐
-metrics of the trainer ─► pace, staleness, ESS, collapse │
+status, status records ─► state, silence, collapse       ┐
+metrics of the trainer ─► pace, staleness, ESS           │
 time/<kind>/seconds    ─► idle share by stage            ├─► Facts
 consumed               ─► share dropped as too old       ┘
 """
@@ -16,7 +16,6 @@ from dashboard.queries.flow import SYNC, WAITING, stage_times
 from dashboard.queries.series import TRAINER, metric, replicas
 from dashboard.queries.stragglers import biased_length
 from dashboard.read.model import RunData
-from millrace.control.collapse import CollapseWatch
 from millrace.runs.status import STAGES
 from millrace.runtime.messages import STOPPED
 from millrace.runtime.metrics import TIME
@@ -25,8 +24,6 @@ STEPS = 20
 """Number of newest steps that count as current."""
 IDLE_SECONDS = 120.0
 """Window of the idle shares of a running run."""
-_COLLAPSE_STEPS = 2000
-"""Number of newest steps searched for a collapse."""
 _HANG_SECONDS = 120.0
 """Default of `supervision.hang_seconds`."""
 
@@ -129,7 +126,7 @@ def read_facts(run: RunData) -> Facts:
         hang_seconds=float(_section(config, "supervision").get("hang_seconds", _HANG_SECONDS)),
         stalled=_stalled(run),
         problems=run.problems,
-        collapse=_collapse(run),
+        collapse=run.stage_status.get(TRAINER, {}).get("collapse"),
         alarm=_alarm(run),
         restarts=status.get("incidents", {}).get("restarts", {}),
         length_bias=biased_length(run),
@@ -208,27 +205,6 @@ def _alarm(run: RunData) -> str | None:
     since = steps[-STEPS] if len(steps) >= STEPS else 0.0
     alarms = [incident for incident in _incidents(run) if incident["kind"] in _ALARMS and incident["t"] >= since]
     return str(alarms[-1]["sentence"]) if alarms else None
-
-
-def _collapse(run: RunData) -> str | None:
-    """Applies the trainer's collapse rules to its metrics; demonstrations say nothing about the policy."""
-    config = run.info.config
-    of_run, sources = _section(config, "prompts"), _section(config, "sources").values()
-    if all({**of_run, **_section(source, "prompts")}.get("demonstrations") for source in sources or [config]):
-        return None
-    rewards, entropies, kls = (metric(run, TRAINER, name) for name in ("reward_mean", "entropy", "mismatch_kl"))
-    rows = min(len(rewards["value"]), len(entropies["value"]), len(kls["value"]), _COLLAPSE_STEPS)
-    watch, sentence = CollapseWatch(), None
-    for version, reward, entropy, kl in zip(
-        rewards["policy_version"][len(rewards["value"]) - rows :],
-        rewards["value"][len(rewards["value"]) - rows :],
-        entropies["value"][len(entropies["value"]) - rows :],
-        kls["value"][len(kls["value"]) - rows :],
-        strict=True,
-    ):
-        signal = watch.step(int(version), reward=float(reward), entropy=float(entropy), mismatch_kl=float(kl))
-        sentence = signal or (sentence if watch.is_collapsed else None)
-    return sentence
 
 
 def _idle(run: RunData) -> Mapping[str, float]:

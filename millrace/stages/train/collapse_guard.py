@@ -42,6 +42,8 @@ class CollapseGuard:
         self._watch = CollapseWatch(**stored.get("watch", {}))
         self.rewards: dict[str, float] = dict(stored.get("rewards", {}))
         """Mean reward of each source in the last step that had it."""
+        self._ongoing: str | None = None
+        """Sentence of a collapse that is not over; the status record has it."""
 
     @property
     def _rewards_of(self) -> str:
@@ -81,6 +83,8 @@ class CollapseGuard:
             earned_by=version - 1 - ceil(fmean(lags)),
             rate=rate,
         )
+        self._ongoing = sentence or (self._ongoing if self._watch.is_collapsed else None)
+        self._stage.update_status(collapse=self._ongoing)
         return None if sentence is None else self._watch.collapse(sentence, rate)
 
     def act(self, collapse: Collapse) -> None:

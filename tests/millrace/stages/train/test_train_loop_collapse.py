@@ -97,6 +97,17 @@ def test_a_collapse_is_reported_and_the_run_continues_by_default(make_bench: Mak
     bench = collapsing(make_bench("go_on"))
     assert bench.train() == 40
     assert collapses(bench) == [20]
+    assert bench.status["collapse"].startswith("version 25: ")
+
+
+def test_the_status_names_a_collapse_until_the_reward_is_back(make_bench: MakeBench) -> None:
+    bench = make_bench("go_on")
+    steps(bench, 0, 21)
+    steps(bench, 21, 28, BAD)
+    steps(bench, 28, 60)
+    bench.train()
+    assert len(collapses(bench)) == 1
+    assert bench.status["collapse"] is None
 
 
 def test_a_collapse_stops_the_run_if_configured(make_bench: MakeBench) -> None:
