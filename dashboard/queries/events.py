@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dashboard.queries.series import clock, minutes
-from dashboard.read.model import AttemptInfo, RunData
+from dashboard.read.model import RunData
 
 _KINDS = {"stage.restarted": "restart"}
 """Kind of incident in the status → kind of event; others are "incident"."""
@@ -63,22 +63,11 @@ def _attempts(run: RunData) -> list[RunEvent]:
             if run.info.attempts[attempt.number - 1].end is None:
                 words = f"after a kill, {words}"
             events.append(RunEvent(attempt.t_started, "resumed", attempt.first_step, words))
-        if (decision := attempt.promotion) is not None:
+        if (decision := attempt.promotion) is not None and attempt.end is not None:
             kind = "promotion" if decision.promoted else "held back"
-            events.append(RunEvent(_t_decided(run, attempt), kind, decision.policy_version, decision.headline))
+            # The gate decides at the end of an attempt.
+            events.append(RunEvent(attempt.end.t, kind, decision.policy_version, decision.headline))
     return events
-
-
-def _t_decided(run: RunData, attempt: AttemptInfo) -> float:
-    """Returns the earliest time of the promotion decision: when its version was evaluated, or made."""
-    assert attempt.promotion is not None
-    version = attempt.promotion.policy_version
-    evaluated = run.evaluations["t"][run.evaluations["policy_version"] == version]
-    if len(evaluated):
-        return float(evaluated[-1])
-    at = clock(run)
-    made = float(np.interp(version, at.x, at.y)) if len(at.x) else 0.0
-    return run.info.attempts[0].t_started + 60 * made
 
 
 def _version_at(run: RunData, t: float) -> int:

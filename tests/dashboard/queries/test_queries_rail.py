@@ -50,7 +50,7 @@ def _run(**changes: Any) -> RunData:
     """Three steps in the last three seconds; an alarm long before them, a decision, a promotion and a restart."""
     status = {**STATUS, "incidents": {"latest": [ALARM, RESTART]}, "decisions": {"latest": [RAISED]}}
     run = run_data(metrics={"train-0": {"reward_mean": measured([0.0, 0.5, 1.0])}}, status=status, **changes)
-    first = replace(run.info.attempts[0], promotion=PROMOTED, end=AttemptEnd(state="finished"))
+    first = replace(run.info.attempts[0], promotion=PROMOTED, end=AttemptEnd(state="finished", t=T - 1.3))
     second = replace(first, number=1, t_started=T - 1.2, first_step=2, promotion=None, changes=("seed was 1 and is 2",))
     return replace(run, info=replace(run.info, attempts=(first, second)))
 
@@ -58,7 +58,7 @@ def _run(**changes: Any) -> RunData:
 def test_events_of_every_kind_are_listed_with_their_versions_the_newest_first() -> None:
     result = latest_events(_run(), 9)
     assert [(event.kind, event.policy_version) for event in result] == [
-        ("restart", 2), ("promotion", 2), ("resumed", 2), ("decision", 1), ("incident", 0),
+        ("restart", 2), ("resumed", 2), ("promotion", 2), ("decision", 1), ("incident", 0),
     ]  # fmt: skip
     assert latest_events(_run(), 2) == result[:2]
     assert latest_events(run_data(status=None, metrics={}), 9) == []
