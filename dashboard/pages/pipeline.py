@@ -5,18 +5,12 @@ from dash.development.base_component import Component
 
 from dashboard.queries.series import TRAINER, metric, replicas
 from dashboard.queries.verdict.facts import IDLE_SECONDS, STEPS, Facts, read_facts
-from dashboard.queries.verdict.rules import bottleneck, duration
+from dashboard.queries.verdict.rules import BOUND, bottleneck, duration
 from dashboard.read.model import RunData
 from dashboard.read.tokens import visible
 from millrace.runs.status import STAGES
 from millrace.runtime.messages import LOADING, STARTING, STOPPED
 
-_BOTTLENECKS = {
-    "trainer-bound": "train",
-    "generator-bound": "generate",
-    "scorer-bound": "score",
-    "sync-bound": "sync_weights",
-}
 _TREND = 0.25
 """A queue grows or shrinks if its mean changes by more than this share from the previous steps to the newest."""
 
@@ -24,9 +18,9 @@ _TREND = 0.25
 def picture(run: RunData) -> Component:
     facts = read_facts(run)
     names = {stage: [name for name in facts.doing if name.rpartition("-")[0] == stage] for stage in STAGES}
-    slowest = _BOTTLENECKS.get(bottleneck(facts).cause)
+    limit = bottleneck(facts).cause
     generate, score, *teach, train, sync = (
-        _stage(run, facts, stage, of_stage, is_bottleneck=stage == slowest)
+        _stage(run, facts, stage, of_stage, is_bottleneck=BOUND.get(stage) == limit)
         for stage, of_stage in names.items()
         if of_stage or stage != "teach"
     )

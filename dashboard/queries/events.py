@@ -12,7 +12,8 @@ import numpy as np
 from dashboard.queries.series import clock, minutes
 from dashboard.read.model import RunData
 
-_KINDS = {"stage.restarted": "restart"}
+RESTART = "restart"
+_KINDS = {"stage.restarted": RESTART}
 """Kind of incident in the status → kind of event; others are "incident"."""
 
 
@@ -31,17 +32,21 @@ class RunEvent(NamedTuple):
 
 def latest_events(run: RunData, most: int) -> Sequence[RunEvent]:
     """Returns at most `most` events, newest first."""
-    status = run.status or {}
-    events = [
+    decisions = [
+        RunEvent(decision["t"], "decision", decision["policy_version"], f"{decision['change']}: {decision['reason']}")
+        for decision in (run.status or {}).get("decisions", {}).get("latest", [])
+    ]
+    events = [*incidents(run), *decisions, *_attempts(run)]
+    return sorted(events, key=lambda event: event.t, reverse=True)[:most]
+
+
+def incidents(run: RunData) -> list[RunEvent]:
+    """Returns the latest incidents of the status."""
+    return [
         RunEvent(incident["t"], _KINDS.get(incident["kind"], "incident"), _version_at(run, incident["t"]), words)
-        for incident in status.get("incidents", {}).get("latest", [])
+        for incident in (run.status or {}).get("incidents", {}).get("latest", [])
         for words in [str(incident["sentence"])]
     ]
-    events += [
-        RunEvent(decision["t"], "decision", decision["policy_version"], f"{decision['change']}: {decision['reason']}")
-        for decision in status.get("decisions", {}).get("latest", [])
-    ]
-    return sorted([*events, *_attempts(run)], key=lambda event: event.t, reverse=True)[:most]
 
 
 def promotions(run: RunData) -> Mapping[int, str]:

@@ -7,7 +7,6 @@ from typing import Any
 
 from configs.stored import AnnotatorPools
 from dashboard.read.model import AttemptInfo, RunInfo
-from millrace.errors import RunMissing
 from millrace.evaluation.promotion import read_decision
 from millrace.runs.record import read_attempt, read_end, read_run
 from storage import layout
@@ -20,7 +19,7 @@ def read_run_info(store: Store, previous: RunInfo | None = None) -> RunInfo:
 
     Raises RunMissing if the run does not exist, and StreamCorrupt for a malformed record.
     """
-    run_id = _run_id(store) if previous is None else previous.run_id
+    run_id = str(read_run(store)["run_id"]) if previous is None else previous.run_id
     attempts = [] if previous is None else list(previous.attempts)
     while (attempt := _attempt(store, len(attempts))) is not None:
         attempts.append(attempt)
@@ -45,15 +44,6 @@ def _with_end(store: Store, attempt: AttemptInfo) -> AttemptInfo:
     if (end := read_end(store, attempt.number)) is None:
         return attempt
     return replace(attempt, end=end, promotion=read_decision(store, attempt.number))
-
-
-def _run_id(store: Store) -> str:
-    try:
-        return str(read_run(store)["run_id"])
-    except RunMissing:
-        raise
-    except (ValueError, KeyError, TypeError) as error:
-        raise StreamCorrupt(layout.RUN, "expected a run's record, a JSON object with its run_id") from error
 
 
 def _attempt(store: Store, number: int) -> AttemptInfo | None:

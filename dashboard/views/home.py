@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -12,10 +11,8 @@ from dashboard.queries.series import (
     TRAINER,
     ChartLine,
     Floats,
-    clock,
     mean_of_last,
     metric,
-    minutes,
     over_versions,
     thin,
 )
@@ -54,7 +51,7 @@ def _home(runs: Sequence[RunData]) -> go.Figure:
         ("Off-policy", _off_policy(run)),
         ("Seconds per step", _phases(run)),
     ]
-    marks = [Mark(x=version) for version in restarts(run).tolist()]
+    marks = [Mark(x=version) for version in restarts(run)]
     for version, sentences in events.config_changes(run).items():
         marks.append(Mark(x=version, dash="dash", label="config", details="; ".join(sentences)))
     return stacked(charts, x=VERSIONS, marks=marks)
@@ -140,16 +137,11 @@ def step_phases(run: RunData) -> Mapping[str, ChartLine]:
     return by_kind
 
 
-def restarts(run: RunData) -> Floats:
+def restarts(run: RunData) -> list[int]:
     """Policy versions at which a stage was restarted, or the run was resumed with the same config."""
-    at = clock(run)
-    latest: Sequence[Mapping[str, Any]] = (run.status or {}).get("incidents", {}).get("latest", [])
-    times = [incident["t"] for incident in latest if incident["kind"] == "stage.restarted"]
-    times += [attempt.t_started for attempt in run.info.attempts[1:] if not attempt.changes]
-    if not len(at.x) or not times:
-        return np.empty(0)
-    versions: Floats = np.unique(np.interp(minutes(run, np.array(times)), at.y, at.x).round())
-    return versions
+    restarted = {event.policy_version for event in events.incidents(run) if event.kind == events.RESTART}
+    resumed = {attempt.first_step for attempt in run.info.attempts[1:] if not attempt.changes}
+    return sorted(restarted | resumed)
 
 
 def checkpoints(run: RunData) -> Floats:

@@ -18,12 +18,13 @@ SILENT_SECONDS = 30.0
 """Age of a status record that causes a warning; after `supervision.hang_seconds`, the replica hangs."""
 DROPPED, MANY_DROPPED = 0.05, 0.25
 """Shares of taken data that is dropped or masked as too old: above the first a warning, above the second bad."""
-_BOUND = {
+BOUND = {
     "train": "trainer-bound",
     "generate": "generator-bound",
     "score": "scorer-bound",
     "sync_weights": "sync-bound",
 }
+"""Stage → cause of the bottleneck's clause if it is this stage."""
 _UNHEALTHY = {"failed": "unhealthy: it failed", "killed": "unhealthy: it was killed"}
 NO_SPREAD = 0.8
 """Share of groups with equal rewards above which there is a warning."""
@@ -120,7 +121,7 @@ def bottleneck(facts: Facts) -> Clause:
         return _unknown(facts, "bottleneck", "flow", "flow-idle")
     push = facts.push_seconds or 0.0
     stage, words = find_bottleneck(facts.idle, sync=facts.sync, step_seconds=facts.step_seconds, push=push)
-    cause = _BOUND.get(stage or "", "waits")
+    cause = BOUND.get(stage or "", "waits")
     good = stage == "train" or facts.sync
     return Clause(cause=cause, level="good" if good else "warning", words=words, view="flow", block="flow-idle")
 

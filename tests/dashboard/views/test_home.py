@@ -51,11 +51,11 @@ def test_the_seconds_of_a_step_are_split_by_phase() -> None:
 def test_restarts_and_checkpoints_are_marked_at_their_versions() -> None:
     again = {"t": T - 5.0, "kind": "stage.restarted", "sentence": "score-0 was started again", "stage": "score-0"}
     run = _run(status={**STATUS, "incidents": {"latest": [again, {**again, "kind": "probe.alarm", "t": T - 9}]}})
-    assert restarts(run).tolist() == [15.0]
+    assert restarts(run) == [15]
     assert checkpoints(run).tolist() == [10.0]
-    resumed = replace(run.info.attempts[0], number=1, t_started=T - 8.0)
+    resumed = replace(run.info.attempts[0], number=1, t_started=T - 8.0, first_step=12)
     info = replace(run.info, attempts=(run.info.attempts[0], resumed))
-    assert restarts(replace(run, info=info)).tolist() == [12.0, 15.0]
+    assert restarts(replace(run, info=info)) == [12, 15]
     figure = HOME.blocks[0].build([run])
     assert [shape.x0 for shape in figure.layout.shapes] == [15.0]
 
