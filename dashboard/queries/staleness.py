@@ -61,23 +61,8 @@ def bound_name(run: RunData) -> str:
 
 
 def bound(run: RunData) -> ChartLine:
-    """Returns the bound in force up to the newest trained version; each value is valid until the next.
-
-    Without a measured bound, uses the bounds of the attempts.
-    """
-    measured = over_versions(run, "train-0", "max_staleness")
-    if len(measured.x):
-        return thin(measured, largest=True)
-    versions: list[float] = []
-    bounds: list[float] = []
-    for attempt in reversed(run.info.attempts):
-        # Versions of an attempt after the one from which a later attempt resumed were rolled back.
-        if not versions or attempt.first_step < versions[-1]:
-            versions.append(float(attempt.first_step))
-            bounds.append(float(attempt.max_staleness))
-    trained = run.consumed["policy_version"][run.trained]
-    newest = max(float(trained[-1]) if len(trained) else 0.0, versions[0])
-    return ChartLine(np.array([*versions[::-1], newest]), np.array([*bounds[::-1], bounds[0]]))
+    """Returns the bound in force at each step; empty for a replay, which has none."""
+    return thin(over_versions(run, TRAINER, "max_staleness"), largest=True)
 
 
 def decisions(run: RunData) -> Sequence[Mapping[str, Any]]:

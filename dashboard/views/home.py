@@ -82,10 +82,8 @@ def _staleness(run: RunData) -> go.Figure:
     lines = [
         Series(name="mean", line=mean, colour=BLUE),
         Series(name="largest", line=largest, colour=SKY, dash="dot"),
+        Series(name=staleness.bound_name(run), line=staleness.bound(run), colour=GREY, dash="dash", stepped=True),
     ]
-    if len(mean.x):
-        name, line = staleness.bound_name(run), staleness.bound(run)
-        lines.append(Series(name=name, line=line, colour=GREY, dash="dash", stepped=True))
     return line_chart(lines, x=VERSIONS, y="", empty=missing([run]), from_zero=True)
 
 

@@ -22,11 +22,10 @@ _OUTCOMES = ("outcome", "rollouts", "response tokens", "mean length, tokens", "Ã
 
 def _over_time(run: RunData) -> list[Series]:
     mean, largest = queries.over_time(run)
-    bound = queries.bound(run) if len(mean.x) else mean
     return [
         Series(name="mean", line=mean, colour=BLUE),
         Series(name="largest", line=largest, colour=SKY, dash="dot"),
-        Series(name=queries.bound_name(run), line=bound, colour=VERMILION, dash="dash", stepped=True),
+        Series(name=queries.bound_name(run), line=queries.bound(run), colour=VERMILION, dash="dash", stepped=True),
         *line_per_source([run], _mean, "mean"),
     ]
 

@@ -4,25 +4,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.pages.run_data import attempt, consumed_rows, run_data
+from support.pages.run_data import consumed_rows, run_data
 
 from dashboard.queries import staleness
-from dashboard.read.model import AttemptInfo, RunData
+from dashboard.read.model import RunData
 
 _EMPTY = run_data(consumed=consumed_rows([]))
 
 
 def _run(policy_version: Any, **columns: Any) -> RunData:
     return run_data(consumed=consumed_rows(policy_version, **columns))
-
-
-def _attempt(first_step: int, max_staleness: int) -> AttemptInfo:
-    return attempt({"staleness": {"max_staleness": max_staleness}}, first_step=first_step)
-
-
-def _with_attempts(*attempts: AttemptInfo) -> RunData:
-    run = _run([1, 2, 3, 30])
-    return RunData(**{**vars(run), "info": type(run.info)(run_id="r", url="u", attempts=attempts)})
 
 
 def test_mean_and_largest_are_of_the_trained_rows_of_each_step() -> None:
@@ -32,24 +23,11 @@ def test_mean_and_largest_are_of_the_trained_rows_of_each_step() -> None:
     assert largest.y.tolist() == [3, 2]
 
 
-def test_the_bound_holds_until_a_later_attempt_changes_it() -> None:
-    bound = staleness.bound(_with_attempts(_attempt(0, 4), _attempt(20, 2)))
-    assert bound.x.tolist() == [0, 20, 30]
-    assert bound.y.tolist() == [4, 2, 2]
-
-
-def test_a_bound_that_moves_is_the_one_that_was_measured() -> None:
+def test_the_bound_is_the_one_that_was_measured_at_each_step() -> None:
     rows = {"policy_version": np.array([1, 2, 3]), "value": np.array([1.0, 3.0, 2.0])}
-    run = RunData(**{**vars(_with_attempts(_attempt(0, 4))), "metrics": {"train-0": {"max_staleness": rows}}})
-    bound = staleness.bound(run)
+    bound = staleness.bound(run_data(metrics={"train-0": {"max_staleness": rows}}))
     assert bound.x.tolist() == [1, 2, 3]
     assert bound.y.tolist() == [1, 3, 2]
-
-
-def test_the_bound_of_an_attempt_that_was_rolled_back_whole_is_not_shown() -> None:
-    bound = staleness.bound(_with_attempts(_attempt(0, 4), _attempt(20, 8), _attempt(10, 1)))
-    assert bound.x.tolist() == [0, 10, 30]
-    assert bound.y.tolist() == [4, 1, 1]
 
 
 def test_in_flight_and_in_queues_add_up_to_the_mean() -> None:

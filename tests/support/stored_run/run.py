@@ -268,7 +268,8 @@ class StoredRun:
                 self._step_metrics |= source_metrics(batch, rollouts_of_step, source)
             for stage, replica in self._metrics:
                 values = stage_metrics(random, stage, self._account.taken().tokens)
-                values |= self._step_metrics if stage == "train" else {}
+                bound = float(self.shape.max_staleness)
+                values |= {**self._step_metrics, "max_staleness": bound} if stage == "train" else {}
                 values |= {f"source_weight/{source}": 1.0 for source in sources if stage == "generate"}
                 stamp: dict[str, Any] = {"t": self._t_step(step), "incarnation": self._incarnation}
                 tables[stage, replica].append(metric_rows(values, policy_version=step, **stamp))
