@@ -204,4 +204,4 @@ ANSWERS: pa.Schema = pa.schema(
         column("rewards", pa.list_(pa.float64()), "[1 + samples] reward of each response; null if its reward failed"),
     ]
 )
-"""What a policy version answered to each prompt of an evaluation: `answers/<version>.parquet`, one row per prompt."""
+"""The answers of a policy version to an evaluation, one row per prompt: `answers/<version>.parquet`."""

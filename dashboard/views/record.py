@@ -22,7 +22,7 @@ _CHARACTERS = 400
 
 def _settings(run: RunData, *, is_default: bool) -> list[tuple[str, ...]]:
     changed = run.info.attempts[-1].origin.defaults
-    defaults = settings({key: default for key, given in changed.items() for default in given})
+    defaults = settings({key: default for key, values in changed.items() for default in values})
 
     def differs(key: str, value: str) -> bool:
         # Of a setting with names of its own below it, such as a loss, only some may differ.

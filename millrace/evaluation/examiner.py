@@ -155,4 +155,5 @@ class Examiner:
 
 
 def _answered(prompts: Sequence[Prompt], answers: Sequence[Sequence[Answered]]) -> list[AnsweredPrompt]:
-    return [AnsweredPrompt(prompt=prompt, answers=given) for prompt, given in zip(prompts, answers, strict=True)]
+    pairs = zip(prompts, answers, strict=True)
+    return [AnsweredPrompt(prompt=prompt, answers=prompt_answers) for prompt, prompt_answers in pairs]

@@ -36,10 +36,10 @@ def test_the_answers_of_a_result_are_read_as_written(dict_store: DictStore) -> N
             "prompt_id": f"id {prompt}",
             "prompt": prompt,
             "expected": prompt.upper(),
-            "responses": [response for response, _ in given],
-            "rewards": [reward for _, reward in given],
+            "responses": [response for response, _ in pairs],
+            "rewards": [reward for _, reward in pairs],
         }
-        for prompt, given in ANSWERS.items()
+        for prompt, pairs in ANSWERS.items()
     ]
 
 

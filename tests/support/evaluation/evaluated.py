@@ -19,15 +19,15 @@ def table_of(answers: Mapping[str, Answers], name: str = HELD_OUT) -> pa.Table:
     rows = [
         AnsweredPrompt(
             prompt=Prompt(prompt_id=f"id {text}", text=text, answer=text.upper(), source="letters"),
-            answers=[Answered(response=response, answer=None, reward=reward) for response, reward in given],
+            answers=[Answered(response=response, answer=None, reward=reward) for response, reward in pairs],
         )
-        for text, given in answers.items()
+        for text, pairs in answers.items()
     ]
     return answers_table({name: rows})
 
 
 def evaluate(store: Store, policy_version: int, answers: Mapping[str, Answers], *, t: float = 50.0) -> None:
     """Stores the answers to each prompt by its text, and the result of the version, done at `t` (unix seconds)."""
-    accuracy = sum(given[0][1] or 0.0 for given in answers.values()) / len(answers)
+    accuracy = sum(pairs[0][1] or 0.0 for pairs in answers.values()) / len(answers)
     result = {"policy_version": policy_version, "accuracy": accuracy, "prompts": len(answers), "t": t}
     write_result(store, {**result, "answers": write_answers(store, policy_version, table_of(answers))})
