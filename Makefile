@@ -18,7 +18,7 @@ SOURCES := configs flows tasks millrace storage dashboard benchmarks docs tests
 # For `make server`, `make deploy` and `make host`. Variables already set in the environment are kept.
 PORT ?= 4200
 
-demo: install  ## runs a complete asynchronous campaign on this machine's CPU, in about two minutes
+demo: install  ## runs a complete asynchronous campaign on this machine's CPU, in about a minute and a half
 	$(BIN)/millrace run configs/presets/tiny-cpu.yaml
 
 # Two workers share the tests, a file at a time, in the order of the files. Each process gets one thread: more than one
