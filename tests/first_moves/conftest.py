@@ -14,11 +14,11 @@ def checkout() -> Iterator[Checkout]:
 
 @pytest.fixture(scope="session")
 def demo(checkout: Checkout) -> str:
-    """The URL of the demo's run, made by `make demo` with 10 steps in place of 400."""
+    """The URL of the demo's run, made by `make demo` with 10 steps in place of 250."""
     preset = checkout.folder / "configs/presets/tiny-cpu.yaml"
     text = preset.read_text()
-    assert "max_steps: 400" in text
-    checkout.write("configs/presets/tiny-cpu.yaml", text.replace("max_steps: 400", "max_steps: 10"))
+    assert "max_steps: 250" in text
+    checkout.write("configs/presets/tiny-cpu.yaml", text.replace("max_steps: 250", "max_steps: 10"))
     checkout.run("make demo").succeeded()
     [run] = (checkout.folder / "runs").glob("tiny-cpu-*")
     return f"runs/{run.name}"

@@ -42,7 +42,7 @@ def policy(folder: Path, **sections: Any) -> EvaluatedPolicy:
 @pytest.fixture(scope="module")
 def mixed(folder: Path) -> dict[str, Any]:
     """Measures of both sources."""
-    return policy(folder, sources={"sums": SUMS, "tools": TOOLS}).measures(None)
+    return policy(folder, sources={"sums": SUMS, "tools": TOOLS}).measure(None)[0]
 
 
 def test_each_source_is_measured_by_its_own_settings(mixed: dict[str, Any]) -> None:
@@ -59,14 +59,14 @@ def test_each_source_is_measured_by_its_own_settings(mixed: dict[str, Any]) -> N
 
 
 def test_a_source_is_measured_alike_alone_and_in_a_mixture(folder: Path, mixed: dict[str, Any]) -> None:
-    assert policy(folder, **SUMS).measures(None) == mixed["sets"]["sums"]
-    alone = policy(folder, sources={"tools": TOOLS}).measures(None)
+    assert policy(folder, **SUMS).measure(None)[0] == mixed["sets"]["sums"]
+    alone = policy(folder, sources={"tools": TOOLS}).measure(None)[0]
     assert alone == {**mixed["sets"]["tools"], "sets": {"chains": mixed["sets"]["tools/chains"]}}
 
 
 def test_the_weights_of_the_evaluation_take_the_place_of_the_mixture_s(folder: Path) -> None:
     weights = {"sums": 2.0}
-    measures = policy(folder, sources={"sums": SUMS, "tools": TOOLS}, evaluation={"weights": weights}).measures(None)
+    measures = policy(folder, sources={"sums": SUMS, "tools": TOOLS}, evaluation={"weights": weights}).measure(None)[0]
     assert (measures["accuracy"], measures["weights"]) == (measures["sets"]["sums"]["accuracy"], weights)
 
 

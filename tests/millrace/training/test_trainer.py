@@ -140,7 +140,7 @@ def in_turn(num_ranks: int) -> list[InTurn]:
 def test_any_split_into_microbatches_and_ranks_gives_the_same_gradient_and_report(
     make_model: MakeModel, seed: int, size: int, max_tokens: int, num_ranks: int, loss: dict[str, Any], aggregation: str
 ) -> None:
-    """In float32, to 1e-6 of the gradient's norm; with a KL to the reference, which is another model."""
+    """To 1e-6 of the gradient's norm and float32's precision; with a KL to the reference, which is another model."""
     samples = drawn(seed, size)
     objective = {**loss, "aggregation": aggregation, "kl": {"coefficient": 0.1}}
     whole = make_trainer(make_model(0), reference=make_model(1), **objective)
@@ -159,7 +159,7 @@ def test_any_split_into_microbatches_and_ranks_gives_the_same_gradient_and_repor
     own = {"grad_norm": expected.grad_norm, "changed_weight_share": expected.changed_weight_share}
     assert report.measured() | own == pytest.approx(expected.measured(), rel=1e-4, abs=1e-5)
     for ours, other in zip(report.trainer_logprobs, expected.trainer_logprobs, strict=True):
-        np.testing.assert_allclose(ours, other, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(ours, other, rtol=1e-6, atol=1e-5)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
