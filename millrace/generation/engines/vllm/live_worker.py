@@ -200,7 +200,7 @@ class LiveEngine(SharedMemoryEngine):
 
 
 def _look_for_abort(address: str, key: str) -> Callable[[], bool]:
-    """A function that tells whether the trainer has aborted the push, or sync_weights is gone.
+    """Returns a function that reports whether the trainer has aborted the push, or sync_weights is gone.
 
     It keeps one connection: TCPStore asks the name server at each new one, and waits 5 s for an answer that is lost.
     """
