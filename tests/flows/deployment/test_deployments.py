@@ -72,7 +72,7 @@ def test_the_form_takes_the_default_parameters_and_describes_each(name: str) -> 
 
 def test_the_form_shows_the_values_of_each_preset_and_sets_none_of_them() -> None:
     fields = parameter_schema(flow_of("campaign-from-preset")).properties
-    assert "In the presets: 250 (tiny-cpu), 50 (calculator-cpu)" in fields["max_steps"]["description"]
+    assert "In the presets: 250 (tiny-cpu), 50 (calculator-cpu, distill-cpu)" in fields["max_steps"]["description"]
     assert "In all presets: null." in fields["duration_minutes"]["description"]
     changes = {"name", "max_steps", "duration_minutes", "model", "prompts", "reward", "learning_rate", "max_staleness"}
     assert all(fields[name]["default"] is None for name in changes)
