@@ -24,7 +24,7 @@ from dashboard.pages.draw import CHART, TEXT
 from dashboard.pages.site import TRAJECTORIES, Site
 from dashboard.read.runs import Runs
 from dashboard.server.ahead import read_ahead
-from dashboard.server.callbacks import reject_senseless
+from dashboard.server.callbacks import reject_invalid
 from dashboard.server.security import guard
 from dashboard.server.transfer import compress, serve_plotly
 
@@ -91,7 +91,7 @@ def make_app(runs: Runs, *, host: str, token: str | None) -> Dash:
     guard(app.server, host=host, token=token, script_hashes=app.csp_hashes())
     # After the guard, which checks access.
     serve_plotly(app.server)
-    reject_senseless(app)
+    reject_invalid(app)
     return app
 
 

@@ -1,4 +1,4 @@
-"""Answers callback requests that make no sense with status 400 and a sentence instead of an exception.
+"""Answers invalid callback requests with status 400 and a sentence instead of an exception.
 
 A page drawn by an older server may send such requests.
 """
@@ -13,7 +13,7 @@ CALLBACK_PATH = "/_dash-update-component"
 _LOGGER = logging.getLogger(__name__)
 
 
-def reject_senseless(app: Dash) -> None:
+def reject_invalid(app: Dash) -> None:
     """Rejects requests of the wrong form, or with values that make a callback fail, and logs the traceback."""
 
     # Raised by Dash and Python for unknown callbacks, missing values and values of the wrong type.

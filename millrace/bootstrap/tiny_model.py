@@ -131,11 +131,7 @@ def bootstrap(
         with naming_source(name):
             played[name] = lesson.played()
     tokenizer, model = _fresh([(lesson, played[name]) for name, lesson in lessons.items()], shape)
-    training = TrainingConfig(
-        max_steps=max(1, shape.max_steps), loss=PlainConfig(name="cross_entropy"), learning_rate=shape.learning_rate
-    )
-    # A copy: the trainer replaces its attention, and the engine can't use that one.
-    trainer = Trainer(deepcopy(model), training)
+    trainer = _trainer(model, shape)
     trainer.on_progress = on_progress
     call_at_each_layer(model, on_progress)
     encoder = PromptEncoder(tokenizer, PromptsConfig())
@@ -153,25 +149,14 @@ def bootstrap(
     step = 0
     while step < shape.max_steps and not all(lesson.is_learned(*rates[name]) for name, lesson in lessons.items()):
         step += 1
-        # A lesson that is learned leaves most of its demonstrations to the others.
-        shares = {name: 0.25 if lesson.is_learned(*rates[name]) else 1.0 for name, lesson in lessons.items()}
-        total = sum(shares.values())
-        batch = [
-            (prompt, dialogue(prompt, rng, lesson.recipe.error_rate, partners[name]))
-            for name, lesson in lessons.items()
-            for prompt in rng.choices(lesson.prompts, k=math.ceil(lesson.recipe.batch_size * shares[name] / total))
-        ]
+        batch = _demonstrated(lessons, rates, partners, rng)
         loss = trainer.step([_sample(tokenizer, *each, group) for group, each in enumerate(batch)]).loss
         if step % check_every == 0:
             model.load_state_dict(trainer.model.state_dict())
             for name, lesson in lessons.items():
                 rates[name] = _measure(engine, tokenizer, name, checked[name], lesson.max_new_tokens)
-            progress = "; ".join(
-                f"{_of(name)}answers like a demonstrator {rates[name][0]:.2f} of "
-                f"{lesson.recipe.target_imitation_rate:.2f}, right {rates[name][1]:.2f}"
-                for name, lesson in lessons.items()
-            )
-            report(step, f"warm start step {step} of at most {shape.max_steps}: loss {loss:.3f}, {progress}")
+            progress = f"loss {loss:.3f}, {_progress(lessons, rates)}"
+            report(step, f"warm start step {step} of at most {shape.max_steps}: {progress}")
     model.load_state_dict(trainer.model.state_dict())
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -180,6 +165,39 @@ def bootstrap(
     return (
         f"{size:,} parameters, made in {seconds:.0f} s and {step} supervised steps: greedy accuracy {accuracies} on "
         "training prompts"
+    )
+
+
+def _trainer(model: LlamaForCausalLM, shape: Recipe) -> Trainer:
+    """A trainer of a copy of the model: it replaces the attention, and the engine needs the model's."""
+    training = TrainingConfig(
+        max_steps=max(1, shape.max_steps), loss=PlainConfig(name="cross_entropy"), learning_rate=shape.learning_rate
+    )
+    return Trainer(deepcopy(model), training)
+
+
+def _demonstrated(
+    lessons: Mapping[str, Lesson],
+    rates: Mapping[str, tuple[float, float]],
+    partners: Mapping[str, Environment | None],
+    rng: random.Random,
+) -> list[tuple[Prompt, list[tuple[str, bool]]]]:
+    """The prompts of a step with their demonstrations. A lesson that is learned leaves most of them to the others."""
+    shares = {name: 0.25 if lesson.is_learned(*rates[name]) else 1.0 for name, lesson in lessons.items()}
+    total = sum(shares.values())
+    return [
+        (prompt, dialogue(prompt, rng, lesson.recipe.error_rate, partners[name]))
+        for name, lesson in lessons.items()
+        for prompt in rng.choices(lesson.prompts, k=math.ceil(lesson.recipe.batch_size * shares[name] / total))
+    ]
+
+
+def _progress(lessons: Mapping[str, Lesson], rates: Mapping[str, tuple[float, float]]) -> str:
+    """The imitation rate and accuracy of each lesson, as text."""
+    return "; ".join(
+        f"{_of(name)}answers like a demonstrator {rates[name][0]:.2f} of "
+        f"{lesson.recipe.target_imitation_rate:.2f}, right {rates[name][1]:.2f}"
+        for name, lesson in lessons.items()
     )
 
 

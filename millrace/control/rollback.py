@@ -56,8 +56,12 @@ def roll_back(
         measured=measured,
     )
     decisions.add(decision)
-    for kept in (layout.evaluation(steps[-1]), layout.answers(steps[-1])):
-        for entry in store.entries(kept.partition("/")[0]):
-            if entry.path > kept:
+    version = steps[-1]
+    for folder, newest_kept in (
+        (layout.EVALUATIONS, layout.evaluation(version)),
+        (layout.ANSWERS, layout.answers(version)),
+    ):
+        for entry in store.entries(folder):
+            if entry.path > newest_kept:
                 store.delete(entry.path)
     return RolledBack(f"{decision.change}: {decision.reason}")

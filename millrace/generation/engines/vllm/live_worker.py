@@ -79,7 +79,7 @@ class LiveEngine(SharedMemoryEngine):
         """Joins the trainer's group, in place of an earlier one."""
         register_worker()
         self._abort()
-        if _look_for_abort(init_info.watch["address"], init_info.watch["key"])():
+        if _look_for_abort(**init_info.watch)():
             raise RuntimeError("the push was aborted before this worker could join")
         config = WeightTransferConfig(backend=init_info.backend)
         engine = WeightTransferEngineFactory.create_engine(config, self.vllm_config, self.device, self.model)
@@ -145,10 +145,10 @@ class LiveEngine(SharedMemoryEngine):
         until, done = time.monotonic() + seconds, threading.Event()
 
         def watch() -> None:
-            if done.wait(_LOOK_SECONDS):
-                return
-            is_aborted = _look_for_abort(address, key)
+            is_aborted = None
             while not done.wait(_LOOK_SECONDS):
+                # A short update needs no connection. Connecting does not outlast the deadline.
+                is_aborted = is_aborted or _look_for_abort(address, key, until - time.monotonic())
                 if time.monotonic() > until or is_aborted():
                     self._abort()
                     return
@@ -199,13 +199,15 @@ class LiveEngine(SharedMemoryEngine):
             group.destroy()
 
 
-def _look_for_abort(address: str, key: str) -> Callable[[], bool]:
-    """Returns a function that reports whether the trainer has aborted the push, or sync_weights is gone.
+def _look_for_abort(address: str, key: str, seconds: float) -> Callable[[], bool]:
+    """Connects within `seconds`. Returns a function that reports whether the push is aborted, or sync_weights is gone.
 
-    It keeps one connection: TCPStore asks the name server at each new one, and waits 5 s for an answer that is lost.
+    It keeps the connection: TCPStore asks the name server at each new one, and waits 5 s for an answer that is lost.
     """
+    if seconds <= 0:
+        return lambda: True
     try:
-        store = RendezvousClient(address, "worker", _CONNECT_SECONDS).store
+        store = RendezvousClient(address, "worker", min(seconds, _CONNECT_SECONDS)).store
     except (OSError, DistError):
         return lambda: True
 
