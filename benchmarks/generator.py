@@ -10,6 +10,7 @@ The models are random Llamas in float32: a response ends at each token with a pr
 
 import statistics
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -99,7 +100,8 @@ def contenders(case: GeneratorCase) -> dict[str, Callable[[int], int]]:
     prompts = [tuple(row) for row in prompts_BP.tolist()]
     words = models.WordLevel({str(token): token for token in range(_VOCAB)}, unk_token="0")
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), pad_token="0", eos_token="2")  # type: ignore[no-untyped-call]
-    engine = TransformersEngine(model, tokenizer)
+    # An engine changes how its model computes.
+    engine = TransformersEngine(deepcopy(model), tokenizer)
     sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=case.max_new_tokens)
 
     def run_engine(seed: int) -> int:

@@ -56,6 +56,10 @@ from storage.stores.factory import open_store
 _PROGRESS_SECONDS = 0.25
 _TIMES_SECONDS = 2.0
 _ADVANCED_SECONDS = 2.0
+_LATENESS = 0.02
+"""After a long wait, its end may be noticed late by this share of it: polling takes CPU time from other stages."""
+_MAX_POLL_GAP = 10
+"""Longest time between two polls, in the store's `poll_seconds`."""
 """How often a stage reports within a unit of work."""
 _LONG_RUNNING = frozenset({"generate", "score", "teach", "train", "sync_weights"})
 """Stages that run as long as the campaign: only their times are logged as metrics."""
@@ -201,6 +205,8 @@ class Stage:
         """Polls until the condition holds; False if asked to drain first. `why` names the missing condition."""
         lacking = why if callable(why) else lambda: why
         self._doing = lacking()
+        started = time.monotonic()
+        shortest, longest = self.store.poll_seconds, self.store.poll_seconds * _MAX_POLL_GAP
         while True:
             polled, busy_before = time.monotonic(), self._busy
             if until():
@@ -211,7 +217,7 @@ class Stage:
                 # `until` may have done some other work.
                 self._doing = lacking()
                 self.update_status()
-                time.sleep(self.store.poll_seconds)
+                time.sleep(min(max((time.monotonic() - started) * _LATENESS, shortest), longest))
             self._count("idle", time.monotonic() - polled - (self._busy - busy_before), lacking())
             if self.draining:
                 return False

@@ -24,6 +24,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from millrace.generation.engines.base import Engine, check_names
 from millrace.generation.engines.kv_rows import KvRows
+from millrace.generation.engines.packed_linears import pack_linears
 from millrace.generation.engines.sampling import StopCriteria, draw, uniforms
 from millrace.models.modules import ExpertRecorder, call_at_each_layer, move
 from millrace.types import FinishReason, Request, Response, Sampling, Trajectory
@@ -112,6 +113,7 @@ class TransformersEngine(Engine):
         `on_progress` is called at each layer of a pass: many prompts together may take minutes.
         """
         self.model = model
+        pack_linears(model)
         if on_progress is not None:
             call_at_each_layer(model, on_progress)
         self.policy_version = policy_version

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,23 @@ def test_polling_in_vain_is_idle_and_a_successful_poll_is_work(store: Store) -> 
     assert set(seconds) == {"idle", "loading", "update_weights"}
     assert seconds["update_weights"] >= 0.01
     assert seconds["idle"] > 0
+
+
+def test_the_longer_a_stage_waits_the_less_often_it_polls(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    polled: list[float] = []
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+
+    def look() -> bool:
+        polled.append(now[0])
+        return now[0] >= 60
+
+    assert stage(store).wait(look, why="waiting for a minute")
+    gaps = [after - before for before, after in pairwise(polled)]
+    assert gaps[0] == pytest.approx(store.poll_seconds)
+    assert all(gap <= max(1.01 * store.poll_seconds, 0.021 * before) for before, gap in zip(polled, gaps, strict=False))
+    assert len(polled) < 60 / store.poll_seconds / 8
 
 
 SEND_SIGNALS = """

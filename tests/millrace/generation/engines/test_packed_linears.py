@@ -1,0 +1,69 @@
+"""Engines on a CPU use packed weights, which follow every change of the weights and leave gradients alone."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from millrace.generation.engines.packed_linears import pack_linears
+
+FEATURES = 256
+ROWS = [1, 16, 300]
+
+
+@pytest.fixture(params=[True, False], ids=["bias", "no bias"])
+def linear(request: pytest.FixtureRequest) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(FEATURES, 2 * FEATURES, bias=request.param)
+
+
+def assert_same(linear: nn.Linear, inputs: torch.Tensor) -> None:
+    expected = nn.functional.linear(inputs, linear.weight, linear.bias)
+    torch.testing.assert_close(linear(inputs), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_a_packed_layer_gives_the_same_products(linear: nn.Linear, rows: int) -> None:
+    pack_linears(linear)
+    with torch.inference_mode():
+        assert_same(linear, torch.randn(rows, 1, FEATURES))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda linear: linear.weight.mul_(2),
+        lambda linear: linear.weight.copy_(torch.randn_like(linear.weight)),
+        lambda linear: setattr(linear.weight, "data", torch.randn_like(linear.weight)),
+        lambda linear: linear.to(torch.float64).to(torch.float32),
+    ],
+    ids=["scaled in place", "copied into", "replaced", "moved away and back"],
+)
+def test_a_packed_layer_follows_changes_of_its_weight(linear: nn.Linear, change: Callable[[nn.Linear], object]) -> None:
+    pack_linears(linear)
+    inputs = torch.randn(16, FEATURES)
+    with torch.inference_mode():
+        linear(inputs)
+    with torch.no_grad():
+        change(linear)
+    with torch.inference_mode():
+        assert_same(linear, inputs)
+
+
+def test_gradients_of_a_packed_layer_are_those_of_a_plain_one(linear: nn.Linear) -> None:
+    inputs = torch.randn(16, FEATURES)
+    (expected,) = torch.autograd.grad(linear(inputs).square().sum(), linear.weight)
+    pack_linears(linear)
+    (gradient,) = torch.autograd.grad(linear(inputs).square().sum(), linear.weight)
+    torch.testing.assert_close(gradient, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_types_compute_as_before(linear: nn.Linear, dtype: torch.dtype) -> None:
+    linear.to(dtype)
+    inputs = torch.randn(16, FEATURES, dtype=dtype)
+    expected = linear(inputs)
+    pack_linears(linear)
+    with torch.inference_mode():
+        torch.testing.assert_close(linear(inputs), expected, rtol=0, atol=0)
