@@ -31,8 +31,14 @@ _PATTERNS = {
 }
 _WHOLE = (OPTIMIZER, ATTENTION)
 """Operators within one of these belong to it, whatever they are."""
-_PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
-"""Matrix products, and the position of the first factor among their inputs."""
+_PRODUCTS = {
+    "aten::mm": (0, -1),
+    "aten::bmm": (0, -1),
+    "aten::addmm": (1, -1),
+    "aten::baddbmm": (1, -1),
+    "mkldnn::_linear_pointwise": (0, 0),
+}
+"""Matrix products: the position of the first factor among their inputs, and the second one's axis of the output."""
 _FUSED = re.compile(r"^aten::_scaled_dot_product_(flash|efficient|cudnn)_attention\w*$")
 _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
 _OPERATOR, _ANNOTATION = "cpu_op", "user_annotation"
@@ -100,8 +106,8 @@ def operations(name: str, arguments: Mapping[str, Any]) -> float:
     """
     dims: list[list[int]] = arguments.get("Input Dims", [])
     if name in _PRODUCTS and dims:
-        first = _PRODUCTS[name]
-        return 2.0 * prod(dims[first]) * dims[first + 1][-1]
+        first, output_axis = _PRODUCTS[name]
+        return 2.0 * prod(dims[first]) * dims[first + 1][output_axis]
     if not dims or not _FUSED.match(name):
         return 0.0
     backward = "backward" in name

@@ -89,6 +89,8 @@ def test_a_kernel_has_the_category_of_the_operator_that_launched_it() -> None:
         ("aten::mm", [[2, 3], [3, 5]], [], 60),
         ("aten::bmm", [[4, 2, 3], [4, 3, 5]], [], 240),
         ("aten::addmm", [[5], [2, 3], [3, 5]], [], 60),
+        # Its weight is as nn.Linear stores it.
+        ("mkldnn::_linear_pointwise", [[2, 1, 3], [5, 3], [5]], [], 60),
         ("aten::_scaled_dot_product_flash_attention_for_cpu", [[1, 2, 3, 4]] * 3, ["False"], 288),
         ("aten::_scaled_dot_product_flash_attention_for_cpu", [[1, 2, 3, 4]] * 3, ["True"], 144),
         ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", [[1, 2, 3, 4]] * 5, ["True"], 360),
