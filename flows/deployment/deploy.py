@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from uuid import UUID
 
 import yaml
 from prefect.automations import AutomationCore
@@ -36,6 +37,8 @@ REPOSITORY = Path(__file__).parents[2]
 POOL = "millrace"
 QUEUES = {"urgent": 1, "default": 2, "idle": 3}
 """Priority by name; the lowest number is served first."""
+ALERTS = "millrace-alerts"
+"""Name of the notification blocks, one of each type, that alerts go to."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -134,7 +137,7 @@ async def _put_project(client: PrefectClient) -> None:
         for schedule in deployment.schedules:
             if (former := active.get(schedule.id, schedule.active)) != schedule.active:
                 await client.update_deployment_schedule(deployment.id, schedule.id, active=former)
-    for automation in automations():
+    for automation in automations(await _alert_blocks(client)):
         existing = await client.read_automations_by_name(automation.name)
         if existing:
             # The client omits unset fields, and without its type the server mistakes an action for another. After
@@ -145,10 +148,22 @@ async def _put_project(client: PrefectClient) -> None:
             await client.create_automation(automation)
 
 
-def automations() -> list[AutomationCore]:
-    """Reads the automations of this project."""
-    definitions = yaml.safe_load(Path(__file__).with_name("automations.yaml").read_text(encoding="utf-8"))
+def automations(alert_blocks: Sequence[UUID] = ()) -> list[AutomationCore]:
+    """Reads the automations of this project; the one that alerts people only if there are blocks to notify."""
+    *definitions, alert = yaml.safe_load(Path(__file__).with_name("automations.yaml").read_text(encoding="utf-8"))
+    if alert_blocks:
+        (notify,) = alert["actions"]
+        definitions.append({**alert, "actions": [{**notify, "block_document_id": block} for block in alert_blocks]})
     return [AutomationCore.model_validate(definition) for definition in definitions]
+
+
+async def _alert_blocks(client: PrefectClient) -> list[UUID]:
+    """Ids of the server's notification blocks named `ALERTS`."""
+    return [
+        block.id
+        for block in await client.read_block_documents(include_secrets=False)
+        if block.name == ALERTS and block.block_schema and "notify" in block.block_schema.capabilities
+    ]
 
 
 async def _deployments(client: PrefectClient) -> list[DeploymentResponse]:

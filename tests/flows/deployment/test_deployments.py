@@ -2,7 +2,8 @@
 
 import importlib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+from uuid import uuid4
 
 import pytest
 import yaml
@@ -14,6 +15,7 @@ from prefect.utilities.schema_tools import validate
 from configs.load import load_config
 from configs.schema import RunConfig
 from flows.deployment.deploy import POOL, QUEUES, automations
+from millrace.runtime.messages import EventKind
 
 REPOSITORY = Path(__file__).parents[3]
 PRESET = REPOSITORY / "configs" / "presets" / "tiny-cpu.yaml"
@@ -100,3 +102,17 @@ def test_automations_that_stop_a_campaign_start_switched_off() -> None:
         if any(action.type == "cancel-flow-run" for action in automation.actions)
     ]
     assert stopping == [False, False]
+
+
+def test_alerts_go_to_each_block_and_to_nobody_without_one() -> None:
+    blocks = [uuid4(), uuid4()]
+    *others, alert = automations(blocks)
+    assert others == automations()
+    assert [action.block_document_id for action in alert.actions] == blocks
+
+
+def test_automations_wait_for_events_that_exist() -> None:
+    expected = {event for automation in automations([uuid4()]) for event in automation.trigger.expect}
+    own = {event.removeprefix("millrace.") for event in expected if event.startswith("millrace.")}
+    assert own
+    assert own <= set(get_args(EventKind))

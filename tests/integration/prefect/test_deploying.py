@@ -1,8 +1,11 @@
 """`make deploy` puts deployments on a server, keeps people's changes, and names the missing password or server."""
 
+import json
+import threading
 import time
 import uuid
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import pytest
 from support.campaigns.campaigns import wait_until
 from support.campaigns.deployed import Site
 
-from flows.deployment.deploy import automations
+from flows.deployment.deploy import ALERTS, automations
 
 pytestmark = pytest.mark.campaign
 
@@ -56,9 +59,9 @@ def emit(site: Site, kind: str, flow_run: str) -> None:
     post_event(site, kind, "millrace.run.mine", related)
 
 
-def post_event(site: Site, kind: str, resource: str, related: list[dict[str, str]]) -> None:
+def post_event(site: Site, kind: str, resource: str, related: list[dict[str, str]], **payload: Any) -> None:
     now = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
-    event = {"id": str(uuid.uuid4()), "occurred": now, "event": kind, "related": related, "payload": {}}
+    event = {"id": str(uuid.uuid4()), "occurred": now, "event": kind, "related": related, "payload": payload}
     site.api.post("/events", json=[{**event, "resource": {"prefect.resource.id": resource}}])
 
 
@@ -144,3 +147,41 @@ def test_a_flow_run_that_falls_silent_is_marked_crashed(site: Site, waiting: str
     site.api.post(f"/flow_runs/{waiting}/set_state", json=running)
     post_event(site, "prefect.flow-run.heartbeat", f"prefect.flow-run.{waiting}", [])
     wait_until(lambda: site.flow_run(waiting)["state"]["type"] == "CRASHED", "the flow run to be marked", 90)
+
+
+@pytest.fixture
+def webhook() -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """Someone's webhook: its URL, and what it was sent."""
+    received: list[dict[str, str]] = []
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(httpx.codes.NO_CONTENT)
+            self.end_headers()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/alert", received
+        server.shutdown()
+
+
+def test_an_alert_reaches_a_webhook(site: Site, webhook: tuple[str, list[dict[str, str]]]) -> None:
+    url, received = webhook
+    block_type = site.api.get("/block_types/slug/custom-webhook").json()
+    (schema, *_) = site.api.post(
+        "/block_schemas/filter", json={"block_schemas": {"block_type_id": {"any_": [block_type["id"]]}}}
+    ).json()
+    data = {"name": "mine", "url": url, "json_data": {"subject": "{{subject}}", "body": "{{body}}"}}
+    block = {"block_type_id": block_type["id"], "block_schema_id": schema["id"], "name": ALERTS, "data": data}
+    assert site.api.post("/block_documents/", json=block).status_code == httpx.codes.CREATED
+    with site.worker():
+        pass
+    post_event(site, "millrace.training.collapsed", "millrace.run.mine", [], sentence="reward fell to 0")
+    wait_until(lambda: received, "the alert", 60)
+    assert "millrace.training.collapsed" in received[0]["subject"]
+    assert received[0]["body"] == "reward fell to 0"
+    message = {"validated_state": {"type": "FAILED", "message": "the config has a typo"}}
+    post_event(site, "prefect.flow-run.Failed", "prefect.flow-run.mine", [], **message)
+    wait_until(lambda: len(received) > 1, "the second alert", 60)
+    assert received[1]["body"] == "the config has a typo"
