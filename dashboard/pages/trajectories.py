@@ -5,6 +5,8 @@ fields + "Search" ─► query ┴─► find, over RunData.consumed ─► a ta
                      │         (text: in prompts and responses of the first of these groups, read from the store)
                      └► address, so that a link shows the same groups
 ?open=<generator>.<row> ─────► GroupReader ─► the group
+
+With ?order=live the page asks every second whether the trainer took more rows, and shows the newest group.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,12 +16,14 @@ from typing import Any
 import numpy as np
 from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 from dash.development.base_component import Component
+from dash.exceptions import PreventUpdate
 
 from dashboard.pages import timeline, versions
 from dashboard.pages.draw import grid, line, number_columns, problem_box, saves, scrolling
 from dashboard.pages.group import view
 from dashboard.read.groups import MAX_TEXT_ROWS, TEXT_SECONDS, Group, GroupReader, Place
 from dashboard.read.model import RunData
+from dashboard.read.run_reader import RunReader
 from dashboard.read.runs import Runs
 from dashboard.read.search import (
     MAX_CHARACTERS,
@@ -48,8 +52,15 @@ _FIELDS = {
     "reward": ("reward", "0.5..1", 8),
 }
 """Field → label, example and width in em."""
-_ORDERS = {"newest": "newest first", "highest": "highest mean reward", "lowest": "lowest mean reward"}
+_ORDERS = {
+    "newest": "newest first",
+    "live": "newest, live",
+    "highest": "highest mean reward",
+    "lowest": "lowest mean reward",
+}
 _PROMPT_CHARACTERS = 80
+_TICK_MS = 1000
+_ENDLESS, _NO_TICKS = -1, 0
 _COLOURS: Mapping[Colouring, str] = {"ratio": "π/μ", "logprob": "log-probability", "advantage": "advantage"}
 
 
@@ -80,6 +91,8 @@ def layout(run_id: str, *, is_mixture: bool) -> Component:
         [
             dcc.Location(id=_id("address"), refresh=False),
             dcc.Store(id=_id("run"), data=run_id),
+            dcc.Store(id=_id("rows")),
+            dcc.Interval(id=_id("tick"), interval=_TICK_MS, max_intervals=_NO_TICKS),
             html.Div(fields, className="row"),
             html.Div([html.Button("Search", id=_id("search"), className="button"), order, manual], className="row"),
             html.Div([html.Div(id=_id("open")), html.Div(id=_id("found"))], className="beside"),
@@ -97,37 +110,52 @@ def register(app: Dash, runs: Runs) -> None:
             "search": Output(_id("address"), "search"),
             "found": Output(_id("found"), "children"),
             "group": Output(_id("open"), "children"),
+            "rows": Output(_id("rows"), "data"),
+            "ticks": Output(_id("tick"), "max_intervals"),
             "words": {name: Output(_id(name), "value") for name in names},
         },
         inputs={
             "search": Input(_id("address"), "search"),
             "submitted": [Input(_id("search"), "n_clicks"), *(Input(_id(name), "n_submit") for name in _FIELDS)],
+            "tick": Input(_id("tick"), "n_intervals"),
         },
-        state={"run_id": State(_id("run"), "data"), "words": {name: State(_id(name), "value") for name in names}},
+        state={
+            "run_id": State(_id("run"), "data"),
+            "rows": State(_id("rows"), "data"),
+            "words": {name: State(_id(name), "value") for name in names},
+        },
+        # A request that outlasts a second would be dropped for the next one.
+        running=[(Output(_id("tick"), "disabled"), True, False)],
     )
-    def show(search: str | None, submitted: Any, run_id: str, words: Mapping[str, str | None]) -> dict[str, Any]:
+    def show(
+        search: str | None, submitted: Any, tick: Any, run_id: str, rows: int | None, words: Mapping[str, str | None]
+    ) -> dict[str, Any]:
         here: Any = no_update
         values: dict[str, Any] = dict.fromkeys(names, no_update)
+        is_tick, is_address = ctx.triggered_id == _id("tick"), ctx.triggered_id in (None, _id("address"))
+        ticks, rows_now = _ENDLESS if is_tick else _NO_TICKS, rows
         try:
-            if ctx.triggered_id in (None, _id("address")):
+            if is_tick or is_address:
                 query = from_address(search or "")
-                shown = {"order": "newest", **typed(query)}
-                values = {name: shown.get(name, "") for name in names}
             else:
                 query = parse({name: word or "" for name, word in words.items()})
                 here = address(query)
+            if is_address:
+                shown = {"order": "newest", **typed(query)}
+                values = {name: shown.get(name, "") for name in names}
+            ticks = _ENDLESS if query.order == "live" else _NO_TICKS
+            rows_now = len(_reader(runs, run_id).look().consumed["group_id"])
+            if is_tick and rows_now == rows:
+                raise PreventUpdate
             results, group = answer(runs, run_id, query)
         except (StorageError, MillraceError, OSError) as error:
             results, group = problem_box([visible(str(error))]), None
-        return {"search": here, "found": results, "group": group, "words": values}
+        return {"search": here, "found": results, "group": group, "rows": rows_now, "ticks": ticks, "words": values}
 
 
 def answer(runs: Runs, run_id: str, query: Query) -> tuple[Component, Component | None]:
     """Draws the matching groups and the open group. Raises InputError and the errors of reading the run."""
-    try:
-        run_reader = runs.reader(run_id)
-    except KeyError as error:
-        raise InputError(f"the run {run_id!r} does not exist here") from error
+    run_reader = _reader(runs, run_id)
     run, (reader, texts) = run_reader.look(), run_reader.groups()
     result = find(run.consumed, run.outcomes, run.sources, query)
     note, excerpts = "", dict[int, str]()
@@ -144,6 +172,14 @@ def answer(runs: Runs, run_id: str, query: Query) -> tuple[Component, Component 
     shown = [start for start, _ in result.page(query.page)]
     prompts = {start: excerpts[start] for start in shown} if query.text else _prompts(run, reader, texts, shown)
     return _table(run, prompts, result, query, note), group
+
+
+def _reader(runs: Runs, run_id: str) -> RunReader:
+    """Raises InputError if there is no such run."""
+    try:
+        return runs.reader(run_id)
+    except KeyError as error:
+        raise InputError(f"the run {run_id!r} does not exist here") from error
 
 
 def _opened(run: RunData, reader: GroupReader, texts: TokenTexts, row: Place, query: Query) -> Component:
@@ -184,8 +220,8 @@ def _prompts(run: RunData, reader: GroupReader, texts: TokenTexts, starts: Seque
 
 
 def _default_row(run: RunData, reader: GroupReader, result: SearchResult, query: Query) -> Place | None:
-    """Returns a row of the group to open: the only match, or the group with the given id if it was not taken yet."""
-    if len(result.starts) == 1:
+    """Returns a row of the group to open: the newest if live, the only match, or the given id's if it was not taken."""
+    if len(result.starts) == 1 or (query.order == "live" and len(result.starts)):
         return _row(run, int(result.starts[0]))
     if len(result.starts) == 0 and query == Query(group=query.group, colour=query.colour) and query.group is not None:
         return reader.locate(query.group)

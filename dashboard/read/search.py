@@ -25,7 +25,7 @@ PAGE_SIZE = 25
 """Groups per page."""
 MAX_CHARACTERS = 200
 """Characters per field."""
-Order = Literal["newest", "highest", "lowest"]
+Order = Literal["newest", "live", "highest", "lowest"]
 Colouring = Literal["ratio", "logprob", "advantage"]
 """What the colour of a token shows: π/μ, log μ or its response's advantage."""
 _NOTHING = (None, None)
@@ -50,7 +50,7 @@ class Query:
     """Policy versions."""
     reward: tuple[float | None, float | None] = _NOTHING
     order: Order = "newest"
-    """Newest first, or by highest or lowest mean reward; groups without a reward are last."""
+    """Newest first (`live`: as they come), or by highest or lowest mean reward; groups without a reward are last."""
     page: int = 0
     """Page number from 0."""
     open: tuple[int, int] | None = None
@@ -123,7 +123,7 @@ def find(consumed: Columns, outcomes: Sequence[str], sources: Sequence[str], que
     chosen = np.ones(len(starts), bool) if rows is None else np.logical_or.reduceat(rows, starts)
     # Newest first; a stable sort by reward keeps this order among equal rewards and puts NaN last.
     starts_chosen, ends_chosen = starts[chosen][::-1], ends[chosen][::-1]
-    if query.order == "newest":
+    if query.order in ("newest", "live"):
         return SearchResult(starts=starts_chosen, ends=ends_chosen)
     means = mean_rewards(consumed["reward"], starts)[0][chosen][::-1]
     order = np.argsort(-means if query.order == "highest" else means, kind="stable")

@@ -98,3 +98,31 @@ def test_a_group_leads_to_its_prompt_at_other_versions(root: Path, watched: Watc
     page.go_back()
     expect(columns).to_have_count(3)
     watched.assert_quiet()
+
+
+def test_a_live_page_shows_each_newest_group_until_it_is_told_to_stop(root: Path, watched: Watched) -> None:
+    page = watched.page
+    growing = store_run(root, "growing", 3, Shape(steps=10, groups_per_step=2))
+
+    def newest() -> str:
+        consumed = RunReader(growing.store).look().consumed
+        return f"Group {consumed['group_id'][consumed['sample_index'] == 0][-1]}"
+
+    watched.open("/run/growing/trajectories")
+    expect(page.locator("#trajectories-found .note")).to_be_visible()
+    page.get_by_label("newest, live").check()
+    page.locator("#trajectories-search").click()
+    for _ in range(2):
+        expect(page.locator("#trajectories-opened h2")).to_have_text(newest())
+        growing.append(1)
+    expect(page.locator("#trajectories-opened h2")).to_have_text(newest())
+
+    page.get_by_label("newest first").check()
+    page.locator("#trajectories-search").click()
+    groups = page.locator("#trajectories-found .note")
+    expect(page.locator("#trajectories-opened")).to_have_count(0)
+    found = groups.inner_text()
+    growing.append(1)
+    page.wait_for_timeout(2500)
+    assert groups.inner_text() == found
+    watched.assert_quiet()
