@@ -86,9 +86,13 @@ def seeds(rows: Sequence[OverviewRow]) -> list[list[OverviewRow]]:
     groups: dict[tuple[tuple[str, str], ...], list[OverviewRow]] = {}
     for row in rows:
         if row.accuracy is not None:
-            key = tuple(sorted((name, value) for name, value in row.settings.items() if not is_incidental(name)))
-            groups.setdefault(key, []).append(row)
+            groups.setdefault(decisive(row.settings), []).append(row)
     return [group for group in groups.values() if len(group) > 1]
+
+
+def decisive(settings: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Returns the settings that runs with different seeds, names and addresses have in common."""
+    return tuple(sorted((name, value) for name, value in settings.items() if not is_incidental(name)))
 
 
 def is_incidental(key: str) -> bool:

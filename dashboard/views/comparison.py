@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
-from dashboard.queries.run_table import ABSENT, differing, is_incidental
+from dashboard.queries.run_table import ABSENT, decisive, differing, is_incidental
 from dashboard.queries.series import (
+    NO_LINE,
     TRAINER,
     ChartLine,
     accuracy,
@@ -156,24 +157,59 @@ def _names(runs: Sequence[RunData]) -> list[str]:
 
 
 def _smoothed(metric_name: str, unit: str) -> Build:
-    """Builds a line per run, smoothed over a fortieth of the longest run, with a band of the middle half."""
+    """Builds a line per run, smoothed over a fortieth of the longest run, with a band of the middle half.
+
+    Runs that differ only in their seed have dotted lines, and a line of their mean with a band from lowest to highest.
+    """
 
     def build(runs: Sequence[RunData]) -> go.Figure:
         lines = [over_versions(run, TRAINER, metric_name) for run in runs]
         window = max(1, max(len(line.x) for line in lines) // _WINDOWS)
-        series = []
-        for index, (run, line) in enumerate(zip(runs, lines, strict=True)):
-            low, mean, high = _band(line, window)
-            series.append(
-                Series(
-                    name=run.info.run_id, line=mean, colour=colour_number(index),
-                    interval=(low, high) if window > 1 else None, interval_opacity=_BANDS_OPACITY / len(runs),
-                )
-            )  # fmt: skip
+        opacity = _BANDS_OPACITY / len(runs)
+        series, means = list[Series](), list[Series]()
+        for members in _seeds(runs):
+            is_alone, of_members = len(members) == 1, list[ChartLine]()
+            for index in members:
+                low, mean, high = _band(lines[index], window)
+                of_members.append(mean)
+                series.append(
+                    Series(
+                        name=runs[index].info.run_id, line=mean, colour=colour_number(index),
+                        dash="solid" if is_alone else "dot", interval_opacity=opacity,
+                        interval=(low, high) if window > 1 and is_alone else None,
+                    )
+                )  # fmt: skip
+            if not is_alone:
+                low, mean, high = _over_seeds(of_members)
+                means.append(
+                    Series(
+                        name=f"{runs[members[0]].info.run_id}, mean of {len(members)} runs", line=mean,
+                        colour=colour_number(members[0]), interval=(low, high), interval_opacity=opacity,
+                    )
+                )  # fmt: skip
         smoothing = f"; lines: mean of {window} versions, bands: the middle half of them" if window > 1 else ""
-        return line_chart(series, x=VERSIONS + smoothing, y=unit, empty=NO_STEP)
+        smoothing += "; band of a mean: lowest to highest run" if means else ""
+        return line_chart([*series, *means], x=VERSIONS + smoothing, y=unit, empty=NO_STEP)
 
     return build
+
+
+def _seeds(runs: Sequence[RunData]) -> Sequence[Sequence[int]]:
+    """Groups the indices of runs with the same settings, but for seed, name and addresses."""
+    groups: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    for index, run in enumerate(runs):
+        groups.setdefault(decisive(settings(run.info.config)), []).append(index)
+    return list(groups.values())
+
+
+def _over_seeds(lines: Sequence[ChartLine]) -> tuple[ChartLine, ChartLine, ChartLine]:
+    """Returns the lowest line, the mean and the highest one, for the policy versions that all lines have."""
+    if not all(len(line.x) for line in lines):
+        return NO_LINE, NO_LINE, NO_LINE
+    first, last = max(line.x[0] for line in lines), min(line.x[-1] for line in lines)
+    x = lines[0].x[(lines[0].x >= first) & (lines[0].x <= last)]
+    values = np.array([np.interp(x, line.x, line.y) for line in lines])
+    return ChartLine(x, values.min(axis=0)), ChartLine(x, values.mean(axis=0)), ChartLine(x, values.max(axis=0))
 
 
 def _band(line: ChartLine, window: int) -> tuple[ChartLine, ChartLine, ChartLine]:

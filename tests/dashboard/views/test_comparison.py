@@ -78,6 +78,25 @@ def test_lines_are_smoothed_over_a_fortieth_of_the_longest_run(steps: int, versi
     assert {value for trace in figure.data for value in trace.y} == {0.5}
 
 
+def test_runs_that_differ_in_their_seed_have_a_mean_with_a_band_from_lowest_to_highest() -> None:
+    def run(rewards: list[float], run_id: str, **config: Any) -> RunData:
+        made = run_of(rewards, **config)
+        return replace(made, info=replace(made.info, run_id=run_id))
+
+    seeds = [run([0.2] * 8, "a", seed=1), run([0.6] * 6, "b", seed=2)]
+    others = [run([0.9] * 8, "c", training={"learning_rate": 1.0}), run([], "d", extra={"one": 1})]
+    chart = next(block for block in COMPARISON.blocks if block.id == "compare-reward-mean")
+    figure = displayed(chart.build([*seeds, *others]), Display(by_time=True), [*seeds, *others])
+    named = {trace.name: trace for trace in figure.data if trace.name}
+    assert set(named) == {"a", "b", "c", "a, mean of 2 runs"}
+    assert [named[name].line.dash for name in ("a", "b", "c")] == ["dot", "dot", "solid"]
+    mean = named["a, mean of 2 runs"]
+    assert len(mean.x) == 6
+    assert mean.y == pytest.approx([0.4] * 6)
+    (band,) = [trace for trace in figure.data if trace.legendgroup == mean.name and trace.fill]
+    assert {round(value, 6) for value in band.y} == {0.2, 0.6}
+
+
 @pytest.fixture(scope="module")
 def runs() -> list[RunData]:
     result = []
