@@ -91,7 +91,7 @@ def seeds(rows: Sequence[OverviewRow]) -> list[list[OverviewRow]]:
 
 
 def decisive(settings: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Returns the settings that runs with different seeds, names and addresses have in common."""
+    """Returns the settings without seeds, names and addresses: runs with the same ones learn the same on average."""
     return tuple(sorted((name, value) for name, value in settings.items() if not is_incidental(name)))
 
 

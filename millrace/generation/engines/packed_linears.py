@@ -16,7 +16,8 @@ _MIN_WEIGHTS = 2**16
 def pack_linears(model: nn.Module) -> None:
     """Has the linear layers of `model` use packed weights wherever they compute in float32 on a CPU without gradients.
 
-    Weights may change at any time: a layer packs its weight anew when it is used next. Results change by rounding only.
+    A layer whose weight was changed or replaced packs it anew when it is used next. The tensor's version tells, which
+    fused optimizers do not count up, so none of them may train `model`. Results change by rounding only.
     """
     if torch.backends.mkldnn.is_available():
         for module in model.modules():

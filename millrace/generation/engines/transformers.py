@@ -107,8 +107,9 @@ class TransformersEngine(Engine):
         keep_cache: bool = True,
         on_progress: Callable[[], None] | None = None,
     ) -> None:
-        """`stop_token_ids`, by default the tokenizer's end-of-sequence token, are for requests that name none.
+        """`model` belongs to the engine: a fused optimizer that trained it would not be noticed (`pack_linears`).
 
+        `stop_token_ids`, by default the tokenizer's end-of-sequence token, are for requests that name none.
         `records_experts`: whether responses say which experts computed each token; only for mixtures of experts.
         `on_progress` is called at each layer of a pass: many prompts together may take minutes.
         """
