@@ -7,7 +7,7 @@ address ─► parse ─► read its runs ─► show: frame and body
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import plotly.graph_objects as go
@@ -60,7 +60,8 @@ class Refreshed:
     frame: Sequence[Component]
     figures: Sequence[Any]
     texts: Sequence[Any]
-    drawn_from: Any = no_update
+    drawn_from: Mapping[str, Any] = field(default_factory=dict)
+    """The entries of `Shown.drawn_from` that have changed."""
     again: bool = False
     """The whole page has to be redrawn."""
 
@@ -104,7 +105,7 @@ class Site:
     def refresh(
         self, path: str, search: str, drawn_from: Mapping[str, Any], charts: Sequence[str], texts: Sequence[str]
     ) -> Refreshed:
-        """Returns the update of an open page; `charts` and `texts` are the ids of its blocks."""
+        """Returns the update of the page that `show` drew at `path`; `charts` and `texts` are the ids of its blocks."""
         look = self._look(path, search)
         now = _drawn_from(path, look)
         rest = Refreshed(frame=self._frame(look), figures=[no_update] * len(charts), texts=[no_update] * len(texts))
@@ -117,15 +118,14 @@ class Site:
             rows = self._table(look.at, look.rows)
             if now.items() <= drawn_from.items() and drawn_from.get("table") == _sum(rows):
                 return rest
-            return replace(rest, texts=[rows for _ in texts], drawn_from={**now, "table": _sum(rows)})
+            return replace(rest, texts=[rows for _ in texts], drawn_from={"table": _sum(rows)})
         # A run that can't be read now stays as it was last drawn.
         if now.items() <= drawn_from.items() or len(look.runs) < len(drawn_from["runs"]):
             return rest
         built = self._built(look)
-        if drawn_from.get("path") == path and drawn_from.get("blocks") != [*built]:
+        if drawn_from["blocks"] != [*built]:
             return replace(rest, again=True)
-        drawn = drawn_from.get("figures", {})
-        # Blocks of another view are not updated: the user has changed pages in the meantime.
+        drawn = drawn_from["figures"]
         figures = {name: redraw(new, drawn.get(name, {})) for name, new in built.items() if isinstance(new, go.Figure)}
         now_drawn = _sums(built)
         tables = {
@@ -138,7 +138,7 @@ class Site:
             rest,
             figures=[figures.get(block, no_update) for block in charts],
             texts=[tables.get(block, no_update) for block in texts],
-            drawn_from={**now, "blocks": [*built], "figures": now_drawn},
+            drawn_from={"seen": now["seen"], "figures": now_drawn},
         )
 
     def is_not_found(self, path: str, search: str) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import ALL, Dash, Input, Output, Patch, State, ctx, dcc, html, no_update
 from dash.development.base_component import Component
 from dash.exceptions import DependencyException, PreventUpdate
 from flask import Flask, Response, request
@@ -132,12 +132,15 @@ def _add_callbacks(app: Dash, site: Site) -> None:
         prevent_initial_call=True,
     )
     def refresh(tick: int, path: str, search: str | None, shown: Mapping[str, Any] | None) -> tuple[Any, ...]:
-        # Prevents a redraw right after the page was drawn.
-        if shown is None:
+        # Before the page is drawn, there is nothing to update. A redraw would empty a field that is being typed into.
+        if shown is None or shown["path"] != path:
             raise PreventUpdate
         charts, texts = ([output["id"]["block"] for output in outputs] for outputs in ctx.outputs_list[1:3])
         now = site.refresh(path, search or "", shown, charts, texts)
-        return now.frame, now.figures, now.texts, now.drawn_from, tick if now.again else no_update
+        # A patch: the user may have gone to another page in the meantime, and `shown` keeps that page's path.
+        drawn_from = Patch()
+        drawn_from.update(now.drawn_from)
+        return now.frame, now.figures, now.texts, drawn_from, tick if now.again else no_update
 
 
 def _add_responses(server: Flask, site: Site, runs: Runs) -> None:

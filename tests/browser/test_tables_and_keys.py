@@ -14,6 +14,22 @@ from millrace.runs.record import write_note
 
 pytestmark = pytest.mark.browser
 
+# Once armed: the next page is answered after an update was requested, and that update is answered when it is released.
+_LATE_UPDATE = """
+    const ask = window.fetch;
+    const until = (holds) => new Promise((done) => { const poll = () => holds() ? done() : setTimeout(poll, 20); poll(); });
+    window.late = { armed: false, requested: false, released: false, answered: 0 };
+    window.fetch = async (...question) => {
+        const body = String(question[1]?.body), late = window.late;
+        const isUpdate = body.includes('"changedPropIds":["tick.n_intervals"]');
+        if (isUpdate && late.armed) late.requested = true;
+        const answer = await ask(...question);
+        if (late.armed) await until(() => isUpdate ? late.released : late.requested);
+        if (isUpdate) late.answered += 1;
+        return answer;
+    };
+"""
+
 
 @pytest.fixture(scope="module", autouse=True)
 def runs(root: Path) -> None:
@@ -68,4 +84,20 @@ def test_keys_lead_to_views_and_are_listed_and_a_field_keeps_what_is_typed(watch
     page.keyboard.press("/")
     page.keyboard.type("r2")
     expect(page.locator("#runs-filter")).to_have_value("r2")
+    watched.assert_quiet()
+
+
+def test_a_late_update_leaves_the_field_that_is_typed_into(watched: Watched) -> None:
+    page = watched.page
+    page.add_init_script(_LATE_UPDATE)
+    watched.open("/run/saved/staleness")
+    page.evaluate("late.armed = true")
+    page.keyboard.press("r")
+    field = page.locator("#runs-filter")
+    expect(field).to_be_visible()
+    page.keyboard.press("/")
+    page.keyboard.type("r2")
+    answered = page.evaluate("late.released = true, late.answered")
+    page.wait_for_function(f"() => late.answered >= {answered} + 3")
+    expect(field).to_have_value("r2")
     watched.assert_quiet()
