@@ -17,7 +17,8 @@ pytestmark = pytest.mark.browser
 # Once armed: the next page is answered after an update was requested, and that update is answered when it is released.
 _LATE_UPDATE = """
     const ask = window.fetch;
-    const until = (holds) => new Promise((done) => { const poll = () => holds() ? done() : setTimeout(poll, 20); poll(); });
+    const pause = () => new Promise((done) => setTimeout(done, 20));
+    const until = async (holds) => { while (!holds()) await pause(); };
     window.late = { armed: false, requested: false, released: false, answered: 0 };
     window.fetch = async (...question) => {
         const body = String(question[1]?.body), late = window.late;
