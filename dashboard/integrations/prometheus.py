@@ -27,7 +27,7 @@ from millrace.rollouts.consumed import TRAINED
 from millrace.runs.record import STATES
 from millrace.runs.status import STAGES
 from millrace.runtime.messages import STOPPED
-from millrace.runtime.metrics import CPU_CORES, MEMORY_BYTES
+from millrace.runtime.usage import CPU_CORES, GPU_BUSY_SHARE, GPU_MEMORY_BYTES, MEMORY_BYTES
 from storage.errors import StorageError
 
 MOST_DETAILED = 4
@@ -105,6 +105,12 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "millrace_memory_bytes": MetricFamily(
         doc="resident memory of a stage's process and its children", labels=("stage", "replica")
     ),
+    "millrace_gpu_busy_share": MetricFamily(
+        doc="share of the time with a kernel running, mean of the stage's GPUs", labels=("stage", "replica")
+    ),
+    "millrace_gpu_memory_bytes": MetricFamily(
+        doc="memory in use on the stage's GPUs, by any process", labels=("stage", "replica")
+    ),
     "millrace_generating_requests": MetricFamily(
         doc="requests that a generator's engine works on", labels=("replica",)
     ),
@@ -153,7 +159,12 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "millrace_source_response_length_mean_tokens": _newest_by_source("response_length_mean_tokens", "mean length"),
 }  # fmt: skip
 
-_USAGE = {"millrace_cpu_cores": CPU_CORES, "millrace_memory_bytes": MEMORY_BYTES}
+_USAGE = {
+    "millrace_cpu_cores": CPU_CORES,
+    "millrace_memory_bytes": MEMORY_BYTES,
+    "millrace_gpu_busy_share": GPU_BUSY_SHARE,
+    "millrace_gpu_memory_bytes": GPU_MEMORY_BYTES,
+}
 
 
 def exposition(runs: Runs) -> bytes:

@@ -13,7 +13,7 @@ from dashboard.views.colours import BLUE, ORANGE, SKY, colour_number, colour_of
 from dashboard.views.figures import Series, tracks_chart
 from dashboard.views.per_run import MINUTES, VERSIONS, Build, lines, number, rows_per_run
 from dashboard.views.stragglers import IN_FLIGHT
-from millrace.runtime.metrics import CPU_CORES, MEMORY_BYTES
+from millrace.runtime.usage import CPU_CORES, GPU_BUSY_SHARE, GPU_MEMORY_BYTES, MEMORY_BYTES
 
 _NO_TIME = "No stage has recorded its time yet; stages do so every two seconds."
 _NO_PUSH = "No policy version has reached all generators yet."
@@ -113,6 +113,10 @@ def _usage(metric: str, y: str, unit: float = 1.0) -> Build:
     return lines(single, lambda run: query(run).get(TRAINER, NO_LINE), x=MINUTES, y=y)
 
 
+def _is_used(metric: str) -> Callable[[RunData], bool]:
+    return lambda run: bool(queries.usage(run, metric))
+
+
 VIEW = View(
     name="flow",
     title="Flow",
@@ -171,6 +175,22 @@ VIEW = View(
             sentence="Resident memory of each stage replica and its child processes; shared memory counts for each. "
             "For several runs: the trainer's.",
             build=_usage(MEMORY_BYTES, "GiB", 1 << 30),
+        ),
+        Chart(
+            id="flow-gpu",
+            title="GPU",
+            sentence="Share of the time in which the GPUs of each stage replica run a kernel, of any process: their "
+            "mean. For several runs: the trainer's.",
+            build=_usage(GPU_BUSY_SHARE, "share of time"),
+            requires=_is_used(GPU_BUSY_SHARE),
+        ),
+        Chart(
+            id="flow-gpu-memory",
+            title="GPU memory",
+            sentence="Memory in use on the GPUs of each stage replica, by any process. For several runs: the "
+            "trainer's.",
+            build=_usage(GPU_MEMORY_BYTES, "GiB", 1 << 30),
+            requires=_is_used(GPU_MEMORY_BYTES),
         ),
         Table(
             id="flow-times",

@@ -1,12 +1,8 @@
-"""A stage's metrics: its pace, its use of the machine, and the stream they are committed to."""
+"""A stage's metrics: its pace, and the stream they are committed to."""
 
-import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Callable
 
-import psutil
 import pyarrow as pa
 
 from storage import layout
@@ -21,10 +17,6 @@ MOST_POINTS = 64
 """Of a RewardCurve in a status record."""
 TIME = "time/"
 """Prefix of time metrics: `time/<activity>/seconds` is the time spent on it since the last row."""
-USAGE = "usage/"
-"""Prefix of the metrics of a stage's use of its machine."""
-CPU_CORES = f"{USAGE}cpu_cores"
-MEMORY_BYTES = f"{USAGE}memory_bytes"
 _SECONDS, _ROWS, _BYTES = 1.0, 4096, 1 << 20
 
 
@@ -82,37 +74,3 @@ def extend_curve(curve: RewardCurve, policy_version: int, reward: float) -> Rewa
     stride = 1 << (policy_version // MOST_POINTS).bit_length()
     kept = [point for point in curve if point[0] < policy_version and point[0] % stride == 0]
     return [*kept, [policy_version, reward]]
-
-
-class ProcessTree:
-    """CPU time and memory of this process and its descendants, such as an engine's workers."""
-
-    def __init__(self) -> None:
-        self._t, self._cpu_seconds = time.monotonic(), 0.0
-        self.look()
-
-    def look(self) -> tuple[float, int]:
-        """CPU seconds per second since the last call, and resident bytes; shared memory counts for each process."""
-        cpu_seconds, memory_bytes = 0.0, 0
-        for pid in [os.getpid(), *_descendants(os.getpid())]:
-            try:
-                process = psutil.Process(pid)
-                # With the time of children that have ended.
-                cpu_seconds += sum(process.cpu_times()[:4])
-                memory_bytes += process.memory_info().rss
-            except psutil.NoSuchProcess:
-                continue
-        now = time.monotonic()
-        seconds, used = now - self._t, cpu_seconds - self._cpu_seconds
-        self._t, self._cpu_seconds = now, cpu_seconds
-        # A descendant that ended as an orphan takes its time along.
-        return max(0.0, used) / max(seconds, 1e-9), memory_bytes
-
-
-def _descendants(pid: int) -> Iterator[int]:
-    # psutil's own would read the status of every process of the machine.
-    for file in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):
-            for child in map(int, file.read_text().split()):
-                yield child
-                yield from _descendants(child)

@@ -46,7 +46,8 @@ from millrace.runtime.messages import (
     send,
     watch_lifeline,
 )
-from millrace.runtime.metrics import CPU_CORES, MEMORY_BYTES, TIME, MetricsWriter, ProcessTree, RewardCurve
+from millrace.runtime.metrics import TIME, MetricsWriter, RewardCurve
+from millrace.runtime.usage import CPU_CORES, MEMORY_BYTES, Gpus, ProcessTree
 from storage import failpoints, layout
 from storage.errors import Fenced, PartRemoved, SchemaUnknown, StoreDenied, StoreFull, StoreRefused, StreamCorrupt
 from storage.progress import read_status, write_progress
@@ -106,6 +107,7 @@ class Stage:
         self._heartbeats = HeartbeatSender(self._send)
         self._metrics: MetricsWriter | None = None
         self._processes = ProcessTree()
+        self._gpus = Gpus(self.arguments.devices, self.log)
         self._run_inode = self._find_run_inode()
 
     @property
@@ -255,7 +257,7 @@ class Stage:
         if "tokens" in self._values:
             values["total/tokens"] = float(self.value("tokens"))
         cpu_cores, memory_bytes = self._processes.look()
-        values |= {CPU_CORES: cpu_cores, MEMORY_BYTES: float(memory_bytes)}
+        values |= {CPU_CORES: cpu_cores, MEMORY_BYTES: float(memory_bytes), **self._gpus.look()}
         self.metrics.log(incarnation=self.value("incarnation"), policy_version=self.value("policy_version"), **values)
 
     def _find_run_inode(self) -> int | None:

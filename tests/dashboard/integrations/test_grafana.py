@@ -32,7 +32,7 @@ _UNITS = {
     "share": (
         "millrace_masked_token_share", "millrace_zero_advantage_share", "millrace_clip_fraction",
         "millrace_effective_sample_size", "millrace_evaluation_accuracy", "millrace_truncated_share",
-        "millrace_source_zero_advantage_share", "millrace_evaluation_set_accuracy",
+        "millrace_source_zero_advantage_share", "millrace_evaluation_set_accuracy", "millrace_gpu_busy_share",
     ),
     "ratio": (
         "millrace_length_ratio", "millrace_reward_ratio", "millrace_importance_ratio_p95",
@@ -45,7 +45,7 @@ _UNITS = {
     "requests": ("millrace_generating_requests",),
     "restarts": ("millrace_restarts_total",),
     "cores": ("millrace_cpu_cores",),
-    "bytes": ("millrace_memory_bytes",),
+    "bytes": ("millrace_memory_bytes", "millrace_gpu_memory_bytes"),
     "reward": ("millrace_reward_mean", "millrace_source_reward_mean"),
     "gradient norm": ("millrace_gradient_norm",),
     "loss": ("millrace_loss",),

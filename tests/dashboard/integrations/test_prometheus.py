@@ -119,10 +119,13 @@ def test_what_a_generator_works_on_is_exposed_by_replica() -> None:
 
 def test_what_a_stage_uses_of_its_machine_is_exposed_until_it_has_stopped() -> None:
     used = {"usage/cpu_cores": measured([0.5, 1.5])}
-    metrics = {"train-0": used, "score-0": used}
+    on_gpu = {"usage/gpu_busy_share": measured([0.5, 0.75]), "usage/gpu_memory_bytes": measured([1e9, 2e9])}
+    metrics = {"train-0": used | on_gpu, "score-0": used}
     samples = _samples(expose([_ROW], {"mine": run_data(metrics=metrics)}))
-    assert {key: value for key, value in samples.items() if key[0] == "millrace_cpu_cores"} == {
-        _key("millrace_cpu_cores", stage="train", replica="0"): 1.5
+    assert {key: value for key, value in samples.items() if "cpu_cores" in key[0] or "_gpu_" in key[0]} == {
+        _key("millrace_cpu_cores", stage="train", replica="0"): 1.5,
+        _key("millrace_gpu_busy_share", stage="train", replica="0"): 0.75,
+        _key("millrace_gpu_memory_bytes", stage="train", replica="0"): 2e9,
     }
 
 

@@ -54,7 +54,8 @@ _DECISION = {
 def _time(*kinds: str) -> dict[str, Columns]:
     return {f"time/{kind}/seconds": measured([0.5, 0.5]) for kind in kinds} | {
         "total/tokens": measured([5.0, 9.0]), "usage/cpu_cores": measured([0.9, 1.8]),
-        "usage/memory_bytes": measured([2.0**30, 2.0**31]),
+        "usage/memory_bytes": measured([2.0**30, 2.0**31]), "usage/gpu_busy_share": measured([0.5, 0.75]),
+        "usage/gpu_memory_bytes": measured([2.0**34, 2.0**35]),
     }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from support.stored_run.rows import MAX_TOKENS, MadeRollout
 
 from millrace.rollouts.ledger import Account, Amount
 from millrace.rollouts.staleness import TOKENS_OF_STALENESS
-from millrace.runtime.metrics import CPU_CORES, MEMORY_BYTES
+from millrace.runtime.usage import CPU_CORES, GPU_BUSY_SHARE, GPU_MEMORY_BYTES, MEMORY_BYTES
 from storage.schema import METRIC
 
 STEP_SECONDS = 1.0
@@ -35,6 +35,8 @@ def stage_metrics(random: np.random.Generator, stage: str, tokens: int) -> dict[
     """A stage's times of the last second, its tokens so far, and its metrics of weight sync."""
     values = {f"time/{kind}/seconds": seconds for kind, seconds in TIMES[stage].items()}
     values |= {CPU_CORES: 0.1 + _CORES.get(stage, 0.0) * (1 + 0.1 * math.sin(tokens)), MEMORY_BYTES: 6e8}
+    if stage in _CORES:
+        values |= {GPU_BUSY_SHARE: 0.7 + 0.2 * math.sin(tokens), GPU_MEMORY_BYTES: 40e9}
     if stage == "sync_weights":
         push = {"push_bytes": 1.6e6, "push_hash_seconds": 0.001, "push_offer_seconds": 0.002, "fallbacks": 0.0}
         return values | push | {"push_seconds": 0.05 + 0.05 * random.random(), "generator_pause_seconds_max": 0.02}
