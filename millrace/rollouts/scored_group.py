@@ -99,8 +99,11 @@ class ScoredGroup:
 
     def token_versions(self, member: int) -> npt.NDArray[np.int64]:
         """[R] the policy version that sampled each token of a member's response."""
-        lengths = np.diff(self.span_starts[member], append=len(self.response_tokens[member]))
-        return np.repeat(self.span_versions[member], lengths)
+        versions, num_tokens = self.span_versions[member], len(self.response_tokens[member])
+        if len(versions) == 1:
+            # The usual case, several times as fast.
+            return np.full(num_tokens, versions[0])
+        return np.repeat(versions, np.diff(self.span_starts[member], append=num_tokens))
 
     def is_masked(self, member: int) -> bool:
         """Whether all tokens of a member are too old."""

@@ -7,15 +7,16 @@
 Groups of a step are recorded once the step is done. What happens to a group beyond the bound is decided by
 `staleness.too_old`:
 
-    mask   its old tokens get no loss; it is dropped as `stale` only if no trainable token remains (default)
+    keep   it is trained whole: the bound limits admission only (default)
+    mask   its old tokens get no loss; it is dropped as `stale` only if no trainable token remains
     drop   it is dropped as `stale`
     wait   the trainer delays a step that would leave groups too old; one that is too old all the same is dropped
-    keep   it is trained whole: the bound limits admission only
 """
 
 import math
 import time
-from collections import Counter, defaultdict, deque
+from bisect import bisect
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
@@ -36,8 +37,8 @@ from storage.progress import read_status
 
 _STALE_SECONDS = 60.0
 """Minimum time between two events about rollouts dropped as stale."""
-_RECENT_GROUPS = 4096
-"""Number of recent groups to remember per generator, for counting how many of them overtook a straggler."""
+_LATEST_GROUPS = 4096
+"""Number of groups to remember per generator, for counting how many of them overtook a straggler."""
 
 
 class BatchCollector:
@@ -59,8 +60,8 @@ class BatchCollector:
         # By source, in a run with several; and the groups of each that were dropped since the last step.
         self._bias_of_source = {source: LengthBias() for source in mixed_sources(stage.config)}
         self._dropped_of_source = Counter[str]()
-        # The last groups taken from each generator, and how many of them overtook each group of the next step.
-        self._recent = defaultdict[int, deque[int]](lambda: deque(maxlen=_RECENT_GROUPS))
+        # The latest groups taken from each generator, ascending, and how many overtook each group of the next step.
+        self._latest = defaultdict[int, list[int]](list)
         self._overtaken: list[int] = []
         # Rollouts dropped as stale since the last event about them, and the time of that event.
         self._stale_rollouts, self._t_stale_event = 0, -math.inf
@@ -136,14 +137,21 @@ class BatchCollector:
         if isinstance(group, ScoredGroup) and group.source in self._bias_of_source:
             self._bias_of_source[group.source].take(group, trained)
 
+    def _count_overtaking(self, group: ScoredGroup) -> int:
+        """How many later groups of its generator were taken before `group`, of the latest `_LATEST_GROUPS`."""
+        latest = self._latest[group.generator]
+        place = bisect(latest, group.group_id)
+        latest.insert(place, group.group_id)
+        num_later = len(latest) - 1 - place
+        del latest[:-_LATEST_GROUPS]
+        return num_later
+
     def _keep_or_drop(self, group: ScoredGroup, version: int, max_staleness: int) -> None:
         if not self._lineage.holds(group.incarnation, group.part_max_policy_version):
             # Its generator will generate it again, so this drop must not raise the admission limit (`groups_dropped`).
             self._drop(group, "rolled_back", version)
             return
-        recent = self._recent[group.generator]
-        overtaken = sum(other > group.group_id for other in recent)
-        recent.append(group.group_id)
+        overtaken = self._count_overtaking(group)
         group = mask_truncated(group, self._selection)
         too_old = self._stage.config.staleness.too_old
         if too_old == "mask":

@@ -173,6 +173,16 @@ def test_the_trainer_waits_for_a_group_that_the_step_would_make_too_old(make_ben
     assert max(bench.account.staleness) == 2
 
 
+def test_groups_that_a_straggler_let_pass_are_counted(make_bench: MakeBench) -> None:
+    bench = make_bench(staleness={"too_old": "keep"})
+    bench.later(lambda: fresh_steps(bench, 4, 1))
+    bench.later(lambda: [bench.commit(group, [[0, 0], [0]]) for group in (3, 0)])
+    fresh_steps(bench, 1, 1)
+    assert bench.train() == 3
+    assert bench.metric("overtaken_groups_max") == [0, 0, 4]
+    assert bench.metric("overtaken_groups_mean") == [0, 0, 3]
+
+
 @pytest.mark.parametrize(
     ("config", "record"),
     [
