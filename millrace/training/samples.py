@@ -71,6 +71,7 @@ def samples_of(
         if distillation.teacher is not None:
             factor, top_k = factor * distillation.reward_coefficient, distillation.top_k or 0
         teacher_logprobs = [np.zeros(0, np.float32) if values is None else values for values in group.teacher_logprobs]
+        is_demonstration = group.is_demonstration
         advantage_of = {i: value * factor for i, value in zip(group.verified, values, strict=True)}
         samples += [
             Sample(
@@ -84,7 +85,7 @@ def samples_of(
                 max_new_tokens=group.max_new_tokens,
                 group=number,
                 source=group.source,
-                is_demonstration=group.is_demonstration,
+                is_demonstration=is_demonstration,
                 kept_tokens=group.kept_tokens[i],
                 kept_counts=group.kept_counts[i],
                 teacher_logprobs=teacher_logprobs[i],
