@@ -41,7 +41,7 @@ class Shape:
     steps: int
     """Optimizer steps of a run, unless the command line says otherwise."""
     model: Recipe
-    """The start model. Its warm start ends while most sampled answers are wrong, so that rewards have work left."""
+    """The start model. Its warm start ends while some sampled answers are wrong, so that rewards have work left."""
 
 
 _SMALL = Recipe(hidden_size=64, intermediate_size=320, target_imitation_rate=0.4, max_accuracy=1.0)
@@ -82,7 +82,7 @@ SHAPES = {
             responses=64,
             prompt_tokens=256,
             max_new_tokens=64,
-            # Its start model answers four of five prompts: a larger rate undoes that within a few steps, on both sides.
+            # Its start model answers four of five prompts. With 1e-4 it soon answered fewer, on both sides.
             learning_rate=3e-5,
             steps=40,
             model=replace(_LARGE, learning_rate=2e-4, batch_size=16),

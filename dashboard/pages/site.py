@@ -119,8 +119,10 @@ class Site:
             if now.items() <= drawn_from.items() and drawn_from.get("table") == _sum(rows):
                 return rest
             return replace(rest, texts=[rows for _ in texts], drawn_from={"table": _sum(rows)})
+        # A late update of the page before may have left the sums of its own figures.
+        is_of_this_page = drawn_from["figures"].keys() == set(drawn_from["blocks"])
         # A run that can't be read now stays as it was last drawn.
-        if now.items() <= drawn_from.items() or len(look.runs) < len(drawn_from["runs"]):
+        if (is_of_this_page and now.items() <= drawn_from.items()) or len(look.runs) < len(drawn_from["runs"]):
             return rest
         built = self._built(look)
         if drawn_from["blocks"] != [*built]:

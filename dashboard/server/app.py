@@ -138,8 +138,9 @@ def _add_callbacks(app: Dash, site: Site) -> None:
         charts, texts = ([output["id"]["block"] for output in outputs] for outputs in ctx.outputs_list[1:3])
         now = site.refresh(path, search or "", shown, charts, texts)
         # A patch: the user may have gone to another page in the meantime, and `shown` keeps that page's path.
-        drawn_from = Patch()
-        drawn_from.update(now.drawn_from)
+        changes = Patch()
+        changes.update(now.drawn_from)
+        drawn_from = changes if now.drawn_from else no_update
         return now.frame, now.figures, now.texts, drawn_from, tick if now.again else no_update
 
 

@@ -1,4 +1,4 @@
-"""What a stage's process uses of its machine: CPU, memory and GPUs."""
+"""A stage process's use of its machine: CPU, memory and GPUs."""
 
 import os
 import time

@@ -21,11 +21,11 @@ _LATE_UPDATE = """
     const until = async (holds) => { while (!holds()) await pause(); };
     window.late = { armed: false, requested: false, released: false, answered: 0 };
     window.fetch = async (...question) => {
-        const body = String(question[1]?.body), late = window.late;
+        const body = String(question[1]?.body), late = window.late, isHeld = late.armed;
         const isUpdate = body.includes('"changedPropIds":["tick.n_intervals"]');
-        if (isUpdate && late.armed) late.requested = true;
+        if (isUpdate && isHeld) late.requested = true;
         const answer = await ask(...question);
-        if (late.armed) await until(() => isUpdate ? late.released : late.requested);
+        if (isHeld) await until(() => isUpdate ? late.released : late.requested);
         if (isUpdate) late.answered += 1;
         return answer;
     };

@@ -1,4 +1,4 @@
-"""What this process and its descendants use of the machine, and the use of its GPUs."""
+"""The CPU time and memory of a process and its descendants, and the use of its GPUs."""
 
 import os
 import subprocess
@@ -47,7 +47,7 @@ class FakeNVML(ModuleType):
     """NVIDIA's management library over GPUs with these names: percent of the time busy, and bytes in use."""
 
     class NVMLError(Exception):
-        """As NVML raises it."""
+        """The base of NVML's errors."""
 
     def __init__(self, gpus: Mapping[str, tuple[int, int]]) -> None:
         super().__init__("pynvml")
