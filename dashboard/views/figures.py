@@ -68,10 +68,11 @@ def line_chart(
     logarithmic: bool = False,
     legend: bool = True,
     band: tuple[float, float] | None = None,
+    whole: float | None = None,
 ) -> go.Figure:
     """Draws lines; `x` and `y` are axis titles with units, `empty` is shown if no series has points.
 
-    `band`: lowest and highest desired y.
+    `band`: lowest and highest desired y. `whole`: the top of an axis from zero, if known.
     """
     drawn = [entry for entry in series if len(entry.line.x)]
     if not drawn:
@@ -80,7 +81,7 @@ def line_chart(
     figure = _figure([*bands, *(_scatter(entry) for entry in drawn)], x=x, y=y)
     figure.update_layout(showlegend=legend)
     if from_zero:
-        figure.update_yaxes(rangemode="tozero")
+        figure.update_yaxes(range=None if whole is None else [0, whole], rangemode="tozero")
     elif not logarithmic:
         figure.update_yaxes(range=_least_range(drawn))
     if logarithmic:

@@ -97,7 +97,7 @@ def _overtaken(run: RunData) -> list[Series]:
     ]
 
 
-def _usage(metric: str, y: str, unit: float = 1.0) -> Build:
+def _usage(metric: str, y: str, unit: float = 1.0, whole: float | None = None) -> Build:
     """Builds a chart with a line per replica over time, in multiples of `unit`; for several runs, of the trainer."""
 
     def query(run: RunData) -> dict[str, ChartLine]:
@@ -110,7 +110,7 @@ def _usage(metric: str, y: str, unit: float = 1.0) -> Build:
             for stage, _, replica in [name.rpartition("-")]
         ]
 
-    return lines(single, lambda run: query(run).get(TRAINER, NO_LINE), x=MINUTES, y=y)
+    return lines(single, lambda run: query(run).get(TRAINER, NO_LINE), x=MINUTES, y=y, whole=whole)
 
 
 def _is_used(metric: str) -> Callable[[RunData], bool]:
@@ -181,14 +181,14 @@ VIEW = View(
             title="GPU",
             sentence="Share of the time in which the GPUs of each stage replica run a kernel, of any process: their "
             "mean. For several runs: the trainer's.",
-            build=_usage(GPU_BUSY_SHARE, "share of time"),
+            build=_usage(GPU_BUSY_SHARE, "share of time", whole=1.0),
             requires=_is_used(GPU_BUSY_SHARE),
         ),
         Chart(
             id="flow-gpu-memory",
             title="GPU memory",
-            sentence="Memory in use on the GPUs of each stage replica, by any process. For several runs: the "
-            "trainer's.",
+            sentence="The most memory in use on the GPUs of each stage replica, by any process. For several "
+            "runs: the trainer's.",
             build=_usage(GPU_MEMORY_BYTES, "GiB", 1 << 30),
             requires=_is_used(GPU_MEMORY_BYTES),
         ),

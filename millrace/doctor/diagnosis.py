@@ -10,8 +10,9 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from millrace.doctor.driver import check_driver
-from millrace.doctor.machine import DASHBOARD_PORT, PREFECT_PORT, PREFECT_URL, SHARED_MEMORY, Machine
+from millrace.doctor.machine import DASHBOARD_PORT, PREFECT_PORT, PREFECT_URL, Machine
 from millrace.errors import InputError
+from storage.stores.memory import SHARED_MEMORY
 
 State = Literal["ok", "wrong", "absent"]
 """`absent`: not there, and nothing is wrong with that."""

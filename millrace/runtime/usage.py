@@ -1,5 +1,6 @@
 """A stage process's use of its machine: CPU, memory and GPUs."""
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,8 @@ CPU_CORES = "usage/cpu_cores"
 MEMORY_BYTES = "usage/memory_bytes"
 GPU_BUSY_SHARE = "usage/gpu_busy_share"
 GPU_MEMORY_BYTES = "usage/gpu_memory_bytes"
+
+_SAMPLE_SECONDS = 2.0
 
 
 class ProcessTree:
@@ -59,19 +62,26 @@ class Gpus:
     def __init__(self, devices: Sequence[str], say: Callable[[str], None]) -> None:
         self._devices, self._say = tuple(devices), say
         self._handles: list[Any] | None = None
+        self._t = -math.inf
+        self._samples: list[tuple[float, float]] = []
+        """Share of the time with a kernel running, mean of the GPUs; and bytes in use on all of them."""
 
-    def look(self) -> dict[str, float]:
-        """Share of the time with a kernel running, from 0 to 1, mean of the GPUs; and bytes in use on all of them.
+    def sample(self, *, now: bool = False) -> None:
+        """Measures every two seconds, or `now`; cheap enough for any loop.
 
-        NVML averages the share over the last second or less. Empty without GPUs, or if they can't be measured.
+        NVML averages the share over the last second or less, so a stage that measures only between two pieces of work
+        would find its GPUs idle.
         """
-        if not self._devices:
-            return {}
+        t = time.monotonic()
+        if not self._devices or (not now and t - self._t < _SAMPLE_SECONDS):
+            return
+        self._t = t
         try:
             # Imported late: few stages have a GPU.
             import pynvml
         except ImportError as error:
-            return self._give_up(error)
+            self._give_up(error)
+            return
         try:
             if self._handles is None:
                 pynvml.nvmlInit()
@@ -79,13 +89,25 @@ class Gpus:
             shares = [pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100 for handle in self._handles]
             used = [pynvml.nvmlDeviceGetMemoryInfo(handle).used for handle in self._handles]
         except pynvml.NVMLError as error:
-            return self._give_up(error)
-        return {GPU_BUSY_SHARE: sum(shares) / len(shares), GPU_MEMORY_BYTES: float(sum(used))}
+            self._give_up(error)
+            return
+        self._samples.append((sum(shares) / len(shares), float(sum(used))))
 
-    def _give_up(self, error: Exception) -> dict[str, float]:
+    def look(self) -> dict[str, float]:
+        """Share of the time with a kernel running, from 0 to 1, and bytes in use: mean and maximum since the last call.
+
+        Empty without GPUs, or if they can't be measured.
+        """
+        self.sample(now=not self._samples)
+        samples, self._samples = self._samples, []
+        if not samples:
+            return {}
+        shares, used = zip(*samples, strict=True)
+        return {GPU_BUSY_SHARE: sum(shares) / len(shares), GPU_MEMORY_BYTES: max(used)}
+
+    def _give_up(self, error: Exception) -> None:
         self._devices = ()
         self._say(f"The use of GPUs is not measured: {error}")
-        return {}
 
 
 def _handle(pynvml: Any, name: str) -> Any:

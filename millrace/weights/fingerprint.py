@@ -25,8 +25,8 @@ Region = tuple[tuple[int, int], ...]
 Method = Literal["xxh3", "sums"]
 """How bytes are hashed. `xxh3`: in the CPU's memory; `sums`: on the tensor's device, by sums of its bits."""
 
-# One thread reads about as fast as one core can from memory; more than two bring nothing.
-_THREADS = 2
+HASH_THREADS = 2
+"""One thread reads about as fast as one core can from memory; more than two bring nothing."""
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PIECE = 1 << 22
 
@@ -72,7 +72,7 @@ def fingerprint(
     # The big ones first, so that no thread is left alone with one at the end.
     names = sorted(tensors, key=lambda name: tensors[name].nbytes, reverse=True)
     hashes: dict[str, str] = {}
-    with ThreadPoolExecutor(_THREADS) as threads:
+    with ThreadPoolExecutor(HASH_THREADS) as threads:
         for name, value in zip(names, threads.map(hash_named, names), strict=True):
             hashes[name] = value
             failpoint("weights.mid_hash")

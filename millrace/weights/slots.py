@@ -19,6 +19,7 @@ import shutil
 import struct
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from millrace.errors import WeightsCorrupt
 from millrace.weights.base import Manifest
 from millrace.weights.shared_tensors import SharedTensors, TensorShape, shapes_from_json, span_bytes, views
 from storage.errors import StoreFull
+from storage.stores.memory import SHARED_MEMORY
 
 FILLING, OFFERED, PUSHED = 0, 1, 2
 """The pointers. A slot has two manifests: OFFERED is written by the trainer, PUSHED by sync_weights."""
@@ -66,6 +68,8 @@ class SlotFile:
         self._map = mmap.mmap(self.handle.fileno(), 0)
         self._words = memoryview(self._map)[:_PAGE].cast("q")
         self._reserved: set[int] = set()
+        self._pinned: dict[int, int] = {}
+        """Address by slot."""
         shapes = bytes(self._map[_PAGE : _PAGE + self._words[_SHAPES_BYTES_AT]])
         self.shapes = shapes_from_json(json.loads(shapes))
         self.num_readers: int = self._words[_READERS_AT]
@@ -200,7 +204,7 @@ class SlotFile:
         """
         if slot in self._reserved:
             return
-        start = self._first_slot + slot * self._slot_bytes
+        start = self._slot_at(slot)
         try:
             os.posix_fallocate(self.handle.fileno(), start, self._slot_bytes)
         except OSError as error:
@@ -215,15 +219,38 @@ class SlotFile:
         np.frombuffer(self._map, dtype=np.uint8, count=self._slot_bytes, offset=start)[::_PAGE].max()
         self._reserved.add(slot)
 
+    def pin(self, slot: int) -> None:
+        """Has CUDA pin a reserved slot's memory, until `close`: an H100 copies into it four times as fast.
+
+        Raises torch.cuda.CudaError.
+        """
+        # The kernel pins no pages of a file on a disk.
+        if slot in self._pinned or SHARED_MEMORY not in self.path.absolute().parents:
+            return
+        memory = torch.frombuffer(self._map, dtype=torch.uint8, count=self._slot_bytes, offset=self._slot_at(slot))
+        # Tensor.pin_memory would make a copy.
+        torch.cuda.check_error(_cudart().cudaHostRegister(memory.data_ptr(), self._slot_bytes, 0))
+        self._pinned[slot] = memory.data_ptr()
+
     def close(self) -> None:
         """Closes the file; its pages stay mapped until the last view of them is gone."""
+        for address in self._pinned.values():
+            torch.cuda.check_error(_cudart().cudaHostUnregister(address))
+        self._pinned.clear()
         self.handle.close()
 
+    def _slot_at(self, slot: int) -> int:
+        return self._first_slot + slot * self._slot_bytes
+
     def _manifest_at(self, slot: int, kind: int) -> int:
-        return self._first_slot + slot * self._slot_bytes + (kind - OFFERED) * self._manifest_bytes
+        return self._slot_at(slot) + (kind - OFFERED) * self._manifest_bytes
 
     def _tensors_at(self, slot: int) -> int:
         return self._manifest_at(slot, PUSHED) + self._manifest_bytes
+
+
+def _cudart() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
 
 def create_slot_file(path: Path, shapes: Sequence[TensorShape], num_readers: int) -> None:

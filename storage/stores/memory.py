@@ -14,7 +14,7 @@ from storage.errors import StoreDenied
 from storage.stores.base import checked_path
 from storage.stores.local import LocalStore
 
-_SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY = Path("/dev/shm")
 
 
 class MemoryStore(LocalStore):
@@ -36,8 +36,8 @@ def memory_folder() -> Path:
 
     Raises StoreDenied if another user owns its name.
     """
-    usable = _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK)
-    folder = (_SHARED_MEMORY if usable else Path(tempfile.gettempdir())) / f"millrace-{os.getuid()}"
+    usable = SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK)
+    folder = (SHARED_MEMORY if usable else Path(tempfile.gettempdir())) / f"millrace-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:

@@ -1,6 +1,9 @@
 """Weights and checkpoints leave a pretended GPU once, and what sleeps holds none of its memory."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from millrace.weights.base import Manifest, Weights, WeightsId
 from millrace.weights.shm import ShmRelay, ShmSender
 from storage.checkpoints import CheckpointWriter, load_file, read_latest
 from storage.stores.factory import open_store
+from storage.stores.memory import SHARED_MEMORY
 
 ID = WeightsId(incarnation=0, policy_version=1, t_offered=0.0)
 
@@ -35,6 +39,29 @@ def test_a_version_is_copied_to_shared_memory_once_in_the_generators_dtype(
     assert taken is not None
     for name, tensor in taken.tensors.items():
         assert torch.equal(tensor, weights[name].to(dtype))
+
+
+def test_each_slot_in_shared_memory_is_pinned_once_until_the_sender_is_closed() -> None:
+    pinned: list[int] = []
+    cudart = SimpleNamespace(
+        cudaHostRegister=lambda address, nbytes, flags: pinned.append(address),
+        cudaHostUnregister=pinned.remove,
+    )
+    tensors = {"weight": torch.arange(1000.0)}
+    with (
+        TemporaryDirectory(dir=SHARED_MEMORY) as folder,
+        pretend_gpu(),
+        patch.multiple(torch.cuda, cudart=lambda: cudart, check_error=lambda _: None),
+    ):
+        like = {"weight": torch.empty_like(tensors["weight"], device="meta")}
+        sender = ShmSender(Path(folder, "handover"), like, num_generators=1)
+        for version in range(9):
+            manifest = Manifest(id=WeightsId(incarnation=0, policy_version=version, t_offered=0.0))
+            sender.publish(Weights(manifest=manifest, tensors={"weight": tensors["weight"].to(GPU)}))
+        # Without readers it takes the lowest two in turn.
+        assert len(pinned) == len(set(pinned)) == 2
+        sender.close()
+        assert not pinned
 
 
 def test_without_adapters_the_offered_weights_are_the_live_ones() -> None:

@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from millrace.runtime import usage
 from millrace.runtime.usage import GPU_BUSY_SHARE, GPU_MEMORY_BYTES, Gpus, ProcessTree
 
 _BURN = "import os, sys, time\nblock = bytearray(64 << 20)\nprint('ready', flush=True)\nwhile True: sum(range(10000))"
@@ -51,7 +52,7 @@ class FakeNVML(ModuleType):
 
     def __init__(self, gpus: Mapping[str, tuple[int, int]]) -> None:
         super().__init__("pynvml")
-        self._gpus = gpus
+        self.gpus = gpus
         self.calls = 0
         self.nvmlInit: Callable[[], None] = lambda: None
         self.nvmlDeviceGetHandleByIndex = self.nvmlDeviceGetHandleByUUID = str
@@ -60,10 +61,10 @@ class FakeNVML(ModuleType):
         self.calls += 1
         if handle.startswith("MIG-"):
             raise self.NVMLError("Not Supported")
-        return SimpleNamespace(gpu=self._gpus[handle][0], memory=99)
+        return SimpleNamespace(gpu=self.gpus[handle][0], memory=99)
 
     def nvmlDeviceGetMemoryInfo(self, handle: str) -> SimpleNamespace:  # noqa: N802
-        return SimpleNamespace(used=self._gpus[handle][1], total=80 << 30)
+        return SimpleNamespace(used=self.gpus[handle][1], total=80 << 30)
 
 
 @pytest.fixture
@@ -86,6 +87,19 @@ def test_only_the_gpus_of_a_process_count(nvml: FakeNVML, devices: tuple[str, ..
     gpus = Gpus(devices, said.append)
     assert [gpus.look(), gpus.look()] == [pytest.approx(used)] * 2
     assert not said
+
+
+def test_a_stage_that_looks_when_its_gpus_are_idle_has_measured_their_work(
+    nvml: FakeNVML, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage, "_SAMPLE_SECONDS", 0.0)
+    gpus = Gpus(("0",), print)
+    for percent, nbytes in ((100, 30), (80, 70)):
+        nvml.gpus = {"0": (percent, nbytes)}
+        gpus.sample()
+    nvml.gpus = {"0": (0, 10)}
+    assert gpus.look() == pytest.approx({GPU_BUSY_SHARE: 0.6, GPU_MEMORY_BYTES: 70})
+    assert gpus.look() == pytest.approx({GPU_BUSY_SHARE: 0.0, GPU_MEMORY_BYTES: 10})
 
 
 def test_gpus_that_cannot_be_measured_are_said_once(nvml: FakeNVML) -> None:
