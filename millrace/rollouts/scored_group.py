@@ -112,7 +112,7 @@ class ScoredGroup:
     @property
     def oldest_version(self) -> int:
         """Oldest version that sampled a trainable token; without trainable tokens, as `min_policy_version`."""
-        trainable = [bool(mask.any()) for mask in self.loss_mask]
+        trainable = [np.count_nonzero(mask) > 0 for mask in self.loss_mask]
         return int(self.oldest_versions[trainable].min()) if any(trainable) else self.min_policy_version
 
     def staleness(self, trainer_version: int) -> int:

@@ -44,6 +44,7 @@ It is a function of the two distributions, so it needs no weight π/μ.
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
 
 from configs.losses import KlConfig, KlEstimator
@@ -88,7 +89,7 @@ class Objectives:
 
         Raises InputError if no token of the update is trainable.
         """
-        trainable = {samples[index].group for index in indices if samples[index].loss_mask.any()}
+        trainable = {samples[index].group for index in indices if np.count_nonzero(samples[index].loss_mask)}
         if not trainable:
             raise InputError(f"none of the batch's {len(indices)} responses has a trainable token")
         scale_Q = torch.zeros(len(samples), dtype=torch.float64)
@@ -97,7 +98,7 @@ class Objectives:
             share = len(trainable & {samples[index].group for index in of_source}) / len(trainable)
             scale_Q[of_source] = share * token_scale(
                 self.of(samples[of_source[0]]).aggregation,
-                torch.tensor([int(samples[index].loss_mask.sum()) for index in of_source]),
+                torch.tensor([np.count_nonzero(samples[index].loss_mask) for index in of_source]),
                 torch.tensor([samples[index].max_new_tokens for index in of_source]),
                 torch.tensor([samples[index].group for index in of_source]),
             )
@@ -115,7 +116,7 @@ class Objective:
     def has_gradient(self, sample: Sample) -> bool:
         """Whether `sample` adds to the gradient."""
         always = self._training.pulls_without_advantage or not self.loss.needs_advantage
-        return bool(sample.loss_mask.any()) and (sample.advantage != 0 or always)
+        return (sample.advantage != 0 or always) and bool(np.count_nonzero(sample.loss_mask))
 
     def compute(
         self,

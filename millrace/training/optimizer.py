@@ -41,7 +41,7 @@ def plan_updates(
     from the run's seed and the policy version that the batch makes, so a trainer that repeats the batch, and a replay,
     make the same updates. Groups without a trainable token are in no minibatch, unless it is the batch.
     """
-    carrying = sorted({sample.group for sample in samples if sample.loss_mask.any()})
+    carrying = sorted({sample.group for sample in samples if np.count_nonzero(sample.loss_mask)})
     if minibatches == 1 or not carrying:
         return [list(range(len(samples))) for _ in range(epochs)]
     plan = []

@@ -224,7 +224,7 @@ def report(
         kl_to_teacher=_kl_to_teacher(samples, per_sample),
         forward_kl_to_teacher=float(columns["forward_kl_to_teacher"].mean()),
         entropy=float(columns["entropy"].mean()),
-        tokens=sum(int(sample.loss_mask.sum()) for sample in samples),
+        tokens=sum(int(np.count_nonzero(sample.loss_mask)) for sample in samples),
         non_finite_tokens=int(columns["non_finite"].sum()),
         changed_weight_share=changed_weight_share,
         trainer_logprobs=per_sample,
