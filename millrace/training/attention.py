@@ -142,8 +142,9 @@ def banded_attention(
     for start in range(prefix, length, BLOCK):
         end = min(start + BLOCK, length)
         first = 0 if band.window is None else max(0, start - band.window + 1)
-        distance_BK = torch.arange(start, end, device=device)[:, None] - torch.arange(first, end, device=device)
-        seen_BK = distance_BK >= 0 if band.window is None else (distance_BK >= 0) & (distance_BK < band.window)
+        seen_BK = torch.ones(end - start, end - first, dtype=torch.bool, device=device).tril(start - first)
+        if band.window is not None:
+            seen_BK = seen_BK.triu(start - first - band.window + 1)
         queries = query_RHTD[:, :, start - prefix : end - prefix]
         block = queries, key_RGLD[:, :, first:end], value_RGLD[:, :, first:end]
         if band.softcap is not None:

@@ -105,8 +105,10 @@ class BatchCollector:
 
     def end_step(self, trainer_version: int) -> tuple[Ratios, Mapping[str, float]]:
         """Ends the step from `trainer_version` that trained the groups. Returns its length bias and its metrics."""
-        of_tokens = [group.token_versions(i)[group.loss_mask[i] > 0] for group in self.groups for i in group.trained]
-        lags, counts = np.unique(trainer_version - np.concatenate(of_tokens), return_counts=True)
+        trained = [(group, i) for group in self.groups for i in group.trained]
+        is_trained_N = np.concatenate([group.loss_mask[i] for group, i in trained]) > 0
+        versions_N = np.concatenate([group.token_versions(i) for group, i in trained])
+        lags, counts = np.unique(trainer_version - versions_N[is_trained_N], return_counts=True)
         for group in self.in_order():
             self._count_length(group, group.trained)
         ratios = self._length_bias.step()
