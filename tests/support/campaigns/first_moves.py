@@ -12,9 +12,11 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 ROOT = Path(__file__).parents[3]
 _NOBODY = 65534
@@ -93,8 +95,13 @@ class Checkout:
             yield process
         finally:
             if process.poll() is None:
+                # Some have a session of their own, as `script` gives one to what it runs.
+                started = psutil.Process(process.pid).children(recursive=True)
                 os.killpg(process.pid, signal.SIGTERM)
                 process.wait(timeout=60)
+                for child in started:
+                    with suppress(psutil.NoSuchProcess):
+                        child.terminate()
 
     def write(self, path: str, content: str | bytes) -> None:
         """Writes a file of the stranger's own."""
