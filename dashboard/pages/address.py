@@ -6,7 +6,7 @@
 /compare/<view>?runs=a,b           one view of several runs, by default the first
 anything else                      not found, with the reason
 
-A view's address may contain options: smooth=10 for means of ten policy versions, x=time for wall time, before=0 and
+A view's address may contain options: smooth=25 for means of 25 policy versions, x=time for wall time, before=0 and
 after=20 for the versions that the page of evaluations compares.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import parse_qs, urlencode
 
-from dashboard.views.display import PLAIN, SMOOTHINGS, Display
+from dashboard.views.display import DEFAULT, SMOOTHINGS, Display
 
 TRAJECTORIES = "trajectories"
 """Name of the view whose address contains a query."""
@@ -48,7 +48,7 @@ class RunPage:
     run_ids: tuple[str, ...]
     view: str
     compared: bool
-    display: Display = PLAIN
+    display: Display = DEFAULT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,13 +107,13 @@ def overview(at: OverviewPage | None = None) -> str:
     return f"/?{urlencode(values, safe=',')}" if values else "/"
 
 
-def run(run_id: str, view: str = "", display: Display = PLAIN) -> str:
+def run(run_id: str, view: str = "", display: Display = DEFAULT) -> str:
     """Returns the address of a view of a run; by default the first."""
     chosen = _typed(display)
     return f"/run/{run_id}{'/' if view else ''}{view}{'?' if chosen else ''}{chosen}"
 
 
-def compare(run_ids: Sequence[str], view: str = "", display: Display = PLAIN) -> str:
+def compare(run_ids: Sequence[str], view: str = "", display: Display = DEFAULT) -> str:
     """Returns the address of a view of several runs; by default the first."""
     chosen = _typed(display)
     return f"/compare{'/' if view else ''}{view}?runs={','.join(run_ids)}{'&' if chosen else ''}{chosen}"
@@ -140,14 +140,14 @@ def _runs(
 
 def _typed(display: Display) -> str:
     """Returns the options that differ from their defaults as query parameters."""
-    values = {"smooth": str(display.smoothing)} if display.smoothing != PLAIN.smoothing else {}
+    values = {"smooth": str(display.smoothing)} if display.smoothing != DEFAULT.smoothing else {}
     values |= {"x": "time"} if display.by_time else {}
     chosen = {name: getattr(display, name) for name in _VERSIONS}
     return urlencode(values | {name: str(version) for name, version in chosen.items() if version is not None})
 
 
 def _shown_as(values: Mapping[str, Sequence[str]], at: RunPage | NotFound) -> Address:
-    smoothing, x = values.get("smooth", ["1"])[0], values.get("x", ["version"])[0]
+    smoothing, x = values.get("smooth", [str(DEFAULT.smoothing)])[0], values.get("x", ["version"])[0]
     if isinstance(at, NotFound) or at.view == TRAJECTORIES:
         return at
     if smoothing not in map(str, SMOOTHINGS):

@@ -36,7 +36,8 @@ class Display:
     """Policy version of that evaluation; None: the newest evaluated."""
 
 
-PLAIN = Display()
+DEFAULT = Display(smoothing=10)
+"""Of an address without options: as smooth as the chart on Home."""
 
 
 def displayed(figure: go.Figure, display: Display, runs: Sequence[RunData]) -> go.Figure:

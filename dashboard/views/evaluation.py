@@ -12,7 +12,7 @@ from dashboard.read.answers import stored_answers
 from dashboard.read.model import RunData
 from dashboard.read.tokens import visible
 from dashboard.views.blocks import Rows, Table, View
-from dashboard.views.display import PLAIN, Display
+from dashboard.views.display import DEFAULT, Display
 from dashboard.views.per_run import rows_per_run
 from millrace.evaluation.answers import cut
 from storage.errors import StorageError
@@ -28,7 +28,7 @@ _ICONS = dict(zip(CHANGES, ("✕ ", "✓ ", "", ""), strict=True))
 _COLUMNS = ("change", "question", "expected", "before", "after")
 
 
-def view(display: Display = PLAIN) -> View:
+def view(display: Display = DEFAULT) -> View:
     """Compares the versions that `display` names, by default the first and the newest that were evaluated."""
 
     def counts(runs: Sequence[RunData]) -> Rows:

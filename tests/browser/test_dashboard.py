@@ -69,7 +69,7 @@ def wait_until_shown(is_shown: Callable[[], bool], since: float) -> float:
 def test_every_block_of_a_view_is_drawn_with_the_numbers_of_the_store(
     root: Path, finished: str, watched: Watched, view: View
 ) -> None:
-    watched.open(f"/run/{finished}/{view.name}")
+    watched.open(f"/run/{finished}/{view.name}?smooth=1")
     run = RunReader(open_store(str(root / finished))).look()
     assert run.problems == ()
     for block in view.blocks_for([run]):
@@ -92,7 +92,7 @@ def test_staleness_reward_and_balance_are_those_that_the_streams_tell(
     root: Path, finished: str, watched: Watched
 ) -> None:
     versions, means, maxima = trained_staleness(root, finished)
-    watched.open(f"/run/{finished}/staleness")
+    watched.open(f"/run/{finished}/staleness?smooth=1")
     mean, largest = (
         {t["name"]: t for t in watched.figure("staleness-over-time")}[name] for name in ("mean", "largest")
     )
@@ -101,7 +101,7 @@ def test_staleness_reward_and_balance_are_those_that_the_streams_tell(
     assert largest["y"] == maxima
     metrics = rows(root, finished, layout.metrics("train", 0), METRIC)
     rewards = metrics.filter(pc.equal(metrics["name"], "reward_mean")).sort_by("policy_version")
-    watched.open(f"/run/{finished}/learning")
+    watched.open(f"/run/{finished}/learning?smooth=1")
     (reward,) = (t for t in watched.figure("learning-reward") if t["name"] == "reward")
     assert reward["y"] == pytest.approx(rewards["value"].to_pylist())
     parts = [
@@ -157,7 +157,8 @@ def test_zoom_and_hidden_lines_survive_refreshes(root: Path, watched: Watched) -
         run.append(1)
         wait_until_shown(lambda expected=version: watched.newest_version() == expected, began)
         assert chart.evaluate(reach) == zoomed
-        assert chart.evaluate(visible) == [True, "legendonly", True]
+        # A mean and its faint values, twice, and the bound.
+        assert chart.evaluate(visible) == [True, True, "legendonly", "legendonly", True]
         assert chart.evaluate("gd => gd.marked"), "the figure was put up again instead of being updated"
     watched.assert_quiet()
 

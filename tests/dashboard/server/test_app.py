@@ -111,9 +111,9 @@ def test_a_run_that_vanishes_leaves_its_page_as_it_was_and_a_sentence(root: Path
 
 def test_the_address_holds_how_charts_are_shown_and_every_view_keeps_it(root: Path) -> None:
     store_run(root, "one", steps=6)
-    shown = open_site(root).show("/run/one/learning", "?smooth=10&x=time")
+    shown = open_site(root).show("/run/one/learning", "?smooth=25&x=time")
     nav = next(part for part in within(plain(shown.frame)) if part["type"] == "Nav")
-    assert str(nav).count("smooth=10&x=time") == len([HOME, *VIEWS, TRAJECTORIES])
+    assert str(nav).count("smooth=25&x=time") == len([HOME, *VIEWS, TRAJECTORIES])
     plainly = open_site(root).show("/run/one/learning", "")
     assert str(plain(plainly.body)).count(MINUTES) == 0 < str(plain(shown.body)).count(MINUTES)
 

@@ -11,7 +11,7 @@ from support.stored_run.run import StoredRun
 from dashboard.read.model import RunData
 from dashboard.read.run_reader import RunReader
 from dashboard.views.blocks import Rows
-from dashboard.views.display import PLAIN, Display
+from dashboard.views.display import DEFAULT, Display
 from dashboard.views.evaluation import MOST_QUESTIONS, view
 from storage import layout
 
@@ -29,7 +29,7 @@ def stored(tmp_path: Path) -> StoredRun:
     return run
 
 
-def tables(run: StoredRun | RunData, display: Display = PLAIN) -> tuple[Rows, Rows]:
+def tables(run: StoredRun | RunData, display: Display = DEFAULT) -> tuple[Rows, Rows]:
     """The counts and the questions."""
     data = RunReader(run.store).look() if isinstance(run, StoredRun) else run
     counts, questions = (block.build([data]) for block in view(display).blocks)
