@@ -42,7 +42,7 @@ def main() -> None:
     torch.set_num_threads(1)
     tokens, width, dtype = SHAPES[arguments.device]
     result: dict[str, Any] = {"gpu": _gpu_name(arguments.device) or None}
-    # Measured in processes of its own, before this one takes most of a GPU.
+    # In separate processes, before this one fills the GPU.
     result["memory"] = measure_memory(arguments.device, tokens=tokens, width=width, dtype=dtype, vocab=VOCAB)
     result["step"] = measure_steps(CASES[arguments.device], torch.device(arguments.device), arguments.rounds)
     if arguments.device == "cpu":

@@ -16,6 +16,7 @@ from dashboard.queries.series import ChartLine, clock, mean_of_last
 from dashboard.read.model import RunData
 from dashboard.views.figures import plain
 from dashboard.views.per_run import MINUTES, VERSIONS
+from millrace.control.collapse import STEPS
 
 SMOOTHINGS = (1, 5, 10, 25, 50, 100)
 """Choices for the number of policy versions to average over."""
@@ -26,7 +27,7 @@ _FAINT = 0.28
 class Display:
     """Options of a page, from its address."""
 
-    smoothing: int = 1
+    smoothing: int = STEPS
     """Number of policy versions, up to its own, that a point averages; in lines over time, number of points."""
     by_time: bool = False
     """Whether data by policy version is shown over wall time."""
@@ -36,8 +37,7 @@ class Display:
     """Policy version of that evaluation; None: the newest evaluated."""
 
 
-DEFAULT = Display(smoothing=10)
-"""Of an address without options: as smooth as the chart on Home."""
+DEFAULT = Display()
 
 
 def displayed(figure: go.Figure, display: Display, runs: Sequence[RunData]) -> go.Figure:

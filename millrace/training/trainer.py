@@ -269,14 +269,14 @@ class Trainer:
     ) -> TokenTable:
         """Makes one optimizer update on the samples at `indices` of the batch. Returns its measures."""
         scale_Q = self._objectives.scale(samples, indices)
-        balance_scale = self._training.router_aux_loss_coefficient
-        if balance_scale:
+        balance_scale = 0.0
+        if coefficient := self._training.router_aux_loss_coefficient:
             num_with_gradient = sum(
                 objective.has_gradient(samples[index])
                 for objective, alike in self._objectives.split(samples, indices)
                 for index in alike
             )
-            balance_scale /= max(1, num_with_gradient)
+            balance_scale = coefficient / max(1, num_with_gradient)
         table = TokenTable(samples, self.ranks.device)
         parameters = self._parameters().values()
         zero_gradients(parameters)

@@ -220,7 +220,7 @@ class SlotFile:
         self._reserved.add(slot)
 
     def pin(self, slot: int) -> None:
-        """Has CUDA pin a reserved slot's memory, until `close`: an H100 copies into it four times as fast.
+        """Pins a reserved slot's memory for CUDA until `close`: an H100 then copies into it four times as fast.
 
         Raises torch.cuda.CudaError.
         """

@@ -86,7 +86,7 @@ def test_runs_that_differ_in_their_seed_have_a_mean_with_a_band_from_lowest_to_h
     seeds = [run([0.2] * 8, "a", seed=1), run([0.6] * 6, "b", seed=2)]
     others = [run([0.9] * 8, "c", training={"learning_rate": 1.0}), run([], "d", extra={"one": 1})]
     chart = next(block for block in COMPARISON.blocks if block.id == "compare-reward-mean")
-    figure = displayed(chart.build([*seeds, *others]), Display(by_time=True), [*seeds, *others])
+    figure = displayed(chart.build([*seeds, *others]), Display(smoothing=1, by_time=True), [*seeds, *others])
     named = {trace.name: trace for trace in figure.data if trace.name}
     assert set(named) == {"a", "b", "c", "a, mean of 2 runs"}
     assert [named[name].line.dash for name in ("a", "b", "c")] == ["dot", "dot", "solid"]
@@ -136,7 +136,7 @@ def test_names_that_differ_are_folded_apart_and_models_are_not() -> None:
 
 @pytest.mark.parametrize("by_time", [False, True])
 def test_a_line_is_hidden_with_its_band_and_has_the_colour_of_its_run(runs: list[RunData], by_time: bool) -> None:
-    display = Display(by_time=by_time)
+    display = Display(smoothing=1, by_time=by_time)
     charts = [displayed(block.build(runs), display, runs) for block in COMPARISON.blocks if isinstance(block, Chart)]
     assert by_time == all(figure.layout.xaxis.title.text.startswith(MINUTES) for figure in charts)
     assert charts

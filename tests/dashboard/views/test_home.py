@@ -29,7 +29,7 @@ def _run(**changes: Any) -> RunData:
 
 @pytest.mark.parametrize("by_time", [False, True])
 def test_the_four_charts_share_their_x_axis_and_each_has_its_own_y(by_time: bool) -> None:
-    figure = displayed(HOME.blocks[0].build([_run()]), Display(by_time=by_time), [_run()])
+    figure = displayed(HOME.blocks[0].build([_run()]), Display(smoothing=1, by_time=by_time), [_run()])
     assert {trace.xaxis for trace in figure.data} == {"x"}
     assert {trace.yaxis for trace in figure.data} == {"y", "y2", "y3", "y4"}
 
@@ -69,7 +69,7 @@ def test_a_changed_config_is_marked_at_the_version_that_the_run_resumed_from() -
     figure = HOME.blocks[0].build([run])
     assert [shape.x0 for shape in figure.layout.shapes] == [10.0]
     # The tenth step was done ten seconds before the last look, fifty after the start.
-    by_time = displayed(HOME.blocks[0].build([run]), Display(by_time=True), [run])
+    by_time = displayed(HOME.blocks[0].build([run]), Display(smoothing=1, by_time=True), [run])
     assert [shape.x1 for shape in by_time.layout.shapes] == [pytest.approx(50 / 60)]
     assert [note.x for note in by_time.layout.annotations if note.hovertext] == [pytest.approx(50 / 60)]
     assert "seed &lt;b&gt;was&lt;/b&gt; 1 and is 2" in [note.hovertext for note in figure.layout.annotations]
