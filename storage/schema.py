@@ -6,7 +6,7 @@ numbers, per row. P, R and M are the numbers of prompt tokens, response tokens a
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Written into each commit record. Parts of another version are refused."""
 
 
@@ -143,6 +143,7 @@ CONSUMED: pa.Schema = pa.schema(
         column("trajectory_row_id", pa.int64(), "row_id of the trajectory in its generator's stream"),
         column("group_id", pa.int64(), "group of the trajectory; -1 if its part can't be read"),
         column("source", pa.string(), "name of the source in the config; empty if the part can't be read"),
+        column("prompt_id", pa.string(), "id of the prompt in its source's prompts; empty if the part can't be read"),
         column("sample_index", pa.int32(), "index of the trajectory in its group, from 0"),
         column("outcome", pa.string(), "trained, stale, error, corrupt, rolled_back, zero_advantage or truncated"),
         column("staleness", pa.int32(), "trainer's policy version at admission minus the group's oldest unmasked one"),

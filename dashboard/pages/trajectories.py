@@ -34,6 +34,7 @@ from dashboard.read.search import (
     address,
     find,
     from_address,
+    groups_of_prompt,
     parse,
     typed,
 )
@@ -202,13 +203,14 @@ def _opened(run: RunData, reader: GroupReader, texts: TokenTexts, row: Place, qu
         ]
         choice = html.Div([html.Span("Colour of a token:", className="none"), *colours, *links], className="row")
         return html.Div([choice, view(group, texts, query.colour), *timeline.view(run, group)], className="column")
-    same_prompt = reader.same_prompt(group.prompt["source"], group.prompt["prompt_id"])
-    groups = [
-        reader.read(run, candidate.generator, candidate.row_id)
-        for candidate in versions.chosen(same_prompt, (group.generator, group.responses[0].row_id))
-    ]
+    opened = group.generator, group.responses[0].row_id
+    places = groups_of_prompt(run, group.prompt["source"], group.prompt["prompt_id"])
+    if opened not in places:
+        # The trainer has not taken it yet.
+        places.append(opened)
+    groups = [reader.read(run, *place) for place in versions.chosen(places, opened)]
     back = html.Div(dcc.Link(f"Group {group.group_id} in full", href=link(group), className="button"), className="row")
-    return html.Div([back, versions.view(groups, group, same_prompt, texts, link)], className="column")
+    return html.Div([back, versions.view(groups, group, len(places), texts, link)], className="column")
 
 
 def _prompts(run: RunData, reader: GroupReader, texts: TokenTexts, starts: Sequence[int]) -> dict[int, str]:

@@ -12,7 +12,6 @@ from dash.development.base_component import Component
 from dashboard.pages.draw import facts, problem_box
 from dashboard.pages.messages import prompt_messages
 from dashboard.read.groups import Group, Place, StoredResponse
-from dashboard.read.same_prompt import MAX_BYTES, MAX_PARTS, PromptGroup, SamePrompt
 from dashboard.read.tokens import TokenTexts, shortened, visible
 
 MAX_COLUMNS = 8
@@ -22,23 +21,22 @@ _MAX_CHARACTERS = 1500
 """Characters shown per response and per message of the prompt."""
 
 
-def chosen(same_prompt: SamePrompt, opened: Place) -> list[PromptGroup]:
-    """Chooses at most eight groups, evenly by version, with the first, the last and the one that begins at `opened`."""
-    groups = same_prompt.groups
+def chosen(groups: Sequence[Place], opened: Place) -> list[Place]:
+    """Chooses at most eight groups, evenly, with the first, the last and `opened`; each by its first row."""
     if len(groups) <= MAX_COLUMNS:
         return list(groups)
     positions = np.unique(np.linspace(0, len(groups) - 1, MAX_COLUMNS).round().astype(int)).tolist()
-    at = next((i for i, group in enumerate(groups) if (group.generator, group.row_id) == opened), None)
-    if at is not None and at not in positions:
+    at = groups.index(opened)
+    if at not in positions:
         nearest = min(range(1, len(positions) - 1), key=lambda i: abs(positions[i] - at))
         positions = sorted({*positions[:nearest], *positions[nearest + 1 :], at})
     return [groups[i] for i in positions]
 
 
 def view(
-    groups: Sequence[Group], opened: Group, same_prompt: SamePrompt, texts: TokenTexts, link: Callable[[Group], str]
+    groups: Sequence[Group], opened: Group, num_groups: int, texts: TokenTexts, link: Callable[[Group], str]
 ) -> Component:
-    """Draws the chosen `groups`; `link` returns the address that opens a group."""
+    """Draws `groups`, chosen among the `num_groups` of the prompt; `link` returns the address that opens a group."""
     if opened.prompt is None:
         prompt: Component = html.P("Its prompt can't be read.", className="note")
     else:
@@ -47,8 +45,7 @@ def view(
     return html.Section(
         [
             html.H2("The same prompt at other versions"),
-            html.P(_sentence(groups, same_prompt), className="sentence"),
-            *_search_further(same_prompt, link(opened)),
+            html.P(_sentence(len(groups), num_groups), className="sentence"),
             problem_box([visible(problem) for group in groups for problem in group.problems]),
             prompt,
             html.Div(columns, className="columns", tabIndex=0, role="region", **{"aria-label": "groups by version"}),
@@ -58,29 +55,10 @@ def view(
     )
 
 
-def _sentence(groups: Sequence[Group], same_prompt: SamePrompt) -> str:
-    count = len(same_prompt.groups)
-    if count == 1:
-        summary = "No other group answers this prompt"
-    elif count > len(groups):
-        summary = f"{count:,} groups answer this prompt, {len(groups)} of them shown"
-    else:
-        summary = f"{count:,} groups answer this prompt"
-    where = (
-        "all"
-        if same_prompt.searched == same_prompt.parts
-        else f"the newest {same_prompt.searched:,} of {same_prompt.parts:,}"
-    )
-    return f"{summary}, in {where} parts of the generators' streams. A prompt is used once per epoch."
-
-
-def _search_further(same_prompt: SamePrompt, href: str) -> list[Component]:
-    if same_prompt.searched == same_prompt.parts:
-        return []
-    limit = f"A search reads at most {MAX_PARTS} parts and {MAX_BYTES >> 20} MiB, newest first. "
-    # Loads the whole page: Dash ignores a link to the current address.
-    again = html.A("Search further back", href=f"{href}&versions=all", className="button")
-    return [html.P([limit, again], className="note")]
+def _sentence(num_shown: int, num_groups: int) -> str:
+    summary = "No other group" if num_groups == 1 else f"{num_groups:,} groups"
+    shown = f", {num_shown} of them shown" if num_groups > num_shown else ""
+    return f"{summary} that the trainer took had this prompt{shown}. A prompt is used once per epoch."
 
 
 def _column(group: Group, texts: TokenTexts, href: str, *, here: bool) -> Component:

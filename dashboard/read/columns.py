@@ -49,20 +49,21 @@ class GrowingColumns:
 
 
 class Codes:
-    """Strings as int8 codes: the strings `first`, then others in order of occurrence."""
+    """Strings as codes of type `dtype`: the strings `first`, then others in order of occurrence."""
 
-    def __init__(self, *first: str) -> None:
+    def __init__(self, *first: str, dtype: npt.DTypeLike = np.int8) -> None:
+        self.dtype = dtype
         self._codes = {value: code for code, value in enumerate(first)}
 
     @property
     def values(self) -> tuple[str, ...]:
         return tuple(self._codes)
 
-    def encode(self, column: pa.ChunkedArray) -> npt.NDArray[np.int8]:
-        """Returns the code of each string. Raises OverflowError for the 129th distinct string."""
+    def encode(self, column: pa.ChunkedArray) -> npt.NDArray[Any]:
+        """Returns the code of each string. Raises OverflowError for more distinct strings than `dtype` can count."""
         values, indices = split(column)
         codes = [self._codes.setdefault(value, len(self._codes)) for value in values]
-        return np.array(codes, np.int8)[indices]
+        return np.array(codes, self.dtype)[indices]
 
 
 def split(column: pa.ChunkedArray) -> tuple[Sequence[str], npt.NDArray[np.int32]]:

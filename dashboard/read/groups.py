@@ -22,8 +22,7 @@ import pyarrow as pa
 
 from configs.stored import AnnotationKind, AnnotatorPools
 from dashboard.read.model import RunData
-from dashboard.read.parts import PartReader, StreamIndex
-from dashboard.read.same_prompt import PromptIndex, SamePrompt
+from dashboard.read.parts import PartReader
 from dashboard.read.tokens import TokenTexts
 from millrace.errors import InputError
 from millrace.rollouts.consumed import TRAINED
@@ -101,7 +100,6 @@ class GroupReader:
         self._pools = AnnotatorPools.of(config)
         self._num_generators: int = config["generation"]["replicas"]
         self._parts = PartReader(store)
-        self._prompts = PromptIndex(self._parts)
         self._lock = threading.Lock()
 
     def read(self, run: RunData, generator: int, row: int) -> Group:
@@ -195,21 +193,12 @@ class GroupReader:
     def _located(self, rows: Iterable[Place]) -> Iterator[tuple[Place, pa.Table | None, int]]:
         """Yields each row with its part and its index in that; None if it can't be read."""
         rows = list(rows)
-        streams = self._streams(generator for generator, _ in rows)
+        generators = {generator for generator, _ in rows}
+        streams = {g: self._parts.index(layout.trajectories(g), TRAJECTORY, []) for g in generators}
         for generator, row in rows:
             record = streams[generator].record_of(row)
             table = None if record is None else self._parts.try_read(streams[generator], record, [])
             yield (generator, row), table, 0 if record is None else row - record.first_row_id
-
-    def same_prompt(self, source: str, prompt_id: str) -> SamePrompt:
-        """Finds the groups of a prompt of a source within the limits of `dashboard.read.same_prompt`."""
-        with self._lock:
-            streams = self._streams(range(self._num_generators))
-            return self._prompts.search(source, prompt_id, list(streams.values()))
-
-    def _streams(self, generators: Iterable[int]) -> dict[int, StreamIndex]:
-        """Returns the updated index of the trajectories of each generator."""
-        return {g: self._parts.index(layout.trajectories(g), TRAJECTORY, []) for g in dict.fromkeys(generators)}
 
     def _span(self, generator: int, row: int, problems: list[str]) -> range | None:
         """Returns the rows of the group that contains `row`."""
@@ -284,6 +273,7 @@ def _consumed_rows(run: RunData, generator: int, row: int) -> dict[int, Row]:
             **{name: None if value != value else value for name, value in values.items()},
             "outcome": run.outcomes[values["outcome"]],
             "source": run.sources[values["source"]],
+            "prompt_id": run.prompts[values["prompt_id"]],
         }
         for values in rows
     }

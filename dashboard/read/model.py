@@ -76,11 +76,14 @@ class RunData:
     stage_status: Mapping[str, Mapping[str, Any]]
     """`<stage>-<replica>` → status record."""
     consumed: Columns
-    """`storage.schema.CONSUMED` in stream order, without rolled-back rows; `outcome` and `source` as codes."""
+    """`storage.schema.CONSUMED` in stream order, without rolled-back rows. `outcome`, `source` and `prompt_id` are
+    codes."""
     outcomes: tuple[str, ...]
     """Names of the codes in `consumed["outcome"]` (int8); code 0 is `trained`."""
     sources: tuple[str, ...]
     """Names of the codes in `consumed["source"]` (int8), in order of occurrence; `` is that of damaged parts."""
+    prompts: tuple[str, ...]
+    """Names of the codes in `consumed["prompt_id"]` (int32), in order of occurrence; `` is that of damaged parts."""
     metrics: Mapping[str, Mapping[str, Columns]]
     """`<stage>-<replica>` → name → columns t, incarnation, policy_version, value; the trainer's without
     rolled-back rows."""

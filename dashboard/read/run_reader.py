@@ -107,6 +107,7 @@ class RunReader:
             consumed=self._consumed.columns,
             outcomes=self._consumed.outcomes,
             sources=self._consumed.sources,
+            prompts=self._consumed.prompts,
             metrics={name: rows.columns for name, rows in self._metrics.items()},
             evaluations=by_set.pop(HELD_OUT, _columns([])),
             evaluation_sets=by_set,

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, urlencode
 import numpy as np
 import numpy.typing as npt
 
-from dashboard.read.model import Columns
+from dashboard.read.model import Columns, RunData
 from millrace.errors import InputError
 
 PAGE_SIZE = 25
@@ -128,6 +128,19 @@ def find(consumed: Columns, outcomes: Sequence[str], sources: Sequence[str], que
     means = mean_rewards(consumed["reward"], starts)[0][chosen][::-1]
     order = np.argsort(-means if query.order == "highest" else means, kind="stable")
     return SearchResult(starts=starts_chosen[order], ends=ends_chosen[order])
+
+
+def groups_of_prompt(run: RunData, source: str, prompt_id: str) -> list[tuple[int, int]]:
+    """Returns generator and first row_id of each group with this prompt that the trainer took, by policy version."""
+    if source not in run.sources or prompt_id not in run.prompts:
+        return []
+    consumed = run.consumed
+    is_first = consumed["sample_index"] == 0
+    is_first &= consumed["source"] == run.sources.index(source)
+    is_first &= consumed["prompt_id"] == run.prompts.index(prompt_id)
+    rows = np.flatnonzero(is_first)
+    rows = rows[np.argsort(consumed["min_policy_version"][rows], kind="stable")]
+    return [(int(consumed["generator"][row]), int(consumed["trajectory_row_id"][row])) for row in rows]
 
 
 def _groups(consumed: Columns) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -86,9 +86,9 @@ class ConsumedRows:
     def __init__(self, store: Store) -> None:
         self.tail = Tail(store, layout.CONSUMED, CONSUMED)
         self._survivors = Survivors()
-        self._codes = {"outcome": Codes(TRAINED), "source": Codes()}
+        self._codes = {"outcome": Codes(TRAINED), "source": Codes(), "prompt_id": Codes(dtype=np.int32)}
         dtypes = {field.name: field.type.to_pandas_dtype() for field in CONSUMED}
-        self._rows = GrowingColumns({**dtypes, **dict.fromkeys(self._codes, np.int8)})
+        self._rows = GrowingColumns({**dtypes, **{name: codes.dtype for name, codes in self._codes.items()}})
 
     def read_new(self) -> None:
         """Reads new rows. Raises like `Tail.batches`."""
@@ -116,6 +116,10 @@ class ConsumedRows:
     @property
     def sources(self) -> tuple[str, ...]:
         return self._codes["source"].values
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        return self._codes["prompt_id"].values
 
 
 class MetricRows:

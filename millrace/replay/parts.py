@@ -121,13 +121,6 @@ class ScoredParts:
         table = read_part(self.store, layout.trajectories(generator), TRAJECTORY, record, columns)
         return Part(record=record, table=table)
 
-    def prompt_id(self, group: ScoredGroup) -> str:
-        """The id of the group's prompt. Raises PartCorrupt or PartRemoved."""
-        ordinal = int(self.parts_of(group.generator, np.array([group.first_row_id]))[0])
-        part = self.trajectories(group.generator, ordinal, ["prompt_id"])
-        prompt_id: str = part.table["prompt_id"][group.first_row_id - part.record.first_row_id].as_py()
-        return prompt_id
-
     def _read_groups(self, generator: int, ordinal: int) -> dict[int, ScoredGroup]:
         """The groups of a part by the row_id of their first row."""
         pools = self._scores.pools.replicas

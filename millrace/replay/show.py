@@ -52,7 +52,7 @@ def show(store: Store, step: int, *, dashboard_url: str | None = None) -> dict[s
         ratios.append(
             np.concatenate([np.exp(logprobs[key] - old)[mask > 0] for key, old, mask in members if key in logprobs])
         )
-        prompt = prompt_of(run.parts.prompt_id(group), group.meta)
+        prompt = prompt_of(group.prompt_id, group.meta)
         groups.append(
             {
                 "group_id": group.group_id,

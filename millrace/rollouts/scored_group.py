@@ -27,6 +27,8 @@ class ScoredGroup:
     group_id: int
     source: str
     """Name of the source in the config."""
+    prompt_id: str
+    """Id of the prompt in its source's prompts."""
     generator: int
     first_row_id: int
     """Position of its first row in the generator's stream."""
@@ -247,7 +249,7 @@ def zip_groups(trajectories: Part, merged: Mapping[AnnotationKind, pa.Table], ge
     by_member |= _taught(merged["teachers"]) if "teachers" in merged else dict.fromkeys(_TAUGHT, [_EMPTY] * len(oldest))
     response_seconds = table["t_finished"].to_numpy() - table["t_started"].to_numpy()
     score_seconds = scored["seconds"].to_numpy()
-    names = ("group_id", "source", "max_new_tokens", "incarnation", "temperature", "meta")
+    names = ("group_id", "source", "prompt_id", "max_new_tokens", "incarnation", "temperature", "meta")
     by_group = {name: table[name] for name in names}
     return [
         ScoredGroup(

@@ -12,7 +12,6 @@ from dashboard.pages import versions
 from dashboard.pages.trajectories import answer
 from dashboard.read.groups import Group
 from dashboard.read.runs import Runs
-from dashboard.read.same_prompt import PromptGroup, SamePrompt
 from dashboard.read.search import from_address
 
 
@@ -31,7 +30,7 @@ def test_a_group_leads_to_its_prompt_at_other_versions_and_back(runs: Runs) -> N
     assert (link.children, link.href.endswith("&versions=all")) == ("The same prompt at other versions", True)
     _, across = answer(runs, "mine", from_address(link.href))
     columns = of_class(across, "version")
-    assert "3 groups answer this prompt, in all parts of the generators' streams" in words(across)
+    assert "3 groups that the trainer took had this prompt. " in words(across)
     assert [words(of_class(column, "facts")[0]).split(" mean")[0].strip() for column in columns] == [
         "group 5",
         "this group",
@@ -46,25 +45,20 @@ def test_a_group_leads_to_its_prompt_at_other_versions_and_back(runs: Runs) -> N
     assert "Group 17" in words(again)
 
 
-def prompt_group(number: int) -> PromptGroup:
-    return PromptGroup(generator=0, row_id=4 * number, policy_version=number)
-
-
 @pytest.mark.parametrize("at", [0, 7, 19])
 def test_of_many_groups_the_first_the_last_and_the_opened_one_are_shown_in_order(at: int) -> None:
-    result = SamePrompt(groups=tuple(prompt_group(number) for number in range(20)), searched=1, parts=1)
-    shown = [group.policy_version for group in versions.chosen(result, (0, 4 * at))]
+    groups = [(0, 4 * number) for number in range(20)]
+    shown = versions.chosen(groups, groups[at])
     assert len(shown) == versions.MAX_COLUMNS
     assert shown == sorted(shown)
-    assert {0, at, 19} <= set(shown)
+    assert {groups[0], groups[at], groups[19]} <= set(shown)
 
 
 def test_hostile_text_is_only_ever_the_text_of_an_element_and_is_spelt_out() -> None:
     whole = hostile_response(0, 2)
     unread = replace(whole, row_id=1, trajectory=None, score=None, consumed=None)
     group = Group(generator=0, group_id=1, responses=(whole, unread), problems=(HOSTILE,))
-    result = SamePrompt(groups=(prompt_group(1),), searched=3, parts=9)
-    shown = versions.view([group], group, result, HostileTexts(None), lambda other: "?open=0.0")
+    shown = versions.view([group], group, 1, HostileTexts(None), lambda other: "?open=0.0")
     assert words(shown).count(SPELT) >= 5
     assert "version 3 to 4" in words(shown)
     assert "It can't be read." in words(shown)

@@ -43,7 +43,8 @@ def test_every_row_and_measurement_is_what_the_streams_hold(
     assert [data.outcomes[code] for code in data.consumed["outcome"]] == [row["outcome"] for row in rows]
     assert {row["outcome"] for row in rows} == {"trained", "stale", "error"}, "the run has some of each"
     assert [data.sources[code] for code in data.consumed["source"]] == [row["source"] for row in rows]
-    for name in set(CONSUMED.names) - {"outcome", "source"}:
+    assert [data.prompts[code] for code in data.consumed["prompt_id"]] == [row["prompt_id"] for row in rows]
+    for name in set(CONSUMED.names) - {"outcome", "source", "prompt_id"}:
         expected = [np.nan if row[name] is None else row[name] for row in rows]
         np.testing.assert_array_equal(data.consumed[name], np.array(expected, data.consumed[name].dtype), name)
     assert data.trained.sum() == sum(row["outcome"] == "trained" for row in rows)

@@ -1,93 +1,73 @@
-"""The groups of one prompt are found in all generators' streams, a bounded number of parts at a time."""
+"""The groups of one prompt are found among those that the trainer took."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
-import pytest
 from support.stored_run.run import Shape, StoredRun
 from support.stores.dict_store import DictStore
 from support.streams.rows import part_files, read_rows
 
 from configs.stored import DEFAULT_SOURCE
-from dashboard.read import same_prompt
-from dashboard.read.groups import GroupReader
 from dashboard.read.model import RunData
-from dashboard.read.same_prompt import SamePrompt
+from dashboard.read.search import groups_of_prompt
 from storage import layout
-from storage.schema import TRAJECTORY
+from storage.schema import CONSUMED, TRAJECTORY
 
 Look = Callable[[], RunData]
-SHAPE = Shape(steps=10, groups_per_step=4, generators=2, prompts=12, stale_share=0.0)
+SHAPE = Shape(steps=10, groups_per_step=4, generators=2, prompts=12, stale_share=0.2)
 PROMPT = "5+0="
 
 
-@pytest.fixture
-def reader(dict_store: DictStore, watch: Callable[..., Look]) -> GroupReader:
-    """The reader of a run of forty groups with twelve prompts, in twenty parts."""
-    run = StoredRun(dict_store, "small", SHAPE)
-    run.append(10)
-    return GroupReader(dict_store, watch(dict_store)().info.config)
-
-
-def expected(store: DictStore) -> set[tuple[int, int]]:
-    """Generator and first row of each group that answers the prompt."""
+def expected(store: DictStore) -> dict[tuple[int, int], int]:
+    """Generator and first row of each group that answers the prompt → its oldest policy version."""
     return {
-        (generator, row["row_id"])
+        (generator, row["row_id"]): row["min_policy_version"]
         for generator in range(SHAPE.generators)
         for row in read_rows(store, layout.trajectories(generator), TRAJECTORY)
         if row["prompt_id"] == PROMPT and row["sample_index"] == 0
     }
 
 
-def places(result: SamePrompt) -> set[tuple[int, int]]:
-    return {(group.generator, group.row_id) for group in result.groups}
-
-
 def test_the_groups_of_a_prompt_are_found_in_the_order_of_their_versions(
-    reader: GroupReader, dict_store: DictStore
+    dict_store: DictStore, watch: Callable[..., Look]
 ) -> None:
-    result = reader.same_prompt(DEFAULT_SOURCE, PROMPT)
-    assert places(result) == expected(dict_store)
-    assert len(result.groups) == 4 - 1
-    assert all(group.policy_version <= other.policy_version for group, other in pairwise(result.groups))
-    assert (result.searched, result.parts) == (20, 20)
-    assert reader.same_prompt(DEFAULT_SOURCE, "no such prompt").groups == ()
+    StoredRun(dict_store, "small", SHAPE).append(10)
+    run = watch(dict_store)()
+    groups, versions = groups_of_prompt(run, DEFAULT_SOURCE, PROMPT), expected(dict_store)
+    assert len(groups) == len(versions) > 2
+    assert set(groups) == versions.keys()
+    assert all(versions[group] <= versions[later] for group, later in pairwise(groups))
+    assert groups_of_prompt(run, DEFAULT_SOURCE, "no such prompt") == []
+    assert groups_of_prompt(run, "no such source", PROMPT) == []
 
 
-def test_a_search_reads_the_newest_parts_first_and_the_next_one_continues(
-    reader: GroupReader, dict_store: DictStore, monkeypatch: pytest.MonkeyPatch
+def test_damaged_trajectories_do_not_hide_a_group_that_was_taken(
+    dict_store: DictStore, watch: Callable[..., Look]
 ) -> None:
-    monkeypatch.setattr(same_prompt, "MAX_PARTS", 6)
-    searched, output = [], set[tuple[int, int]]()
-    for _ in range(4):
-        result = reader.same_prompt(DEFAULT_SOURCE, PROMPT)
-        searched.append(result.searched)
-        assert places(result) >= output
-        output = places(result)
-    assert searched == [6, 12, 18, 20]
-    assert output == expected(dict_store)
-
-
-def test_a_search_reads_a_bounded_number_of_bytes(reader: GroupReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(same_prompt, "MAX_BYTES", 1)
-    assert [reader.same_prompt(DEFAULT_SOURCE, PROMPT).searched for _ in range(3)] == [1, 2, 3]
-
-
-def test_a_part_that_cannot_be_read_is_passed_over(reader: GroupReader, dict_store: DictStore) -> None:
-    intact = expected(dict_store)
+    StoredRun(dict_store, "small", SHAPE).append(10)
+    intact = groups_of_prompt(watch(dict_store)(), DEFAULT_SOURCE, PROMPT)
     dict_store.objects[part_files(dict_store, layout.trajectories(0))[0]] = b"damaged"
-    result = reader.same_prompt(DEFAULT_SOURCE, PROMPT)
-    assert (result.searched, result.parts) == (20, 20)
-    assert places(result) <= intact
+    assert groups_of_prompt(watch(dict_store)(), DEFAULT_SOURCE, PROMPT) == intact
 
 
 def test_prompts_of_two_sources_with_one_name_are_two_prompts(
     dict_store: DictStore, watch: Callable[..., Look]
 ) -> None:
     StoredRun(dict_store, "mixture", replace(SHAPE, prompts=10, sources=("math", "words"))).append(10)
-    reader = GroupReader(dict_store, watch(dict_store)().info.config)
-    by_source = {source: places(reader.same_prompt(source, PROMPT)) for source in ("math", "words")}
-    assert by_source["math"] | by_source["words"] == expected(dict_store)
-    assert all(by_source.values())
-    assert not by_source["math"] & by_source["words"]
+    run = watch(dict_store)()
+    math, words = (set(groups_of_prompt(run, source, PROMPT)) for source in ("math", "words"))
+    assert math | words == expected(dict_store).keys()
+    assert math and words
+    assert not math & words
+
+
+def test_the_stored_prompts_are_those_of_the_trajectories(dict_store: DictStore) -> None:
+    StoredRun(dict_store, "small", SHAPE).append(10)
+    prompts = {
+        (generator, row["row_id"]): row["prompt_id"]
+        for generator in range(SHAPE.generators)
+        for row in read_rows(dict_store, layout.trajectories(generator), TRAJECTORY)
+    }
+    for row in read_rows(dict_store, layout.CONSUMED, CONSUMED):
+        assert row["prompt_id"] == prompts[row["generator"], row["trajectory_row_id"]]

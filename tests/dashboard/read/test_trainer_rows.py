@@ -76,6 +76,7 @@ class Stored:
             "trajectory_row_id": version,
             "group_id": version,
             "source": "default",
+            "prompt_id": f"prompt-{version}",
             "sample_index": 0,
             "outcome": "trained",
             "staleness": 0,

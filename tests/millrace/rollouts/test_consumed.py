@@ -57,6 +57,7 @@ def test_a_trained_row_has_versions_reward_and_advantage(memory_store: MemorySto
         "trajectory_row_id": 50,
         "group_id": 5,
         "source": "default",
+        "prompt_id": "prompt-5",
         "sample_index": 0,
         "outcome": "trained",
         # Taken by version 7, and the oldest weights of the group are 4: three of these versions while it was sampled.
@@ -151,6 +152,7 @@ def test_a_damaged_part_is_written_with_its_remaining_rows_and_tokens(
     rows = [row for row in stored(memory_store, layout.CONSUMED, CONSUMED) if row["outcome"] == "corrupt"]
     assert [row["trajectory_row_id"] for row in rows] == list(range(42, 48))
     assert sum(row["tokens"] for row in rows) == 20
+    assert {row["prompt_id"] for row in rows} == {""}
 
 
 def test_a_record_has_the_versions_and_sums_of_its_rows(memory_store: MemoryStore, writer: ConsumedWriter) -> None:

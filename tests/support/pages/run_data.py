@@ -100,6 +100,7 @@ def run_data(run_id: str = "mine", **changes: Any) -> RunData:
         "consumed": {"t": np.array([T - 2, T - 1]), "outcome": np.array([0, 1], np.int8)},
         "outcomes": OUTCOMES,
         "sources": (DEFAULT_SOURCE,),
+        "prompts": (),
         "metrics": {
             "train-0": {"loss": measured([0.5, 0.25, -0.125]), "staleness_mean": measured([0.0, 1.0, 1.5])},
             "sync_weights-0": {"push_seconds": measured([0.02, 0.04])},

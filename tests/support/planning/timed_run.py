@@ -180,6 +180,7 @@ def _consumed(t: float, version: int, rows: Sequence[tuple[float, int, Trajector
                 **same,
                 "trajectory_row_id": row,
                 "group_id": one.request.group_id,
+                "prompt_id": str(one.request.group_id),
                 "sample_index": one.request.sample_index,
                 "tokens": len(one.response.tokens),
             }

@@ -64,6 +64,15 @@ class MadeRollout:
     t_step: float
 
     @property
+    def summands(self) -> tuple[int, int]:
+        return self.prompt % 50, self.prompt // 50 % 50
+
+    @property
+    def prompt_id(self) -> str:
+        left, right = self.summands
+        return f"{left}+{right}="
+
+    @property
     def tokens(self) -> int:
         return len(self.logprobs)
 
@@ -120,8 +129,8 @@ def trajectory_rows(rollouts: list[MadeRollout], *, incarnation: int, epoch: int
 
 
 def _trajectory(rollout: MadeRollout, incarnation: int, epoch: int) -> dict[str, Any]:
-    left, right = rollout.prompt % 50, rollout.prompt // 50 % 50
-    prompt, tokens = f"{left}+{right}=", rollout.tokens
+    (left, right), tokens = rollout.summands, rollout.tokens
+    prompt = rollout.prompt_id
     versions = list(range(rollout.min_version, rollout.max_version + 1))
     finished = rollout.t_step - _SECONDS_IN_QUEUE
     return {
@@ -190,6 +199,7 @@ def consumed_rows(rollouts: list[MadeRollout], incarnation: int) -> pa.Table:
                 "t": rollout.t_step,
                 "group_id": rollout.group_id,
                 "source": rollout.source,
+                "prompt_id": rollout.prompt_id,
                 "sample_index": rollout.sample_index,
                 "outcome": rollout.outcome,
                 "staleness": rollout.staleness,

@@ -34,6 +34,7 @@ def scored_group(
     return ScoredGroup(
         group_id=number,
         source=source,
+        prompt_id=f"prompt-{number}",
         generator=number % 2,
         first_row_id=10 * number,
         prompt_tokens=[np.array([1], dtype=np.int32) for _ in versions],
