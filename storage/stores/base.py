@@ -23,6 +23,7 @@ BytesLike = bytes | bytearray | memoryview
 
 TEMPORARY_PREFIX = ".tmp-"
 """File names with this prefix are unfinished writes: never listed, never addressed."""
+_NOT_NAMES = frozenset(("", ".", ".."))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,8 +103,8 @@ class Store(ABC):
 
 def checked_path(path: str) -> str:
     """`path` unchanged if it is a plain path below a store's root. Raises BadName."""
-    parts = path.split("/")
-    if any(part in ("", ".", "..") or part.startswith(TEMPORARY_PREFIX) for part in parts) or not path.isprintable():
+    is_plain = path.isprintable() and f"/{TEMPORARY_PREFIX}" not in f"/{path}"
+    if not is_plain or not _NOT_NAMES.isdisjoint(path.split("/")):
         expected = f"printable names joined by '/', none of them empty, '.', '..' or starting with '{TEMPORARY_PREFIX}'"
         raise BadName("not a path inside a store", file=repr(path), expected=expected)
     return path

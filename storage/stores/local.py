@@ -73,15 +73,16 @@ class LocalStore(Store):
         failpoint("put.after", path)
 
     def get(self, path: str, start: int = 0, length: int | None = None) -> memoryview:
-        target = self._at(path)
+        # Not `_at`: of reading a small file, a Path would take a third of the time.
+        target = f"{self.root}/{checked_path(path)}"
         try:
-            with self._working(path, "read"), target.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
+            with self._working(path, "read"), _opened(target) as descriptor:
+                size = os.fstat(descriptor).st_size
                 stop = size if length is None else min(size, start + length)
                 if stop - start < _MAP_FROM_BYTES:
-                    return memoryview(os.pread(file.fileno(), max(0, stop - start), start))
+                    return memoryview(os.pread(descriptor, max(0, stop - start), start))
                 # Safe to map: a published file is never written to again, only replaced.
-                return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))[start:stop]
+                return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))[start:stop]
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             raise NotInStore(f"not in {self.url}", file=path) from error
 
@@ -185,8 +186,15 @@ def _temporary_file(folder: Path, data: BytesLike, *, fsync: bool) -> Iterator[P
 
 
 def _fsync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with _opened(folder, os.O_DIRECTORY) as descriptor:
         os.fsync(descriptor)
+
+
+@contextmanager
+def _opened(path: Path | str, flags: int = 0) -> Iterator[int]:
+    """A file or folder opened for reading: its descriptor."""
+    descriptor = os.open(path, os.O_RDONLY | flags)
+    try:
+        yield descriptor
     finally:
         os.close(descriptor)

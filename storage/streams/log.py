@@ -78,19 +78,18 @@ class LogCursor:
 
     def after(self, record: Record, digest: str) -> "LogCursor":
         """The cursor behind `record`, whose bytes have the sha256 `digest`."""
-        passed = dataclasses.replace(
-            self, seq=self.seq + 1, prev=digest, epoch=record.epoch, ended=record.kind == "end"
-        )
-        if record.kind != "data":
-            return passed
+        # Records of other kinds have no rows, and no versions.
         versions = [record.min_policy_version, self.min_policy_version]
-        return dataclasses.replace(
-            passed,
-            part=self.part + 1,
+        return LogCursor(
+            seq=self.seq + 1,
+            prev=digest,
+            epoch=record.epoch,
+            part=self.part + (record.kind == "data"),
             rows=self.rows + record.rows,
             tokens=self.tokens + record.tokens,
             min_policy_version=min((version for version in versions if version != NO_VERSION), default=NO_VERSION),
             max_policy_version=max(record.max_policy_version, self.max_policy_version),
+            ended=record.kind == "end",
         )
 
 

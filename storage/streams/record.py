@@ -76,11 +76,11 @@ _DATA = (
     "part", "file", "bytes", "checksum", "rows", "first_row_id", "tokens", "min_policy_version", "max_policy_version",
     "schema_version", "incarnation", "group_ids", "last_group_id", "missing_groups", "group_size", "vocab_size",
 )  # fmt: skip
-_NAMES: dict[str, tuple[str, ...]] = {
-    "fence": _COMMON,
-    "data": _COMMON + _DATA,
-    "end": _COMMON,
-    "checkpoint": (*_COMMON, "body"),
+_NAMES: dict[str, frozenset[str]] = {
+    "fence": frozenset(_COMMON),
+    "data": frozenset(_COMMON + _DATA),
+    "end": frozenset(_COMMON),
+    "checkpoint": frozenset((*_COMMON, "body")),
 }
 _TYPES = {name: get_origin(hint) or hint for name, hint in get_type_hints(Record).items()}
 
@@ -104,21 +104,22 @@ def decode(data: bytes, file: str) -> Record:
     except ValueError as error:
         raise damaged_record(file, f"the record is {error}") from error
     kind = values.get("kind")
-    names = _NAMES.get(kind, ()) if isinstance(kind, str) else ()
-    if unknown := sorted(set(values) - set(names)):
+    names = _NAMES.get(kind, frozenset()) if isinstance(kind, str) else frozenset()
+    if unknown := sorted(values.keys() - names):
         what = f"fields {unknown}" if names else f"kind {kind!r}"
         raise SchemaUnknown(
             f"written by another version of Millrace: {what} not known here (schema {SCHEMA_VERSION})", file=file
         )
     if not names:
         raise damaged_record(file, f"expected a JSON object whose kind is one of {', '.join(get_args(Kind))}")
-    if set(values) != set(names):
+    if values.keys() != names:
         raise damaged_record(file, f"the {kind} record has the fields {sorted(values)}, not {sorted(names)}")
-    for name in names:
-        if name != "kind" and type(values[name]) is not _TYPES[name]:
-            raise damaged_record(file, f"{name} is {values[name]!r}, expected {_TYPES[name].__name__}")
-        if isinstance(values[name], list) and not all(type(item) is int for item in values[name]):
-            raise damaged_record(file, f"{name} is {values[name]!r}, expected a list of int")
-        if type(values[name]) is int and not -1 <= values[name] < 2**63:
-            raise damaged_record(file, f"{name} is {values[name]}, expected at least -1 and less than 2**63")
+    for name, value in values.items():
+        expected = _TYPES[name]
+        if type(value) is not expected and name != "kind":
+            raise damaged_record(file, f"{name} is {value!r}, expected {expected.__name__}")
+        if expected is list and not all(type(item) is int for item in value):
+            raise damaged_record(file, f"{name} is {value!r}, expected a list of int")
+        if expected is int and not -1 <= value < 2**63:
+            raise damaged_record(file, f"{name} is {value}, expected at least -1 and less than 2**63")
     return Record(**values)

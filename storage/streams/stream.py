@@ -294,10 +294,11 @@ def stream_head(store: Store, path: str) -> LogCursor:
 
 def _chosen(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
     """`schema` with the chosen columns alone."""
-    unknown = set(columns or ()) - set(schema.names)
-    if unknown:
+    if columns is None:
+        return schema
+    if unknown := set(columns) - set(schema.names):
         raise ValueError(f"columns {sorted(unknown)} are none of {schema.names}")
-    return schema if columns is None else pa.schema([field for field in schema if field.name in columns])
+    return pa.schema([field for field in schema if field.name in columns])
 
 
 def _from_arrow(data: memoryview, schema: pa.Schema, record: Record, columns: Sequence[str] | None) -> pa.Table:
