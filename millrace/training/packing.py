@@ -43,6 +43,7 @@ def microbatches(
     max_tokens: int,
     num_ranks: int = 1,
     *,
+    rank: int | None = None,
     indices: Sequence[int] | None = None,
     share_prefixes: bool = True,
     hidden_size: int | None = None,
@@ -50,10 +51,10 @@ def microbatches(
     """Splits a batch, or its samples at `indices`, into few microbatches of at most `max_tokens` tokens.
 
     A longer sample is a separate microbatch. Their number is a multiple of `num_ranks`; rank i takes those with index
-    i modulo `num_ranks`. If there are fewer units than ranks, spare ranks get a one-token dummy batch. The split
-    depends on the samples alone, so every rank computes the same one, and the same batch gives the same floating-point
-    sums. `share_prefixes`: whether prefixes that samples share are computed once. Ranks get equal work, attention
-    included if the model's `hidden_size` is given.
+    i modulo `num_ranks`, and if `rank` is given, only its own are packed and returned. If there are fewer units than
+    ranks, spare ranks get a one-token dummy batch. The split depends on the samples alone, so every rank computes the
+    same one, and the same batch gives the same floating-point sums. `share_prefixes`: whether prefixes that samples
+    share are computed once. Ranks get equal work, attention included if the model's `hidden_size` is given.
     """
     chosen = range(len(samples)) if indices is None else indices
     sizes = np.array([len(sample.response_tokens) for sample in samples], dtype=np.int64)
@@ -66,6 +67,7 @@ def microbatches(
         families = [[index] for index in chosen]
     most = -(-sum(len(sequence) for sequence in sequences.values()) // num_ranks)
     units = [unit for family in families for unit in _cut(samples, family, min(max_tokens, most))]
+    shares = fill(units, max_tokens, num_ranks, hidden_size)
     return [
         _pack(
             [samples[index] for index in members],
@@ -74,7 +76,7 @@ def microbatches(
             [starts[index] for index in members],
             share,
         )
-        for members in fill(units, max_tokens, num_ranks, hidden_size)
+        for members in (shares if rank is None else shares[rank::num_ranks])
     ]
 
 

@@ -221,11 +221,12 @@ class Trainer:
         move(self.policy, self.ranks.device, self._moved_optimizer)
 
     def microbatches(self, samples: Sequence[Sample], indices: Sequence[int] | None = None) -> list[Microbatch]:
-        """The samples at `indices`, by default all, in microbatches of the configured size, for all ranks together."""
+        """This rank's microbatches of the samples at `indices`, by default all; every rank has as many."""
         return microbatches(
             samples,
             self._training.max_tokens_per_microbatch,
             self.ranks.data_size,
+            rank=self.ranks.data_rank,
             indices=indices,
             share_prefixes=self._training.share_prefixes,
             hidden_size=self.model.config.hidden_size,
@@ -247,17 +248,16 @@ class Trainer:
     def _own_microbatches(
         self, samples: Sequence[Sample], indices: Sequence[int]
     ) -> Iterator[tuple[Objective, bool, Microbatch]]:
-        """This rank's microbatches of the samples at `indices`, on its device; every rank has as many.
+        """The microbatches on the rank's device, each with its objective, and whether it adds to the gradient.
 
-        Each comes with the objective of its samples, and with whether it adds to the gradient. Samples that differ in
-        either share no microbatch.
+        Samples that differ in either share no microbatch.
         """
         for objective, alike in self._objectives.split(samples, indices):
             with_gradient = [index for index in alike if objective.has_gradient(samples[index])]
             without_gradient = sorted(set(alike) - set(with_gradient))
             for has_gradient, share in ((True, with_gradient), (False, without_gradient)):
-                batches = self.microbatches(samples, share)[self.ranks.data_rank :: self.ranks.data_size]
-                yield from [(objective, has_gradient, batch.to(self.ranks.device)) for batch in batches]
+                batches = [batch.to(self.ranks.device) for batch in self.microbatches(samples, share)]
+                yield from [(objective, has_gradient, batch) for batch in batches]
 
     def _update(
         self,

@@ -75,6 +75,9 @@ def test_all_ranks_get_as_many_and_spare_ranks_a_dummy_token(
     assert len(idle) < num_ranks
     for batch in idle:
         assert (batch.input_ids_S.tolist(), batch.lengths, len(batch.targets_N)) == ([0], (1,), 0)
+    for rank in range(num_ranks):
+        own = microbatches(samples(shapes), max_tokens, num_ranks, rank=rank)
+        assert [batch.indices for batch in own] == [batch.indices for batch in batches[rank::num_ranks]]
 
 
 @given(lengths, budgets)
