@@ -4,12 +4,15 @@
     a step: all its updates, one after the other ─► the numbers ◄──────────────────────────────────────────┘
 
 Each number is one of the whole batch: the same on every rank, and however the batch was split. A token counts once for
-each update that it took part in, with its values in that update.
+each update that it took part in, with its values in that update. Numbers are computed where the values are: on the CPU,
+those of four million tokens would keep the GPUs waiting for seconds.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +24,6 @@ from millrace.rollouts.scored_group import ScoredGroup
 from millrace.training.batch import Microbatch, Sample
 from millrace.training.losses.base import LossOutputs
 from millrace.training.parallel.ranks import Ranks
-
-Values = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,14 +178,15 @@ class TokenTable:
         ranks.sum(self._values_KN)
         chosen = set(indices)
         masks = [sample.loss_mask * (index in chosen) for index, sample in enumerate(self._samples)]
-        trainable_N = np.concatenate(masks).astype(bool)
-        tokens = dict(zip(_COLUMNS, self._values_KN.cpu().numpy()[:, trainable_N], strict=True))
-        rollout_N = np.concatenate([sample.rollout_logprobs for sample in self._samples])[trainable_N]
-        tokens["log_ratio"] = tokens["trainer_logprobs"] - rollout_N.astype(np.float64)
+        trainable_N, device = np.concatenate(masks).astype(bool), self._values_KN.device
+        values_KL = self._values_KN[:, _indices(trainable_N, device)]
+        log_ratio_L = values_KL[-1] - _rollout_logprobs(self._samples, device)[_indices(trainable_N, device)]
+        tokens = {**dict(zip(_COLUMNS, values_KL, strict=True)), "log_ratio": log_ratio_L}
         sampled_N = _sampled_tokens(self._samples)[trainable_N]
-        tokens |= {name: tokens[name][sampled_N] for name in _OF_SAMPLED}
-        self.tokens: Mapping[str, Values] = tokens
-        """Column → [n] values of the update's trainable tokens; `log_ratio` is log π − log μ, nats."""
+        if not sampled_N.all():
+            tokens |= {name: tokens[name][_indices(sampled_N, device)] for name in _OF_SAMPLED}
+        self.tokens: Mapping[str, torch.Tensor] = tokens
+        """Column → [n] float64 values of the update's trainable tokens; `log_ratio` is log π − log μ, nats."""
         self.logprobs_N = self._values_KN[-1].clone()
         """[N] log π of the batch's response tokens in the update, nats; 0 for samples that were not in it."""
         del self._values_KN
@@ -194,41 +196,52 @@ def report(
     samples: Sequence[Sample], updates: Sequence[TokenTable], before_N: torch.Tensor, *, changed_weight_share: float
 ) -> StepReport:
     """The numbers of a step on `samples`; `before_N` is [N] log π of all response tokens before the first update."""
-    columns = {name: np.concatenate([update.tokens[name] for update in updates]) for name in _COLUMNS}
+    (columns, *later), device = [update.tokens for update in updates], before_N.device
+    if later:
+        columns = {name: torch.cat([update.tokens[name] for update in updates]) for name in _COLUMNS}
     ratio, weight = columns["importance_ratio"], columns["weight"]
-    p05, p50, p95, largest = ratio_quantiles(ratio)
-    sampled_N = _sampled_tokens(samples)
-    rollout_N = np.concatenate([sample.rollout_logprobs for sample in samples]).astype(np.float64)
-    logprobs_N = before_N.cpu().numpy()
-    log_ratio = (logprobs_N - rollout_N)[sampled_N]
+    log_ratio = (before_N - _rollout_logprobs(samples, device))[_indices(_sampled_tokens(samples), device)]
+    names = ("importance_ratio_p05", "importance_ratio_p50", "importance_ratio_p95", "importance_ratio_max")
+    numbers = {
+        "loss": columns["loss"].sum() / len(updates),
+        "importance_ratio_mean": ratio.mean(),
+        **dict(zip(names, ratio_quantiles(ratio), strict=True)),
+        "clip_fraction": columns["clipped"].mean(),
+        "effective_sample_size": effective_sample_size(weight),
+        "ratio_effective_sample_size": ratio_effective_sample_size(log_ratio),
+        "weight_mean": weight.mean(),
+        "weight_max": weight.max(),
+        "mismatch_kl": -log_ratio.mean(),
+        "chi_square": chi_square(ratio),
+        "kl_to_reference": columns["kl_to_reference"].mean(),
+        "forward_kl_to_teacher": columns["forward_kl_to_teacher"].mean(),
+        "entropy": columns["entropy"].mean(),
+        "non_finite_tokens": columns["non_finite"].sum(),
+    }
+    # One copy of all: the CPU waits for each.
+    measured: dict[str, Any] = dict(zip(numbers, torch.stack(list(numbers.values())).tolist(), strict=True))
     ends = np.cumsum([len(sample.response_tokens) for sample in samples])
-    per_sample = np.split(logprobs_N.astype(np.float32), ends[:-1])
+    per_sample = np.split(before_N.float().cpu().numpy(), ends[:-1])
     return StepReport(
-        loss=float(columns["loss"].sum()) / len(updates),
+        **measured | {"non_finite_tokens": int(measured["non_finite_tokens"])},
         grad_norm=fmean(update.grad_norm for update in updates),
         learning_rate=fmean(update.learning_rate for update in updates),
         updates=len(updates),
-        importance_ratio_mean=float(ratio.mean()),
-        importance_ratio_p05=p05,
-        importance_ratio_p50=p50,
-        importance_ratio_p95=p95,
-        importance_ratio_max=largest,
-        clip_fraction=float(columns["clipped"].mean()),
-        effective_sample_size=effective_sample_size(weight),
-        ratio_effective_sample_size=ratio_effective_sample_size(log_ratio[np.isfinite(log_ratio)]),
-        weight_mean=float(weight.mean()),
-        weight_max=float(weight.max()),
-        mismatch_kl=float(-log_ratio.mean()),
-        chi_square=chi_square(ratio),
-        kl_to_reference=float(columns["kl_to_reference"].mean()),
         kl_to_teacher=_kl_to_teacher(samples, per_sample),
-        forward_kl_to_teacher=float(columns["forward_kl_to_teacher"].mean()),
-        entropy=float(columns["entropy"].mean()),
         tokens=sum(int(np.count_nonzero(sample.loss_mask)) for sample in samples),
-        non_finite_tokens=int(columns["non_finite"].sum()),
         changed_weight_share=changed_weight_share,
         trainer_logprobs=per_sample,
     )
+
+
+def _indices(mask_N: npt.NDArray[np.bool_], device: torch.device) -> torch.Tensor:
+    """[n] int64, on `device`: where the mask is set. The mask itself would make a device wait to count them."""
+    return torch.from_numpy(mask_N.nonzero()[0]).to(device)
+
+
+def _rollout_logprobs(samples: Sequence[Sample], device: torch.device) -> torch.Tensor:
+    """[N] float64 log μ of all response tokens, nats, on `device`."""
+    return torch.from_numpy(np.concatenate([sample.rollout_logprobs for sample in samples])).to(device).double()
 
 
 def _sampled_tokens(samples: Sequence[Sample]) -> npt.NDArray[np.bool_]:
@@ -249,24 +262,29 @@ def _kl_to_teacher(samples: Sequence[Sample], logprobs: Sequence[npt.NDArray[np.
     return float(values.mean()) if len(values) else 0.0
 
 
-def ratio_quantiles(importance_ratio_N: Values) -> list[float]:
+def ratio_quantiles(importance_ratio_N: torch.Tensor) -> list[torch.Tensor]:
     """The quantiles 0.05, 0.5, 0.95 and 1 of π/μ, each a token's: interpolation between infinite ratios gives NaN."""
-    quantiles: list[float] = np.quantile(importance_ratio_N, (0.05, 0.5, 0.95, 1), method="lower").tolist()
-    return quantiles
+    # Not torch.quantile, which refuses more than 2^24 values.
+    ascending_N, last = importance_ratio_N.sort().values, len(importance_ratio_N) - 1
+    return [ascending_N[int(share * last)] for share in (0.05, 0.5, 0.95, 1)]
 
 
-def effective_sample_size(weight_N: Values) -> float:
+def effective_sample_size(weight_N: torch.Tensor) -> torch.Tensor:
     """(Σ w)² / (n · Σ w²) of the weights, in [0, 1]; 0 where all are 0, NaN where one is infinite (Kish 1965)."""
-    squares = np.square(weight_N).sum()
-    return float(np.square(weight_N.sum()) / (weight_N.size * squares)) if squares else 0.0
+    squares = weight_N.square().sum()
+    return (weight_N.sum().square() / (len(weight_N) * squares)).where(squares != 0, 0.0)
 
 
-def ratio_effective_sample_size(log_ratio_N: Values) -> float:
-    """The same of the ratios π/μ of N tokens, given their logarithms; 0 for no tokens."""
+def ratio_effective_sample_size(log_ratio_N: torch.Tensor) -> torch.Tensor:
+    """The same of the ratios π/μ of N tokens, given their logarithms, without those not finite; 0 if none is left."""
+    finite_N = log_ratio_N.isfinite()
+    log_ratio_N = log_ratio_N.where(finite_N, -math.inf)
     # The ESS does not depend on the ratios' scale, and so none of them overflows.
-    return effective_sample_size(np.exp(log_ratio_N - log_ratio_N.max())) if log_ratio_N.size else 0.0
+    weight_N = (log_ratio_N - log_ratio_N.amax()).exp()
+    share = finite_N.double().mean()
+    return (effective_sample_size(weight_N) / share).where(share > 0, 0.0)
 
 
-def chi_square(importance_ratio_N: Values) -> float:
+def chi_square(importance_ratio_N: torch.Tensor) -> torch.Tensor:
     """Estimate of χ²(π‖μ): the mean of (π/μ)² less 1, on samples of μ; 1/(1 + χ²) is the ESS of a large batch."""
-    return float(np.square(importance_ratio_N).mean() - 1)
+    return importance_ratio_N.square().mean() - 1

@@ -12,7 +12,6 @@ Every rank gets the same samples, so each knows the lengths of the whole batch. 
 stored checkpoints or how ranks are started: `stages/train/` does that.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -304,7 +303,7 @@ class Trainer:
         table.learning_rate = planned_rate(self._training, version) * rate_factor
         if self._training.schedule.ess_scaling:
             # VCPO, arXiv 2602.17616. There the ratios are those of whole responses; here of tokens, as in most losses.
-            table.learning_rate *= math.sqrt(ratio_effective_sample_size(table.tokens["log_ratio"]))
+            table.learning_rate *= float(ratio_effective_sample_size(table.tokens["log_ratio"]).sqrt())
         for group in self._optimizer.param_groups:
             group["lr"] = table.learning_rate
         self._optimizer.step()

@@ -6,8 +6,9 @@ Where the CPU waits for a GPU, the GPU then waits for the CPU: it has nothing qu
 |---------------|-------|-----|
 | microbatch    | 1     | are its numbers finite? A policy that diverged is named before it is trained |
 | update        | 1     | the gradient's norm, for the same reason, and for the report |
-| update        | 1 copy of the token table: 7 columns of 8 bytes per token | the report's quantiles |
-| step          | 1 copy of 8 bytes per token | log π of the tokens, which is stored |
+| update        | 1 if `schedule.ess_scaling` | its learning rate depends on its ratios |
+| step          | 1     | the numbers of the report, in one copy |
+| step          | 1 copy of 4 bytes per token | log π of the tokens, which is stored |
 | step          | 2 copies of a sample of the weights, and 1 | the share of weights that the step changed |
 """
 
@@ -29,9 +30,8 @@ from millrace.training.trainer import Trainer
 
 _WHOLE = sorted(name for name, case in CASES.items() if case.compute_dtype is None)
 _IN_16_BITS = ["llama aipo bfloat16", "qwen3 gspo", "qwen3 lora", "gemma3 one prompt", "qwen3_moe aipo"]
-_NUMBER = 8
-"""Bytes of a float64."""
-_COLUMNS = 9
+_LOGPROB = 4
+"""Bytes of a log-probability in the report."""
 
 
 class Counting(Loss):
@@ -89,11 +89,12 @@ def assert_listed(gpu: PretendGpu, case: Case, num_microbatches: int) -> None:
     assert gpu.waits.pop("training/optimizer.py:clip_gradients") == updates
     assert gpu.waits.pop("training/losses/excluded.py:check_finite") == num_microbatches
     assert gpu.waits.pop("training/parallel/sharding.py:changed_share") == 1
+    assert gpu.waits.pop("training/step_report.py:report") == 1
+    assert gpu.waits.pop("training/trainer.py:_update", 0) == updates * training.schedule.ess_scaling
     assert not gpu.waits
     num_tokens = sum(len(sample.response_tokens) for sample in samples(5, seed=1, shared_prompt=case.shared_prompt))
     copied = gpu.copied_to_host
-    assert copied.pop("training/step_report.py:finish") == updates * num_tokens * _NUMBER * _COLUMNS
-    assert copied.pop("training/step_report.py:report") == num_tokens * _NUMBER
+    assert copied.pop("training/step_report.py:report") == num_tokens * _LOGPROB
     assert copied.pop("training/parallel/sharding.py:sample_weights") > 0
     if training.kl.coefficient:
         # The reference's table of rotary frequencies. Its weights come from the CPU, and are not copied back.
@@ -155,5 +156,6 @@ def test_no_loss_waits_for_the_gpu(loss: str) -> None:
         "training/losses/excluded.py:check_finite",
         "training/optimizer.py:clip_gradients",
         "training/parallel/sharding.py:changed_share",
+        "training/step_report.py:report",
     }
     assert set(gpu.waits) == expected

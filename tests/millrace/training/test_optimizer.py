@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.training.samples import make_sample
@@ -68,7 +69,8 @@ def test_a_rate_first_rises_then_falls_and_is_never_above_the_full_one(
 def test_the_effective_sample_size_does_not_depend_on_the_scale(log_ratios: list[float], shift: float) -> None:
     ratio = np.exp(log_ratios)
     expected = ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum())
-    assert ratio_effective_sample_size(np.array(log_ratios) + shift) == pytest.approx(expected, rel=1e-9)
+    shifted_N = torch.tensor(log_ratios, dtype=torch.float64) + shift
+    assert ratio_effective_sample_size(shifted_N).item() == pytest.approx(expected, rel=1e-9)
 
 
 def batch(sizes: list[int], trainable: set[int] | None = None) -> list[Sample]:
