@@ -58,7 +58,10 @@ def view(
 def _sentence(num_shown: int, num_groups: int) -> str:
     summary = "No other group" if num_groups == 1 else f"{num_groups:,} groups"
     shown = f", {num_shown} of them shown" if num_groups > num_shown else ""
-    return f"{summary} that the trainer took had this prompt{shown}. A prompt is used once per epoch."
+    return (
+        f"{summary} answered this prompt{shown}. Other groups are listed once the trainer has taken them. "
+        "A prompt is used once per epoch."
+    )
 
 
 def _column(group: Group, texts: TokenTexts, href: str, *, here: bool) -> Component:

@@ -4,8 +4,10 @@
     a step: all its updates, one after the other ─► the numbers ◄──────────────────────────────────────────┘
 
 Each number is one of the whole batch: the same on every rank, and however the batch was split. A token counts once for
-each update that it took part in, with its values in that update. Numbers are computed where the values are: on the CPU,
-those of four million tokens would keep the GPUs waiting for seconds.
+each update that it took part in, with its values in that update.
+
+The numbers are computed on the trainer's device: on the CPU, those of four million tokens would take seconds, and the
+GPUs would wait.
 """
 
 import math
@@ -179,8 +181,9 @@ class TokenTable:
         chosen = set(indices)
         masks = [sample.loss_mask * (index in chosen) for index, sample in enumerate(self._samples)]
         trainable_N, device = np.concatenate(masks).astype(bool), self._values_KN.device
-        values_KL = self._values_KN[:, _indices(trainable_N, device)]
-        log_ratio_L = values_KL[-1] - _rollout_logprobs(self._samples, device)[_indices(trainable_N, device)]
+        trainable_L = _indices(trainable_N, device)
+        values_KL = self._values_KN[:, trainable_L]
+        log_ratio_L = values_KL[-1] - _rollout_logprobs(self._samples, device)[trainable_L]
         tokens = {**dict(zip(_COLUMNS, values_KL, strict=True)), "log_ratio": log_ratio_L}
         sampled_N = _sampled_tokens(self._samples)[trainable_N]
         if not sampled_N.all():
@@ -196,8 +199,8 @@ def report(
     samples: Sequence[Sample], updates: Sequence[TokenTable], before_N: torch.Tensor, *, changed_weight_share: float
 ) -> StepReport:
     """The numbers of a step on `samples`; `before_N` is [N] log π of all response tokens before the first update."""
-    (columns, *later), device = [update.tokens for update in updates], before_N.device
-    if later:
+    columns, device = updates[0].tokens, before_N.device
+    if len(updates) > 1:
         columns = {name: torch.cat([update.tokens[name] for update in updates]) for name in _COLUMNS}
     ratio, weight = columns["importance_ratio"], columns["weight"]
     log_ratio = (before_N - _rollout_logprobs(samples, device))[_indices(_sampled_tokens(samples), device)]
@@ -277,6 +280,8 @@ def effective_sample_size(weight_N: torch.Tensor) -> torch.Tensor:
 
 def ratio_effective_sample_size(log_ratio_N: torch.Tensor) -> torch.Tensor:
     """The same of the ratios π/μ of N tokens, given their logarithms, without those not finite; 0 if none is left."""
+    if not len(log_ratio_N):
+        return log_ratio_N.sum()
     finite_N = log_ratio_N.isfinite()
     log_ratio_N = log_ratio_N.where(finite_N, -math.inf)
     # The ESS does not depend on the ratios' scale, and so none of them overflows.

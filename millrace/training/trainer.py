@@ -255,8 +255,8 @@ class Trainer:
             with_gradient = [index for index in alike if objective.has_gradient(samples[index])]
             without_gradient = sorted(set(alike) - set(with_gradient))
             for has_gradient, share in ((True, with_gradient), (False, without_gradient)):
-                batches = [batch.to(self.ranks.device) for batch in self.microbatches(samples, share)]
-                yield from [(objective, has_gradient, batch) for batch in batches]
+                batches = self.microbatches(samples, share)
+                yield from [(objective, has_gradient, batch.to(self.ranks.device)) for batch in batches]
 
     def _update(
         self,

@@ -7,7 +7,7 @@ from support.streams.rows import read_rows
 from millrace.maintenance.fsck import fsck
 from millrace.runs.status import StatusReader
 from storage import layout
-from storage.schema import CONSUMED
+from storage.schema import CONSUMED, TRAJECTORY
 
 SHAPE = Shape(steps=30, generators=2, scorers=2, steps_per_part=3, stale_share=0.2, error_share=0.2, seed=3)
 
@@ -32,11 +32,17 @@ def test_its_rows_keep_the_rules_of_those_that_a_trainer_writes() -> None:
     store = DictStore()
     make_run(store, "made", SHAPE)
     rows = read_rows(store, layout.CONSUMED, CONSUMED)
+    prompts = {
+        (generator, row["row_id"]): row["prompt_id"]
+        for generator in range(SHAPE.generators)
+        for row in read_rows(store, layout.trajectories(generator), TRAJECTORY)
+    }
     bound = SHAPE.max_staleness
     assert {row["outcome"] for row in rows} == {"trained", "stale", "error"}
     for row in rows:
         assert (row["outcome"] == "stale") == (row["staleness"] > bound)
         assert 0 <= row["staleness_in_flight"] <= row["staleness"]
+        assert row["prompt_id"] == prompts[row["generator"], row["trajectory_row_id"]]
         assert row["max_policy_version"] < row["policy_version"]
         assert (row["advantage"] is None) == (row["outcome"] != "trained")
         assert row["outcome"] != "error" or row["reward"] is None

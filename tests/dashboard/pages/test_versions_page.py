@@ -30,7 +30,7 @@ def test_a_group_leads_to_its_prompt_at_other_versions_and_back(runs: Runs) -> N
     assert (link.children, link.href.endswith("&versions=all")) == ("The same prompt at other versions", True)
     _, across = answer(runs, "mine", from_address(link.href))
     columns = of_class(across, "version")
-    assert "3 groups that the trainer took had this prompt. " in words(across)
+    assert "3 groups answered this prompt. " in words(across)
     assert [words(of_class(column, "facts")[0]).split(" mean")[0].strip() for column in columns] == [
         "group 5",
         "this group",

@@ -12,7 +12,7 @@ from configs.stored import DEFAULT_SOURCE
 from dashboard.read.model import RunData
 from dashboard.read.search import groups_of_prompt
 from storage import layout
-from storage.schema import CONSUMED, TRAJECTORY
+from storage.schema import TRAJECTORY
 
 Look = Callable[[], RunData]
 SHAPE = Shape(steps=10, groups_per_step=4, generators=2, prompts=12, stale_share=0.2)
@@ -60,14 +60,3 @@ def test_prompts_of_two_sources_with_one_name_are_two_prompts(
     assert math | words == expected(dict_store).keys()
     assert math and words
     assert not math & words
-
-
-def test_the_stored_prompts_are_those_of_the_trajectories(dict_store: DictStore) -> None:
-    StoredRun(dict_store, "small", SHAPE).append(10)
-    prompts = {
-        (generator, row["row_id"]): row["prompt_id"]
-        for generator in range(SHAPE.generators)
-        for row in read_rows(dict_store, layout.trajectories(generator), TRAJECTORY)
-    }
-    for row in read_rows(dict_store, layout.CONSUMED, CONSUMED):
-        assert row["prompt_id"] == prompts[row["generator"], row["trajectory_row_id"]]

@@ -242,6 +242,7 @@ def test_a_group_has_its_trajectories_and_their_scores(run: StoredRun) -> None:
             assert logprobs.tolist() == pytest.approx(member.response.rollout_logprobs, rel=1e-6)
             assert mask.tolist() == [1] * len(member.response.tokens)
         assert (group.temperature, group.incarnation) == (0.5, 1)
+        assert {group.prompt_id} == {member.prompt.prompt_id for member in members}
         assert group.min_policy_version == members[0].response.version_spans[0][0] == group.part_max_policy_version
         assert group.first_row_id == run.first_row_id(group)
         assert group.amount() == amount_of(members)

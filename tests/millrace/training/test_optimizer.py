@@ -71,6 +71,13 @@ def test_the_effective_sample_size_does_not_depend_on_the_scale(log_ratios: list
     expected = ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum())
     shifted_N = torch.tensor(log_ratios, dtype=torch.float64) + shift
     assert ratio_effective_sample_size(shifted_N).item() == pytest.approx(expected, rel=1e-9)
+    with_infinite_N = torch.cat([shifted_N, torch.tensor([math.inf, -math.inf])])
+    assert ratio_effective_sample_size(with_infinite_N).item() == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("log_ratios", [[], [math.inf, -math.inf]])
+def test_without_finite_ratios_the_effective_sample_size_is_0(log_ratios: list[float]) -> None:
+    assert ratio_effective_sample_size(torch.tensor(log_ratios, dtype=torch.float64)).item() == 0
 
 
 def batch(sizes: list[int], trainable: set[int] | None = None) -> list[Sample]:

@@ -93,11 +93,11 @@ def test_log_probabilities_are_those_of_the_distribution_and_on_policy_ratios_1(
     engine: Engine, make_policy: MakePolicy, temperature: float, top_p: float, top_k: int | None
 ) -> None:
     model = make_policy(0)
-    if isinstance(engine, TransformersEngine):
-        # In float32, engine and policy differ by rounding alone by more than 1e-5 on some processors.
+    sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, max_new_tokens=8)
+    if sampling.truncates and isinstance(engine, TransformersEngine):
+        # In float32, rounding alone exceeds the bound below on some processors.
         engine.model.double()
         model.double()
-    sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, max_new_tokens=8)
     responses = engine.generate(PROMPTS, sampling, seed=1)
     assert_sampled_from(model, responses, sampling)
     samples = [as_sample(prompt, response, temperature) for prompt, response in zip(PROMPTS, responses, strict=True)]
