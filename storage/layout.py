@@ -15,7 +15,7 @@ streams/scores/<reward>/<g>/<s>-of-<S>/ scores, aligned with the trajectories of
 streams/teachers/<name>/<g>/<t>-of-<T>/ a teacher's log-probabilities, aligned with them too
 streams/metrics/<stage>-<r>/            one writer per stage replica
 streams/consumed/                       the trainer's: the outcome of each trajectory it took
-streams/trainer_logprobs/               the trainer's: its log-probabilities of each trained token
+streams/trainer_logprobs/               the trainer's: log-probability and entropy of each trained token
   …/head.json                           next to any log: a hint at its head
   …/removed.json                        next to a stream's log: how many of its first parts were removed
 checkpoints/{data,log}/                 the trainer's, cursors inside the record

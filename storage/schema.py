@@ -6,7 +6,7 @@ numbers, per row. P, R and M are the numbers of prompt tokens, response tokens a
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Written into each commit record. Parts of another version are refused."""
 
 
@@ -164,6 +164,7 @@ TRAINER_LOGPROBS: pa.Schema = pa.schema(
         column("generator", pa.int32(), "number of the generator that made the trajectory"),
         column("trajectory_row_id", pa.int64(), "row_id of the trajectory in its generator's stream"),
         column("trainer_logprobs", _FLOATS, "[R] log-probability under the policy before the step, nats"),
+        column("trainer_entropies", _FLOATS, "[R] entropy of its next token at the rollout's temperature, nats"),
     ]
 )
 

@@ -69,6 +69,7 @@ class SleepingTrainer(Trainer):
             non_finite_tokens=0,
             changed_weight_share=1.0,
             trainer_logprobs=[sample.rollout_logprobs for sample in samples],
+            trainer_entropies=[-sample.rollout_logprobs for sample in samples],
         )
 
 

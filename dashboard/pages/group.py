@@ -23,8 +23,8 @@ MAX_TOKENS = 2000
 _MAX_CHARACTERS = 20_000
 _BELOW, _ABOVE, _GREY = "0, 114, 178", "213, 94, 0", "128, 128, 128"
 _OPAQUE = 0.65
-_SURPRISING = 5.0
-"""Nats below 0 at which a token's colour is opaque."""
+_MOST_NATS = 5.0
+"""A token's colour is opaque from there on."""
 _ENVIRONMENT = {"fontStyle": "italic", "textDecoration": "underline dotted"}
 """Style of tokens written by the environment."""
 Shade = Callable[[StoredResponse, int], str]
@@ -57,9 +57,11 @@ def colour(ratio: float) -> str:
     return f"rgba({_BELOW if doublings < 0 else _ABOVE}, {abs(doublings) * _OPAQUE:.3f})"
 
 
-def surprise(logprob: float) -> str:
-    """Returns the CSS colour of a token with this log-probability: transparent at 0, opaque at -5 nats."""
-    return f"rgba({_ABOVE}, {float(np.clip(-logprob / _SURPRISING, 0.0, 1.0)) * _OPAQUE:.3f})"
+def shade_of(nats: float) -> str:
+    """Returns the CSS colour of a token with this entropy or −log μ: transparent at 0, opaque at 5; grey for NaN."""
+    if np.isnan(nats):
+        return colour(nats)
+    return f"rgba({_ABOVE}, {float(np.clip(nats / _MOST_NATS, 0.0, 1.0)) * _OPAQUE:.3f})"
 
 
 _RATIOS = {"≤ 0.5": 0.5, "0.71": 0.5**0.5, "1": 1.0, "1.41": 2**0.5, "≥ 2": 2.0, "not trained": np.nan}
@@ -73,7 +75,12 @@ _LEGENDS: Mapping[Colouring, tuple[str, str, Mapping[str, str]]] = {
     "logprob": (
         "log μ",
         "The token's log-probability under the policy that sampled it: the darker, the less likely.",
-        {f"{logprob:g}": surprise(logprob) for logprob in (0.0, -1.0, -2.5, -5.0)},
+        {f"{logprob:g}": shade_of(-logprob) for logprob in (0.0, -1.0, -2.5, -5.0)},
+    ),
+    "entropy": (
+        "entropy",
+        "Entropy of the policy's choice of the token just before the step, nats: the darker, the more alternatives.",
+        {**{f"{nats:g}": shade_of(nats) for nats in (0.0, 1.0, 2.5, 5.0)}, "not trained": shade_of(np.nan)},
     ),
     "advantage": (
         "advantage",
@@ -94,7 +101,10 @@ def _shade(group: Group, colouring: Colouring) -> Shade:
         if colouring == "advantage":
             return colour(float(2.0 ** (_advantage(response) / largest)))
         if colouring == "logprob":
-            return surprise(response.trajectory["rollout_logprobs"][token])
+            return shade_of(-response.trajectory["rollout_logprobs"][token])
+        if colouring == "entropy":
+            entropy = response.trainer_entropies if response.trajectory["loss_mask"][token] else None
+            return shade_of(np.nan if entropy is None else float(entropy[token]))
         ratios = response.importance_ratios
         return colour(np.nan if ratios is None else float(ratios[token]))
 
@@ -232,7 +242,7 @@ def _spans(trajectory: Row) -> Component:
 
 def _tokens(response: StoredResponse, trajectory: Row, texts: TokenTexts, shade: Shade) -> Component:
     ids = trajectory["response_tokens"][:MAX_TOKENS]
-    ratios, logprobs = response.importance_ratios, response.trainer_logprobs
+    ratios, logprobs, entropy = response.importance_ratios, response.trainer_logprobs, response.trainer_entropies
     roles = roles_in_response(trajectory)
     spans = []
     for i, (token_id, piece) in enumerate(zip(ids, texts.pieces(ids), strict=True)):
@@ -249,10 +259,10 @@ def _tokens(response: StoredResponse, trajectory: Row, texts: TokenTexts, shade:
                 title.append(f"drawn from {trajectory['kept_counts'][i]:,} tokens")
             if response.teacher_logprobs:
                 title.append(f"log π_T {response.teacher_logprobs[i]:.6g}")
-            if logprobs is None or np.isnan(ratio):
+            if logprobs is None or entropy is None or np.isnan(ratio):
                 title.append("not trained")
             else:
-                title += [f"log π {logprobs[i]:.6g}", f"π/μ {ratio:.6g}"]
+                title += [f"log π {logprobs[i]:.6g}", f"π/μ {ratio:.6g}", f"entropy {entropy[i]:.4g}"]
         if i and i in trajectory["span_starts"]:
             style["borderLeft"] = "2px solid var(--accent)"
         text = visible(piece) or f"⟨{token_id}⟩"

@@ -62,7 +62,12 @@ _ORDERS = {
 _PROMPT_CHARACTERS = 80
 _TICK_MS = 1000
 _ENDLESS, _NO_TICKS = -1, 0
-_COLOURS: Mapping[Colouring, str] = {"ratio": "π/μ", "logprob": "log-probability", "advantage": "advantage"}
+_COLOURS: Mapping[Colouring, str] = {
+    "ratio": "π/μ",
+    "logprob": "log-probability",
+    "entropy": "entropy",
+    "advantage": "advantage",
+}
 
 
 def layout(run_id: str, *, is_mixture: bool) -> Component:

@@ -51,8 +51,10 @@ class StoredResponse:
     score: Row | None
     consumed: Row | None
     """None until the trainer has taken the response."""
-    trainer_logprobs: npt.NDArray[np.float32] | None
+    trainer_logprobs: npt.NDArray[np.float32] | None = None
     """[R] log-probabilities under the policy in training, nats; None unless trained."""
+    trainer_entropies: npt.NDArray[np.float32] | None = None
+    """[R] entropy of that policy's choice of each token, nats; None unless trained."""
     teacher_logprobs: Sequence[float] = ()
     """[R] log-probabilities under the teacher, nats; empty without a teacher."""
 
@@ -119,14 +121,14 @@ class GroupReader:
             source = next((row["source"] for row in trajectories.values()), "")
             scores = self._annotations("scores", source, generator, span, problems)
             taught = self._annotations("teachers", source, generator, span, problems)
-            logprobs = self._trainer_logprobs(generator, consumed, problems)
+            trained = self._trained(generator, consumed, problems)
             responses = tuple(
                 StoredResponse(
                     row_id=row_id,
                     trajectory=trajectories.get(row_id),
                     score=scores.get(row_id),
                     consumed=consumed.get(row_id),
-                    trainer_logprobs=logprobs.get(row_id),
+                    **trained.get(row_id, {}),
                     teacher_logprobs=taught.get(row_id, {}).get("teacher_logprobs", ()),
                 )
                 for row_id in span
@@ -231,30 +233,32 @@ class GroupReader:
         path = layout.annotations_of_part(pool, generator, record.part, self._pools.replicas[pool])
         return self._rows(path, ANNOTATIONS[kind], span, problems)
 
-    def _trainer_logprobs(
+    def _trained(
         self, generator: int, consumed: Mapping[int, Row], problems: list[str]
-    ) -> dict[int, npt.NDArray[np.float32]]:
+    ) -> dict[int, dict[str, npt.NDArray[np.float32]]]:
+        """Reads what the trainer computed for each token: row_id → column → [R] values."""
         trained = [row_id for row_id, row in consumed.items() if row["outcome"] == TRAINED]
         if not trained:
             return {}
         incarnation, version = (consumed[trained[0]][name] for name in ("incarnation", "policy_version"))
         stream = self._parts.index(layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS, problems)
         tables = [self._parts.try_read(stream, record, problems) for record in stream.of_step(incarnation, version)]
-        logprobs: dict[int, npt.NDArray[np.float32]] = {}
+        values: dict[int, dict[str, npt.NDArray[np.float32]]] = {}
         for table in tables:
             if table is None:
                 continue
             mine = (table["generator"].to_numpy() == generator) & (table["policy_version"].to_numpy() == version)
             mine &= np.isin(table["trajectory_row_id"].to_numpy(), trained)
             for i in np.flatnonzero(mine).tolist():
-                values = table["trainer_logprobs"][i].values
-                logprobs[table["trajectory_row_id"][i].as_py()] = values.to_numpy(zero_copy_only=False)
-        if len(logprobs) < len(trained) and None not in tables:
+                values[table["trajectory_row_id"][i].as_py()] = {
+                    name: table[name][i].values.to_numpy(zero_copy_only=False)
+                    for name in ("trainer_logprobs", "trainer_entropies")
+                }
+        if len(values) < len(trained) and None not in tables:
             problems.append(
-                f"{layout.TRAINER_LOGPROBS} has no rows of {len(trained) - len(logprobs)} responses that were trained: "
-                "not committed yet, or trained before this stream existed"
+                f"{layout.TRAINER_LOGPROBS} has no rows yet of {len(trained) - len(values)} responses that were trained"
             )
-        return logprobs
+        return values
 
 
 def _consumed_rows(run: RunData, generator: int, row: int) -> dict[int, Row]:

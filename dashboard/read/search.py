@@ -26,7 +26,7 @@ PAGE_SIZE = 25
 MAX_CHARACTERS = 200
 """Characters per field."""
 Order = Literal["newest", "live", "highest", "lowest"]
-Colouring = Literal["ratio", "logprob", "advantage"]
+Colouring = Literal["ratio", "logprob", "entropy", "advantage"]
 """What the colour of a token shows: π/μ, log μ or its response's advantage."""
 _NOTHING = (None, None)
 _ALL = "all"

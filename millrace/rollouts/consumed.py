@@ -1,8 +1,8 @@
-"""The trainer's two streams: the outcome of each trajectory, and log π of every trained token.
+"""The trainer's two streams: the outcome of each trajectory, and log π and entropy of every trained token.
 
     step ─► its groups, in the order of the batch   ─► a row per trajectory ─┬─► ║ consumed ║          small, for plots
             groups and parts dropped before it      ─► a row per trajectory ─┘
-            log π of every trained token            ───────────────────────────► ║ trainer_logprobs ║  as large as μ's
+            log π, entropy of every trained token   ───────────────────────────► ║ trainer_logprobs ║  as large as μ's
 
 Both are committed about once a second, and completely before a checkpoint: they hold every row that the checkpoint's
 account counts. A restarted trainer repeats the steps after its checkpoint; `lineage.surviving` finds the rows that
@@ -113,12 +113,13 @@ class ConsumedWriter:
         groups: Sequence[ScoredGroup],
         advantages: Iterable[float],
         trainer_logprobs: Sequence[npt.NDArray[np.float32]],
+        trainer_entropies: Sequence[npt.NDArray[np.float32]],
         trainer_versions: Sequence[int] | None = None,
     ) -> pa.Table:
         """Writes the step that made `policy_version` and trained `groups`, in this order. Returns its rows of CONSUMED.
 
-        `advantages` and `trainer_logprobs` have one item per trained trajectory. `trainer_versions` has one per group,
-        the trainer's version when it took the group; by default the previous version.
+        `advantages`, `trainer_logprobs` and `trainer_entropies` have one item per trained trajectory.
+        `trainer_versions` has one per group, the trainer's version when it took the group; by default the previous one.
         """
         stamp = {"t": time.time(), "incarnation": self._incarnation, "policy_version": policy_version}
         rows = self._dropped
@@ -138,7 +139,7 @@ class ConsumedWriter:
         self._dropped = []
         names = ("incarnation", "policy_version", "generator", "trajectory_row_id")
         columns: dict[str, object] = {name: [row[name] for row in trained_rows] for name in names}
-        columns["trainer_logprobs"] = list(trainer_logprobs)
+        columns |= {"trainer_logprobs": list(trainer_logprobs), "trainer_entropies": list(trainer_entropies)}
         self._append(self._logprobs, pa.Table.from_pydict(columns, schema=TRAINER_LOGPROBS), policy_version)
         consumed = pa.Table.from_pylist(rows, schema=CONSUMED)
         self._append(self._consumed, consumed, policy_version)

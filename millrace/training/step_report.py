@@ -83,10 +83,12 @@ class StepReport:
     """Share of the trained weights that the step changed, in the number format that generators receive."""
     trainer_logprobs: list[npt.NDArray[np.float32]] = field(compare=False)
     """[samples] of [R] log π of each response token before the first update, nats."""
+    trainer_entropies: list[npt.NDArray[np.float32]] = field(compare=False)
+    """[samples] of [R] entropy of the policy's choice of each response token before the first update, nats."""
 
     def measured(self) -> dict[str, float]:
         """Every number above, by name."""
-        names = (column.name for column in fields(self) if column.name != "trainer_logprobs")
+        names = (column.name for column in fields(self) if column.name not in ("trainer_logprobs", "trainer_entropies"))
         return {name: getattr(self, name) for name in names}
 
     def measures(self, groups: Sequence[ScoredGroup], lags: Sequence[int]) -> dict[str, float]:
@@ -176,7 +178,7 @@ class TokenTable:
         self._values_KN[-1, batch.in_batch_N] = logprobs_N.detach().double()
 
     def finish(self, ranks: Ranks, indices: Sequence[int]) -> None:
-        """Sums over the ranks, and sets `tokens` and `logprobs_N` of an update on the samples at `indices`."""
+        """Sums over the ranks, and sets `tokens` and `policy_2N` of an update on the samples at `indices`."""
         ranks.sum(self._values_KN)
         chosen = set(indices)
         masks = [sample.loss_mask * (index in chosen) for index, sample in enumerate(self._samples)]
@@ -190,20 +192,23 @@ class TokenTable:
             tokens |= {name: tokens[name][_indices(sampled_N, device)] for name in _OF_SAMPLED}
         self.tokens: Mapping[str, torch.Tensor] = tokens
         """Column → [n] float64 values of the update's trainable tokens; `log_ratio` is log π − log μ, nats."""
-        self.logprobs_N = self._values_KN[-1].clone()
-        """[N] log π of the batch's response tokens in the update, nats; 0 for samples that were not in it."""
+        self.policy_2N = self._values_KN[-2:].clone()
+        """[2, N] entropy and log π of the batch's response tokens in the update, nats; 0 for samples not in it."""
         del self._values_KN
 
 
 def report(
-    samples: Sequence[Sample], updates: Sequence[TokenTable], before_N: torch.Tensor, *, changed_weight_share: float
+    samples: Sequence[Sample], updates: Sequence[TokenTable], before_2N: torch.Tensor, *, changed_weight_share: float
 ) -> StepReport:
-    """The numbers of a step on `samples`; `before_N` is [N] log π of all response tokens before the first update."""
-    columns, device = updates[0].tokens, before_N.device
+    """The numbers of a step on `samples`.
+
+    `before_2N` is [2, N], entropy and log π of all response tokens before the first update, nats.
+    """
+    columns, device = updates[0].tokens, before_2N.device
     if len(updates) > 1:
         columns = {name: torch.cat([update.tokens[name] for update in updates]) for name in _COLUMNS}
     ratio, weight = columns["importance_ratio"], columns["weight"]
-    log_ratio = (before_N - _rollout_logprobs(samples, device))[_indices(_sampled_tokens(samples), device)]
+    log_ratio = (before_2N[1] - _rollout_logprobs(samples, device))[_indices(_sampled_tokens(samples), device)]
     names = ("importance_ratio_p05", "importance_ratio_p50", "importance_ratio_p95", "importance_ratio_max")
     numbers = {
         "loss": columns["loss"].sum() / len(updates),
@@ -224,16 +229,18 @@ def report(
     # One copy of all: the CPU waits for each.
     measured: dict[str, Any] = dict(zip(numbers, torch.stack(list(numbers.values())).tolist(), strict=True))
     ends = np.cumsum([len(sample.response_tokens) for sample in samples])
-    per_sample = np.split(before_N.float().cpu().numpy(), ends[:-1])
+    per_sample = np.split(before_2N.float().cpu().numpy(), ends[:-1], axis=1)
+    logprobs = [values_2R[1] for values_2R in per_sample]
     return StepReport(
         **measured | {"non_finite_tokens": int(measured["non_finite_tokens"])},
         grad_norm=fmean(update.grad_norm for update in updates),
         learning_rate=fmean(update.learning_rate for update in updates),
         updates=len(updates),
-        kl_to_teacher=_kl_to_teacher(samples, per_sample),
+        kl_to_teacher=_kl_to_teacher(samples, logprobs),
         tokens=sum(int(np.count_nonzero(sample.loss_mask)) for sample in samples),
         changed_weight_share=changed_weight_share,
-        trainer_logprobs=per_sample,
+        trainer_logprobs=logprobs,
+        trainer_entropies=[values_2R[0] for values_2R in per_sample],
     )
 
 

@@ -185,14 +185,15 @@ class Trainer:
         if self._reference is not None:
             # Before activations are kept for a backward pass: the two never need memory at the same time.
             with visiting(self._reference, self.ranks.device):
-                reference_N = self._fixed_logprobs(self._reference, samples)
-        before_N = self._fixed_logprobs(self.policy, samples) if len(plan) > 1 else None
+                reference_N = self._fixed(self._reference, samples)[1]
+        before_2N = self._fixed(self.policy, samples) if len(plan) > 1 else None
+        before_N = None if before_2N is None else before_2N[1]
         weights = sample_weights(self.model, self._published_dtype)
         updates = [self._update(samples, indices, before_N, reference_N, rate_factor) for indices in plan]
         share = changed_share(weights, sample_weights(self.model, self._published_dtype), self.ranks)
         self.policy_version += 1
-        before_N = updates[0].logprobs_N if before_N is None else before_N
-        return report(samples, updates, before_N, changed_weight_share=share)
+        before_2N = updates[0].policy_2N if before_2N is None else before_2N
+        return report(samples, updates, before_2N, changed_weight_share=share)
 
     def _out_of_memory(self, error: torch.OutOfMemoryError) -> DeviceOutOfMemory:
         training = self._training
@@ -310,14 +311,15 @@ class Trainer:
         return table
 
     @torch.no_grad()
-    def _fixed_logprobs(self, policy: PackedPolicy, samples: Sequence[Sample]) -> torch.Tensor:
-        """[N] float64 log π of all response tokens of the batch, nats, the same on every rank."""
+    def _fixed(self, policy: PackedPolicy, samples: Sequence[Sample]) -> torch.Tensor:
+        """[2, N] float64 entropy and log π of all response tokens of the batch, nats, the same on every rank."""
         num_tokens = sum(len(sample.response_tokens) for sample in samples)
-        logprobs_N = torch.zeros(num_tokens, dtype=torch.float64, device=self.ranks.device)
+        values_2N = torch.zeros(2, num_tokens, dtype=torch.float64, device=self.ranks.device)
         # In the microbatches of a single update on the batch, so that rounding is the same.
         for _, _, batch in self._own_microbatches(samples, range(len(samples))):
-            logprobs_N[batch.in_batch_N] = policy(replace(batch, teacher_top=None))[0].double()
-        return self.ranks.sum(logprobs_N)
+            logprobs_N, entropy_N, _ = policy(replace(batch, teacher_top=None))
+            values_2N[:, batch.in_batch_N] = torch.stack([entropy_N, logprobs_N]).double()
+        return self.ranks.sum(values_2N)
 
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
         """The live tensors that a checkpoint holds, by kind and name."""

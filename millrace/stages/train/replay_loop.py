@@ -77,7 +77,9 @@ class ReplayLoop:
             report = self.trainer.step(samples)
         version = self.trainer.policy_version
         advantages = (sample.advantage for sample in samples)
-        self.state.consumed.step(version, groups, advantages, report.trainer_logprobs, versions)
+        self.state.consumed.step(
+            version, groups, advantages, report.trainer_logprobs, report.trainer_entropies, trainer_versions=versions
+        )
         self.rollouts += len(samples)
         self.tokens += sum(len(sample.response_tokens) for sample in samples)
         self._publish(report)

@@ -166,7 +166,7 @@ class TrainLoop:
         lags = [group.staleness(taken_at) for group in groups]
         self.collector.account_for(lags)
         advantages = (sample.advantage for sample in samples)
-        rows = self.consumed.step(version, groups, advantages, report.trainer_logprobs)
+        rows = self.consumed.step(version, groups, advantages, report.trainer_logprobs, report.trainer_entropies)
         if self.sources is not None:
             self.sources.add(rows)
         if self.config.pipeline.mode == "sync" and self.config.stores_prompt_blocks:

@@ -134,7 +134,7 @@ def test_tokens_carry_their_ratio_version_and_color_and_messages_their_role() ->
     shown = view(Group(generator=0, group_id=1, responses=(truncated,), problems=()), TokenTexts(None))
     tokens = of_class(shown, "token")
     assert [token.children for token in tokens] == ["0 ", "1 ", "2 ", "3 "]
-    assert tokens[0].title == "token 0, id 0, log μ -1, drawn from 1,200 tokens, log π -1.69315, π/μ 0.5"
+    assert tokens[0].title == "token 0, id 0, log μ -1, drawn from 1,200 tokens, log π -1.69315, π/μ 0.5, entropy 0.75"
     colours = [token.style["backgroundColor"] for token in tokens]
     assert colours == [colour(0.5), colour(1.0), colour(1.0), colour(np.nan)]
     assert ["borderLeft" in token.style for token in tokens] == [False, False, True, False]
@@ -176,13 +176,13 @@ def test_the_lowest_reward_is_first_and_the_same_answer_is_folded_below_its_firs
 
 def test_tokens_are_coloured_by_what_the_address_says(ask: Ask) -> None:
     colours = {}
-    for colouring in ("ratio", "logprob", "advantage"):
+    for colouring in ("ratio", "logprob", "entropy", "advantage"):
         _, group = ask(f"?group=30&colour={colouring}")
         colours[colouring] = [token.style["backgroundColor"] for token in of_class(group, "token")]
         assert (
             f"colour={colouring}" in str([getattr(each, "href", "") for each in components(group)])
             or colouring == "ratio"
         )
-    assert colours["ratio"] != colours["logprob"] != colours["advantage"]
+    assert len(set(map(tuple, colours.values()))) == len(colours)
     with pytest.raises(InputError):
         from_address("?colour=pink")

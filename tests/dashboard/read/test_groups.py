@@ -57,7 +57,7 @@ def test_every_group_that_was_taken_is_read_as_its_streams_tell_it(
         for g in range(2)
     }
     logprobs = {
-        (row["generator"], row["trajectory_row_id"]): row["trainer_logprobs"]
+        (row["generator"], row["trajectory_row_id"]): (row["trainer_logprobs"], row["trainer_entropies"])
         for row in read_rows(dict_store, layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS)
     }
     trained = 0
@@ -75,7 +75,8 @@ def test_every_group_that_was_taken_is_read_as_its_streams_tell_it(
             assert (trainer is not None) == (response.consumed["outcome"] == "trained")
             if trainer is not None:
                 trained += 1
-                assert trainer.tolist() == logprobs[generator, row["row_id"]]
+                assert response.trainer_entropies is not None
+                assert (trainer.tolist(), response.trainer_entropies.tolist()) == logprobs[generator, row["row_id"]]
                 ratios = np.exp(trainer.astype(np.float64) - np.array(row["rollout_logprobs"]))
                 assert response.importance_ratios is not None
                 np.testing.assert_allclose(response.importance_ratios, ratios, rtol=1e-12)

@@ -122,10 +122,10 @@ class SmallRun:
         self.version += 1
         if groups:
             lengths = [len(group.response_tokens[i]) for group in groups for i in group.verified]
-            logprobs = [np.full(length, -0.5, np.float32) for length in lengths]
+            logprobs, entropies = ([np.full(length, nats, np.float32) for length in lengths] for nats in (-0.5, 0.5))
             # Closing writes its rows and ends its threads.
             with closing(ConsumedWriter(self.store, self._checkpoints.incarnation)) as consumed:
-                consumed.step(self.version, groups, [0.5] * len(lengths), logprobs)
+                consumed.step(self.version, groups, [0.5] * len(lengths), logprobs, entropies)
 
     def _account_for(self, group: ScoredGroup) -> None:
         staleness = self.version - group.min_policy_version

@@ -30,8 +30,10 @@ def group(
     return scored_group(number, members, rewards)
 
 
-def logprobs(*lengths: int) -> list[npt.NDArray[np.float32]]:
-    return [np.arange(length, dtype=np.float32) - 8 for length in lengths]
+def values(*lengths: int) -> tuple[list[npt.NDArray[np.float32]], list[npt.NDArray[np.float32]]]:
+    """log π and entropies of responses."""
+    entropies = [np.arange(length, dtype=np.float32) for length in lengths]
+    return [entropies_R - 8 for entropies_R in entropies], entropies
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def stored(store: MemoryStore, path: str, schema: pa.Schema) -> list[dict]:
 
 
 def test_a_trained_row_has_versions_reward_and_advantage(memory_store: MemoryStore, writer: ConsumedWriter) -> None:
-    writer.step(8, [group(5, oldest=[4, 6], newest=[6, 7])], [0.5, -0.5], logprobs(2, 3))
+    writer.step(8, [group(5, oldest=[4, 6], newest=[6, 7])], [0.5, -0.5], *values(2, 3))
     writer.flush()
     first, second = stored(memory_store, layout.CONSUMED, CONSUMED)
     assert {name: first[name] for name in first if name != "t"} == {
@@ -73,18 +75,19 @@ def test_a_trained_row_has_versions_reward_and_advantage(memory_store: MemorySto
     assert (second["trajectory_row_id"], second["advantage"], second["min_policy_version"]) == (51, -0.5, 6)
 
 
-def test_the_trainers_log_probabilities_are_stored_per_trajectory(
+def test_log_probabilities_and_entropies_are_stored_per_trajectory(
     memory_store: MemoryStore, writer: ConsumedWriter
 ) -> None:
-    writer.step(8, [group(5), group(6)], [0.5, -0.5, 0.5, -0.5], logprobs(2, 3, 2, 3))
+    writer.step(8, [group(5), group(6)], [0.5, -0.5, 0.5, -0.5], *values(2, 3, 2, 3))
     writer.close()
     rows = stored(memory_store, layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS)
     assert [(row["generator"], row["trajectory_row_id"]) for row in rows] == [(1, 50), (1, 51), (0, 60), (0, 61)]
     assert rows[1]["trainer_logprobs"] == [-8.0, -7.0, -6.0]
+    assert rows[1]["trainer_entropies"] == [0.0, 1.0, 2.0]
 
 
 def test_a_member_whose_verifier_failed_is_an_error(memory_store: MemoryStore, writer: ConsumedWriter) -> None:
-    writer.step(1, [group(5, (2, 3, 4), (1.0, None, 0.0), oldest=[0, 0, 0])], [0.5, -0.5], logprobs(2, 4))
+    writer.step(1, [group(5, (2, 3, 4), (1.0, None, 0.0), oldest=[0, 0, 0])], [0.5, -0.5], *values(2, 4))
     writer.close()
     rows = stored(memory_store, layout.CONSUMED, CONSUMED)
     assert [(row["outcome"], row["reward"], row["advantage"]) for row in rows] == [
@@ -99,7 +102,7 @@ def test_a_masked_group_has_its_masked_tokens_and_remaining_staleness(
     memory_store: MemoryStore, writer: ConsumedWriter
 ) -> None:
     group = scored_group(5, [[1, 1, 6], [1, 1], [6], [1, 5]], [1.0, 0.5, 0.0, None])
-    writer.step(8, [mask_too_old(group, 7, 4)], [0.5, -0.5], logprobs(3, 1))
+    writer.step(8, [mask_too_old(group, 7, 4)], [0.5, -0.5], *values(3, 1))
     writer.close()
     rows = stored(memory_store, layout.CONSUMED, CONSUMED)
     assert [(row["outcome"], row["masked_tokens"], row["advantage"], row["reward"]) for row in rows] == [
@@ -117,7 +120,7 @@ def test_a_masked_group_has_its_masked_tokens_and_remaining_staleness(
 def test_staleness_is_counted_from_the_version_that_took_the_group(
     memory_store: MemoryStore, writer: ConsumedWriter
 ) -> None:
-    writer.step(8, [group(5), group(6)], [0.5, -0.5] * 2, logprobs(2, 3, 2, 3), trainer_versions=[5, 4])
+    writer.step(8, [group(5), group(6)], [0.5, -0.5] * 2, *values(2, 3, 2, 3), trainer_versions=[5, 4])
     writer.close()
     rows = stored(memory_store, layout.CONSUMED, CONSUMED)
     assert [row["staleness"] for row in rows] == [1, 1, 0, 0]
@@ -127,7 +130,7 @@ def test_a_dropped_group_is_written_with_the_next_step(memory_store: MemoryStore
     writer.drop(group(4, oldest=[1, 1]), "stale", 7)
     writer.flush()
     assert stored(memory_store, layout.CONSUMED, CONSUMED) == []
-    writer.step(8, [group(5)], [0.5, -0.5], logprobs(2, 3))
+    writer.step(8, [group(5)], [0.5, -0.5], *values(2, 3))
     writer.close()
     rows = stored(memory_store, layout.CONSUMED, CONSUMED)
     assert [(row["group_id"], row["outcome"], row["staleness"]) for row in rows] == [
@@ -147,7 +150,7 @@ def test_a_damaged_part_is_written_with_its_remaining_rows_and_tokens(
     )  # fmt: skip
     lost = LostPart(generator=1, record=record, left=Amount(rollouts=6, tokens=20), num_groups=1, reason="damaged")
     writer.drop(lost, "corrupt", 4)
-    writer.step(5, [group(5)], [0.5, -0.5], logprobs(2, 3))
+    writer.step(5, [group(5)], [0.5, -0.5], *values(2, 3))
     writer.close()
     rows = [row for row in stored(memory_store, layout.CONSUMED, CONSUMED) if row["outcome"] == "corrupt"]
     assert [row["trajectory_row_id"] for row in rows] == list(range(42, 48))
@@ -157,7 +160,7 @@ def test_a_damaged_part_is_written_with_its_remaining_rows_and_tokens(
 
 def test_a_record_has_the_versions_and_sums_of_its_rows(memory_store: MemoryStore, writer: ConsumedWriter) -> None:
     for version in (5, 6):
-        writer.step(version, [group(5)], [0.5, -0.5], logprobs(2, 3))
+        writer.step(version, [group(5)], [0.5, -0.5], *values(2, 3))
     writer.close()
     record = StreamReader(memory_store, layout.CONSUMED, CONSUMED).next_record()
     assert record is not None

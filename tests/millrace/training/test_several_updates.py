@@ -75,8 +75,9 @@ def test_recomputed_decoupled_ppo_clips_against_the_policy_before_the_first_upda
 def test_what_is_stored_of_the_trainer_is_from_before_the_first_update(make_model: MakeModel) -> None:
     samples = batch_of_groups()
     single, several = (make_trainer(make_model(0), **parameters).step(samples) for parameters in ({}, TWICE))
-    for ours, expected_L in zip(several.trainer_logprobs, single.trainer_logprobs, strict=True):
-        np.testing.assert_array_equal(ours, expected_L)
+    for name in ("trainer_logprobs", "trainer_entropies"):
+        for ours, expected_R in zip(getattr(several, name), getattr(single, name), strict=True):
+            np.testing.assert_array_equal(ours, expected_R)
     assert several.mismatch_kl == single.mismatch_kl
     assert several.importance_ratio_mean != single.importance_ratio_mean
 
@@ -159,6 +160,9 @@ def test_the_entropy_bonus_adds_the_gradient_of_the_entropy(make_model: MakeMode
         # Temperatures and rotary angles are float32.
         torch.testing.assert_close(other.grad, parameter.grad, rtol=1e-5, atol=1e-7, msg=name)
     assert report.entropy == pytest.approx(entropy_L.mean().item())
+    entropies = zip(report.trainer_entropies, samples, strict=True)
+    stored_L = np.concatenate([entropy_R[sample.loss_mask > 0] for entropy_R, sample in entropies])
+    np.testing.assert_allclose(stored_L, entropy_L.detach(), rtol=1e-6)
 
 
 def test_adamw_has_the_configs_betas_and_epsilon(make_model: MakeModel) -> None:

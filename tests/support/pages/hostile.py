@@ -67,4 +67,11 @@ def hostile_response(row_id: int, tokens: int) -> StoredResponse:
     }
     logprobs = np.full(tokens, -1.0, np.float32)
     logprobs[0] = np.log(0.5) - 1.0
-    return StoredResponse(row_id=row_id, trajectory=trajectory, score=score, consumed=taken, trainer_logprobs=logprobs)
+    return StoredResponse(
+        row_id=row_id,
+        trajectory=trajectory,
+        score=score,
+        consumed=taken,
+        trainer_logprobs=logprobs,
+        trainer_entropies=np.full(tokens, 0.75, np.float32),
+    )

@@ -101,7 +101,8 @@ class ScriptedRun:
         logprobs = [np.asarray(sample.rollout_logprobs, np.float32) + ratio for sample in samples]
         if self._is_changed("trainer_logprobs", step):
             logprobs[self._changed_sample(trained)][0] += 1.0
-        self._consumed.step(step, trained, advantages, logprobs)
+        entropies = [np.zeros_like(logprobs_R) for logprobs_R in logprobs]
+        self._consumed.step(step, trained, advantages, logprobs, entropies)
         self._consumed.flush()
         self._measure(step)
         weights = f"weights of {step}{', moved' if self._is_changed('checkpoint', step) else ''}"

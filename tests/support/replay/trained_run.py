@@ -169,10 +169,10 @@ class _Maker:
         expected.groups.sort(key=lambda group: group.group_id)
         expected.samples = samples_of(expected.groups, self.config.training, version)
         factor = rate_factor(read_decisions(self.store), self.incarnation)
-        expected.logprobs = self.trainer.step(expected.samples, factor).trainer_logprobs
-        self.consumed.step(
-            version + 1, expected.groups, [sample.advantage for sample in expected.samples], expected.logprobs
-        )
+        report = self.trainer.step(expected.samples, factor)
+        expected.logprobs = report.trainer_logprobs
+        advantages = [sample.advantage for sample in expected.samples]
+        self.consumed.step(version + 1, expected.groups, advantages, expected.logprobs, report.trainer_entropies)
         self.run.steps[version + 1] = expected
 
     def _refused(self, group: ScoredGroup) -> str | None:

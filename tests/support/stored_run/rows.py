@@ -223,5 +223,7 @@ def logprob_rows(random: np.random.Generator, trained: list[MadeRollout], incarn
     for rollout in trained:
         drift = random.normal(0, 0.02, rollout.tokens) * (1 + rollout.staleness)
         logprobs = np.minimum(0, rollout.logprobs + drift)
-        rows.append({**_consumed_key(rollout, incarnation), "trainer_logprobs": logprobs})
+        # The entropy is the mean of −log π.
+        values = {"trainer_logprobs": logprobs, "trainer_entropies": np.full(rollout.tokens, -logprobs.mean())}
+        rows.append({**_consumed_key(rollout, incarnation), **values})
     return pa.Table.from_pylist(rows, schema=TRAINER_LOGPROBS)

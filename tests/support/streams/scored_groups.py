@@ -94,4 +94,5 @@ def write_step(
         writer.drop(scored_group(number, [[0]] * len(rewards), rewards), reason, version - 1)
     groups = [scored_group(number, [[0]] * len(rewards), rewards) for number, rewards in trained.items()]
     known = sum(len(group.trained) for group in groups)
-    writer.step(version, groups, [0.0] * known, [np.zeros(1, dtype=np.float32)] * known)
+    values = [np.zeros(1, dtype=np.float32)] * known
+    writer.step(version, groups, [0.0] * known, values, values)

@@ -89,8 +89,8 @@ class Pipeline:
         self.version += 1
         self.busy_until = self.tick + 3
         members = [group.response_tokens[i] for group in self.batch for i in group.trained]
-        logprobs = [np.zeros(len(tokens), np.float32) for tokens in members]
-        self.consumed.step(self.version, self.batch, [0.0] * len(members), logprobs)
+        values = [np.zeros(len(tokens), np.float32) for tokens in members]
+        self.consumed.step(self.version, self.batch, [0.0] * len(members), values, values)
         self.consumed.flush()
         self.outcomes.update((group.source, "trained") for group in self.batch)
         self.batch = []
