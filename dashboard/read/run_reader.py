@@ -88,7 +88,8 @@ class RunReader:
         with _collecting(problems):
             # Not created in the constructor, because a damaged log affects only the status.
             self._status = self._status or StatusReader(self._store)
-            status = self._status.look()
+            # The pages show the metrics of sync_weights themselves.
+            status = self._status.look(weight_sync=False)
         streams: list[ConsumedRows | MetricRows] = [self._consumed, *self._metrics.values()]
         for rows in streams:
             with _collecting(problems):

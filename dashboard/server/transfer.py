@@ -15,7 +15,7 @@ from dashboard.views.figures import PLOTLY_FILE
 _STATIC = ("/_dash-component-suites/", "/assets/")
 _LEAST_BYTES = 1400
 """Smaller responses fit into one packet uncompressed."""
-_STATIC_LEVEL, _LEVEL = 9, 4
+_STATIC_LEVEL, _LEVEL = 6, 4
 _KINDS = ("text/", "application/json", "application/javascript")
 _PLOTLY = "/_dash-component-suites/plotly/package_data/plotly.min.js"
 

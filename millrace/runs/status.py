@@ -55,8 +55,11 @@ class StatusReader:
         self._pushes = StreamReader(store, layout.metrics("sync_weights", 0), METRIC)
         self._push_values = defaultdict[str, list[float]](list)
 
-    def look(self) -> dict[str, Any]:
-        """The current status, plain JSON. Raises StreamCorrupt or LedgerMismatch if the run is damaged."""
+    def look(self, *, weight_sync: bool = True) -> dict[str, Any]:
+        """The current status, plain JSON. Raises StreamCorrupt or LedgerMismatch if the run is damaged.
+
+        Without `weight_sync` the metrics of that stage are not read, and its figures are left out.
+        """
         # The run may have been resumed since the last look.
         attempt = self._attempt = latest_attempt(self._store)
         config, records = attempt.config, read_progress(self._store)
@@ -117,7 +120,7 @@ class StatusReader:
             "scores": {name: _total(records, "score", name) for name in ("rollouts", "errors")},
             "services": _services(records),
             "tokens": self._tokens(account, records),
-            "weight_sync": self._weight_sync(),
+            **({"weight_sync": self._weight_sync()} if weight_sync else {}),
         }
 
     def _as_of_checkpoint(self) -> dict[str, Any]:
