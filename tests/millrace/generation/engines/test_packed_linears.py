@@ -8,7 +8,7 @@ from torch import nn
 
 from millrace.generation.engines.packed_linears import pack_linears
 
-FEATURES = 256
+FEATURES = 512
 ROWS = [1, 16, 300]
 
 
@@ -34,8 +34,8 @@ def test_a_packed_layer_gives_the_same_products(linear: nn.Linear, rows: int) ->
     "change",
     [
         lambda linear: linear.weight.mul_(2),
-        lambda linear: linear.weight.copy_(torch.randn_like(linear.weight)),
-        lambda linear: setattr(linear.weight, "data", torch.randn_like(linear.weight)),
+        lambda linear: linear.weight.copy_(torch.randn_like(linear.weight) / FEATURES),
+        lambda linear: setattr(linear.weight, "data", torch.randn_like(linear.weight) / FEATURES),
         lambda linear: (linear.to(torch.float64).weight.mul_(3), linear.to(torch.float32)),
     ],
     ids=["scaled in place", "copied into", "replaced", "changed in another type"],
