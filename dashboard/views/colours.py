@@ -34,6 +34,7 @@ MEANINGS: Mapping[str, str] = {
     "score": ORANGE,
     "teach": OLIVE,
     "train": GREEN,
+    "compile": "#9fb89a",
     "checkpoint": "#6fcfb0",
     "handover": "#04664c",
     "probe": "#a8dccb",

@@ -145,20 +145,30 @@ class Trainer:
 
     def next_logprobs(self, tokens: Sequence[int], most: int) -> dict[int, float]:
         """log π of the `most` likeliest next tokens after `tokens`, nats, at temperature 1, under the live weights."""
-        follows = Sample(
-            prompt_tokens=np.array(tokens, dtype=np.int32),
-            # A placeholder for the next token: no position before it sees it.
-            response_tokens=np.zeros(1, dtype=np.int32),
-            rollout_logprobs=np.zeros(1, dtype=np.float32),
-            loss_mask=np.zeros(1, dtype=np.uint8),
-            temperature=1.0,
-            advantage=0.0,
-            staleness=0,
-            max_new_tokens=1,
-        )
-        logprobs_V = self.logprobs_of(pack(follows))[0]
+        # The response is a placeholder for the next token: no position before it sees it.
+        logprobs_V = self.logprobs_of(pack(_made_up(tokens, num_tokens=1)))[0]
         best = logprobs_V.topk(min(most, self.vocab_size))
         return dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+
+    def warm_up(self) -> None:
+        """Compiles layers and log-probabilities on made-up tokens: a first step would take a minute for it.
+
+        Weights, optimizer, version and random numbers stay as they are.
+        """
+        # No two sizes are equal, which the compiler could rely on.
+        has_entropy = self._training.entropy_coefficient > 0
+        samples = [_made_up([0] * (5 + n), num_tokens=13 + 3 * n) for n in range(3 * self.ranks.data_size)]
+        with torch.random.fork_rng([] if self.ranks.device.type == "cpu" else [self.ranks.device]):
+            if self._reference is not None:
+                with visiting(self._reference, self.ranks.device):
+                    self._entropy_and_logprobs(self._reference, samples)
+            self._entropy_and_logprobs(self.policy, samples)
+            for batch in self.microbatches(samples):
+                logprobs_N, entropy_N, _ = self.policy(batch.to(self.ranks.device))
+                values = [logprobs_N, entropy_N] if has_entropy else [logprobs_N]
+                # As dense as the gradients of a loss. Those of a sum are one number, and would be compiled as such.
+                torch.autograd.backward(values, [torch.ones_like(values_N) for values_N in values])
+        self._optimizer.zero_grad(set_to_none=True)
 
     def step(self, samples: Sequence[Sample], rate_factor: float = 1.0) -> StepReport:
         """All updates on the batch `samples`, the same on every rank; the policy version grows by one.
@@ -185,8 +195,8 @@ class Trainer:
         if self._reference is not None:
             # Before activations are kept for a backward pass: the two never need memory at the same time.
             with visiting(self._reference, self.ranks.device):
-                reference_N = self._fixed(self._reference, samples)[1]
-        before_2N = self._fixed(self.policy, samples) if len(plan) > 1 else None
+                reference_N = self._entropy_and_logprobs(self._reference, samples)[1]
+        before_2N = self._entropy_and_logprobs(self.policy, samples) if len(plan) > 1 else None
         before_N = None if before_2N is None else before_2N[1]
         weights = sample_weights(self.model, self._published_dtype)
         updates = [self._update(samples, indices, before_N, reference_N, rate_factor) for indices in plan]
@@ -311,7 +321,7 @@ class Trainer:
         return table
 
     @torch.no_grad()
-    def _fixed(self, policy: PackedPolicy, samples: Sequence[Sample]) -> torch.Tensor:
+    def _entropy_and_logprobs(self, policy: PackedPolicy, samples: Sequence[Sample]) -> torch.Tensor:
         """[2, N] float64 entropy and log π of all response tokens of the batch, nats, the same on every rank."""
         num_tokens = sum(len(sample.response_tokens) for sample in samples)
         values_2N = torch.zeros(2, num_tokens, dtype=torch.float64, device=self.ranks.device)
@@ -352,6 +362,20 @@ class Trainer:
         """
         restore_policy_state(self._parameters(), self._optimizer, files, self._training.frozen_layers)
         self.policy_version = policy_version
+
+
+def _made_up(prompt: Sequence[int], *, num_tokens: int) -> Sample:
+    """A response of as many tokens 0 that is in no loss."""
+    return Sample(
+        prompt_tokens=np.array(prompt, dtype=np.int32),
+        response_tokens=np.zeros(num_tokens, dtype=np.int32),
+        rollout_logprobs=np.zeros(num_tokens, dtype=np.float32),
+        loss_mask=np.zeros(num_tokens, dtype=np.uint8),
+        temperature=1.0,
+        advantage=0.0,
+        staleness=0,
+        max_new_tokens=num_tokens,
+    )
 
 
 def load_trainer(

@@ -93,6 +93,7 @@ class TrainLoop:
         self._hand_over()
         self.turns.end()
         self._publish(None)
+        self._warm_up()
         if self.config.evaluation.stop_after is not None:
             # An earlier attempt may have evaluated enough.
             stop_if_no_better(self.stage.store, self.stage.arguments.attempt, self.config.evaluation.stop_after)
@@ -109,6 +110,13 @@ class TrainLoop:
             self.handover.finish()
         failpoint("train.after_last_handover")
         self.state.finish(self.settled)
+
+    def _warm_up(self) -> None:
+        """Compiles while the generators start and sample. With a shared device they would have to wait for it."""
+        compiles = self.config.effective_training.compile and not self.config.placement.colocated
+        if compiles and self.trainer.policy_version < self.stop_at_step:
+            with self.stage.busy("compile"):
+                self.trainer.warm_up()
 
     def _stops_early(self) -> bool:
         if self.config.evaluation.stop_after is None:

@@ -54,6 +54,10 @@ class LeaderTrainer(Trainer):
             send("end")
             self.ranks.leave()
 
+    def warm_up(self) -> None:
+        with self.together("warm_up"):
+            super().warm_up()
+
     def step(self, samples: Sequence[Sample], rate_factor: float = 1.0) -> StepReport:
         with self.together("step", pack(samples), rate_factor=rate_factor):
             return super().step(samples, rate_factor)
@@ -142,6 +146,8 @@ def follow(trainer: Trainer, checkpoints: AsyncCheckpoints, sender: WeightsSende
         match command:
             case "end":
                 return
+            case "warm_up":
+                trainer.warm_up()
             case "step":
                 trainer.step(unpack(payload), **arguments)
             case "weights":

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch._dynamo
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from support.training.sharded_trainers import CASES, Case, make_trainer, samples
 from torch._dynamo.utils import counters
 
+from configs.losses import KlConfig
 from millrace.training.parallel.ranks import ALONE
 
 
@@ -85,6 +87,29 @@ def test_only_attention_and_experts_are_left_out_of_the_graphs(
         left_out
     )
     assert len(reasons) == len(left_out)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("kl_coefficient", [0.0, 0.1])
+@pytest.mark.parametrize("entropy_coefficient", [0.0, 0.1])
+def test_after_a_warm_up_no_step_compiles(
+    monkeypatch: pytest.MonkeyPatch, kl_coefficient: float, entropy_coefficient: float
+) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    settings = {"kl": KlConfig(coefficient=kl_coefficient), "entropy_coefficient": entropy_coefficient, "epochs": 2}
+    trainer = make_trainer(with_settings("llama aipo", compile=True, **settings), ALONE, None)
+    start, random = trainer.state(), torch.random.get_rng_state()
+    trainer.warm_up()
+    assert trainer.state() == start
+    assert torch.equal(torch.random.get_rng_state(), random)
+    compiled = counters["frames"]["total"]
+    assert compiled > 0
+    # Truncated sampling, which the samples have by default, would be compiled in the first step with such a response.
+    none = np.zeros(0, np.int32)
+    for seed in range(3):
+        trainer.step([replace(sample, kept_tokens=none, kept_counts=none) for sample in samples(7, seed=seed)])
+    assert counters["frames"]["total"] == compiled
 
 
 @pytest.mark.slow

@@ -48,6 +48,7 @@ def main(url: str, report: Path) -> None:
 def _lead(trainer: Trainer, store: Store, run: Path) -> dict[str, Any]:
     alone, report = make_trainer(Trainer, ALONE), dict[str, Any]()
     with checkpoints_of(trainer, store, CheckpointWriter(store)) as checkpoints:
+        trainer.warm_up()
         logprobs, expected = (one.step(samples(1)).trainer_logprobs for one in (trainer, alone))
         report["log π"] = max(float(np.abs(a - b).max()) for a, b in zip(logprobs, expected, strict=True))
         report["weights"] = _apart(trainer.weights(), alone.weights())
