@@ -1,6 +1,7 @@
 """Engines on a CPU use packed weights, which follow every change of the weights and leave gradients alone."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -67,3 +68,17 @@ def test_other_types_compute_as_before(linear: nn.Linear, dtype: torch.dtype) ->
     pack_linears(linear)
     with torch.inference_mode():
         torch.testing.assert_close(linear(inputs), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("vendor", "packed"), [("GenuineIntel", False), ("AuthenticAMD", True), (None, True)])
+def test_weights_that_mkl_multiplies_faster_are_packed_elsewhere_only(
+    tmp_path: Path, vendor: str | None, packed: bool
+) -> None:
+    cpu = tmp_path / "cpuinfo"
+    if vendor is not None:
+        cpu.write_text(f"processor : 0\nvendor_id : {vendor}\n")
+    linear = nn.Linear(256, 768)
+    pack_linears(linear, cpu)
+    with torch.inference_mode(), torch.profiler.profile() as profile:
+        linear(torch.randn(16, 256))
+    assert any("mkldnn" in event.name for event in profile.events()) == packed
