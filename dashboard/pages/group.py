@@ -262,7 +262,7 @@ def _tokens(response: StoredResponse, trajectory: Row, texts: TokenTexts, shade:
             if logprobs is None or entropy is None or np.isnan(ratio):
                 title.append("not trained")
             else:
-                title += [f"log π {logprobs[i]:.6g}", f"π/μ {ratio:.6g}", f"entropy {entropy[i]:.4g}"]
+                title += [f"log π {logprobs[i]:.6g}", f"entropy {entropy[i]:.4g}", f"π/μ {ratio:.6g}"]
         if i and i in trajectory["span_starts"]:
             style["borderLeft"] = "2px solid var(--accent)"
         text = visible(piece) or f"⟨{token_id}⟩"

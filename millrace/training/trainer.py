@@ -153,21 +153,21 @@ class Trainer:
     def warm_up(self) -> None:
         """Compiles layers and log-probabilities on made-up tokens: a first step would take a minute for it.
 
-        Weights, optimizer, version and random numbers stay as they are.
+        Weights, optimizer and version stay as they are.
         """
         # No two sizes are equal, which the compiler could rely on.
-        has_entropy = self._training.entropy_coefficient > 0
         samples = [_made_up([0] * (5 + n), num_tokens=13 + 3 * n) for n in range(3 * self.ranks.data_size)]
-        with torch.random.fork_rng([] if self.ranks.device.type == "cpu" else [self.ranks.device]):
-            if self._reference is not None:
-                with visiting(self._reference, self.ranks.device):
-                    self._entropy_and_logprobs(self._reference, samples)
-            self._entropy_and_logprobs(self.policy, samples)
-            for batch in self.microbatches(samples):
-                logprobs_N, entropy_N, _ = self.policy(batch.to(self.ranks.device))
-                values = [logprobs_N, entropy_N] if has_entropy else [logprobs_N]
-                # As dense as the gradients of a loss. Those of a sum are one number, and would be compiled as such.
-                torch.autograd.backward(values, [torch.ones_like(values_N) for values_N in values])
+        if self._reference is not None:
+            with visiting(self._reference, self.ranks.device):
+                self._entropy_and_logprobs(self._reference, samples)
+        self._entropy_and_logprobs(self.policy, samples)
+        for batch in self.microbatches(samples):
+            logprobs_N, entropy_N, _ = self.policy(batch.to(self.ranks.device))
+            # Squares have dense gradients, as losses do. Those of a plain sum would be compiled as one number.
+            total = logprobs_N.square().sum()
+            if self._training.entropy_coefficient:
+                total = total + entropy_N.square().sum()
+            total.backward()
         self._optimizer.zero_grad(set_to_none=True)
 
     def step(self, samples: Sequence[Sample], rate_factor: float = 1.0) -> StepReport:

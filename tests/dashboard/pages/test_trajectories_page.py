@@ -134,7 +134,7 @@ def test_tokens_carry_their_ratio_version_and_color_and_messages_their_role() ->
     shown = view(Group(generator=0, group_id=1, responses=(truncated,), problems=()), TokenTexts(None))
     tokens = of_class(shown, "token")
     assert [token.children for token in tokens] == ["0 ", "1 ", "2 ", "3 "]
-    assert tokens[0].title == "token 0, id 0, log μ -1, drawn from 1,200 tokens, log π -1.69315, π/μ 0.5, entropy 0.75"
+    assert tokens[0].title == "token 0, id 0, log μ -1, drawn from 1,200 tokens, log π -1.69315, entropy 0.75, π/μ 0.5"
     colours = [token.style["backgroundColor"] for token in tokens]
     assert colours == [colour(0.5), colour(1.0), colour(1.0), colour(np.nan)]
     assert ["borderLeft" in token.style for token in tokens] == [False, False, True, False]

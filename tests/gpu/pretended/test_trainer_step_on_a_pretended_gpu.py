@@ -8,7 +8,7 @@ Where the CPU waits for a GPU, the GPU then waits for the CPU: it has nothing qu
 | update        | 1     | the gradient's norm, for the same reason, and for the report |
 | update        | 1 if `schedule.ess_scaling` | its learning rate depends on its ratios |
 | step          | 1     | the numbers of the report, in one copy |
-| step          | 1 copy of 4 bytes per token | log π of the tokens, which is stored |
+| step          | 1 copy of 8 bytes per token | log π and entropy of the tokens, which are stored |
 | step          | 2 copies of a sample of the weights, and 1 | the share of weights that the step changed |
 """
 
@@ -30,8 +30,8 @@ from millrace.training.trainer import Trainer
 
 _WHOLE = sorted(name for name, case in CASES.items() if case.compute_dtype is None)
 _IN_16_BITS = ["llama aipo bfloat16", "qwen3 gspo", "qwen3 lora", "gemma3 one prompt", "qwen3_moe aipo"]
-_LOGPROB = 4
-"""Bytes of a log-probability in the report."""
+_PER_TOKEN = 8
+"""Bytes of a token's log-probability and entropy in the report."""
 
 
 class Counting(Loss):
@@ -47,8 +47,9 @@ class Counting(Loss):
 
 
 def stepped(case: Case, gpu: PretendGpu) -> tuple[Trainer, int]:
-    """A trainer on `gpu` after two steps, and the microbatches of the second, whose counts `gpu` has."""
+    """A trainer on `gpu` after a warm-up and two steps, and the microbatches of the second, whose counts `gpu` has."""
     trainer = make_trainer(case, Ranks.alone(GPU), case.compute_dtype)
+    trainer.warm_up()
     trainer.step(samples(5, seed=0, shared_prompt=case.shared_prompt))
     loss = Counting(trainer.loss)
     trainer.set_loss(loss)
@@ -94,7 +95,7 @@ def assert_listed(gpu: PretendGpu, case: Case, num_microbatches: int) -> None:
     assert not gpu.waits
     num_tokens = sum(len(sample.response_tokens) for sample in samples(5, seed=1, shared_prompt=case.shared_prompt))
     copied = gpu.copied_to_host
-    assert copied.pop("training/step_report.py:report") == num_tokens * _LOGPROB
+    assert copied.pop("training/step_report.py:report") == num_tokens * _PER_TOKEN
     assert copied.pop("training/parallel/sharding.py:sample_weights") > 0
     if training.kl.coefficient:
         # The reference's table of rotary frequencies. Its weights come from the CPU, and are not copied back.
