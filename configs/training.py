@@ -187,8 +187,8 @@ class TrainingConfig(ObjectiveConfig):
     `auto`: as in `generation.dtype`. Trained weights, gradients between ranks and optimizer state are in float32, and
     so are logits on GPUs."""
     compile: Annotated[bool | None, Field(validate_default=True)] = None
-    """Whether torch compiles each decoder layer, and what is computed per logit, into fewer operations, while the
-    generators start. The host needs a C compiler. null: with `device: cuda`."""
+    """Whether torch compiles each decoder layer, and the work on each logit, into fewer operations. It takes a minute,
+    if possible while the generators start, and the host needs a C compiler. null: with `device: cuda`."""
     activation_checkpointing: Literal[False, True, "selective"] = False
     """Which activations of each layer the backward pass recomputes instead of keeping them in memory. `true`: all;
     `selective`: those that take little time, keeping results of matrix products and attention."""

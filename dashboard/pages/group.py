@@ -24,7 +24,7 @@ _MAX_CHARACTERS = 20_000
 _BELOW, _ABOVE, _GREY = "0, 114, 178", "213, 94, 0", "128, 128, 128"
 _OPAQUE = 0.65
 _MOST_NATS = 5.0
-"""A token's colour is opaque from there on."""
+"""Entropy or −log μ from which on the colour of a token is opaque."""
 _ENVIRONMENT = {"fontStyle": "italic", "textDecoration": "underline dotted"}
 """Style of tokens written by the environment."""
 Shade = Callable[[StoredResponse, int], str]
@@ -57,7 +57,7 @@ def colour(ratio: float) -> str:
     return f"rgba({_BELOW if doublings < 0 else _ABOVE}, {abs(doublings) * _OPAQUE:.3f})"
 
 
-def shade_of(nats: float) -> str:
+def nats_colour(nats: float) -> str:
     """Returns the CSS colour of a token with this entropy or −log μ: transparent at 0, opaque at 5; grey for NaN."""
     if np.isnan(nats):
         return colour(nats)
@@ -75,12 +75,12 @@ _LEGENDS: Mapping[Colouring, tuple[str, str, Mapping[str, str]]] = {
     "logprob": (
         "log μ",
         "The token's log-probability under the policy that sampled it: the darker, the less likely.",
-        {f"{logprob:g}": shade_of(-logprob) for logprob in (0.0, -1.0, -2.5, -5.0)},
+        {f"{logprob:g}": nats_colour(-logprob) for logprob in (0.0, -1.0, -2.5, -5.0)},
     ),
     "entropy": (
         "entropy",
         "Entropy of the policy's choice of the token just before the step, nats: the darker, the more alternatives.",
-        {**{f"{nats:g}": shade_of(nats) for nats in (0.0, 1.0, 2.5, 5.0)}, "not trained": shade_of(np.nan)},
+        {**{f"{nats:g}": nats_colour(nats) for nats in (0.0, 1.0, 2.5, 5.0)}, "not trained": nats_colour(np.nan)},
     ),
     "advantage": (
         "advantage",
@@ -101,10 +101,10 @@ def _shade(group: Group, colouring: Colouring) -> Shade:
         if colouring == "advantage":
             return colour(float(2.0 ** (_advantage(response) / largest)))
         if colouring == "logprob":
-            return shade_of(-response.trajectory["rollout_logprobs"][token])
+            return nats_colour(-response.trajectory["rollout_logprobs"][token])
         if colouring == "entropy":
             entropy = response.trainer_entropies if response.trajectory["loss_mask"][token] else None
-            return shade_of(np.nan if entropy is None else float(entropy[token]))
+            return nats_colour(np.nan if entropy is None else float(entropy[token]))
         ratios = response.importance_ratios
         return colour(np.nan if ratios is None else float(ratios[token]))
 

@@ -27,7 +27,7 @@ MAX_CHARACTERS = 200
 """Characters per field."""
 Order = Literal["newest", "live", "highest", "lowest"]
 Colouring = Literal["ratio", "logprob", "entropy", "advantage"]
-"""What the colour of a token shows: π/μ, log μ or its response's advantage."""
+"""Value that the colour of a token shows: π/μ, log μ, entropy, or its response's advantage."""
 _NOTHING = (None, None)
 _ALL = "all"
 _INT64 = np.iinfo(np.int64)

@@ -151,7 +151,7 @@ class Trainer:
         return dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
 
     def warm_up(self) -> None:
-        """Compiles layers and log-probabilities on made-up tokens: a first step would take a minute for it.
+        """Compiles layers and log-probabilities on made-up tokens; otherwise the first step does, for a minute.
 
         Weights, optimizer and version stay as they are.
         """

@@ -29,15 +29,21 @@ def test_segments_are_expandable_unless_the_user_set_the_allocator(
         torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
 
 
-@pytest.mark.parametrize("compiles", [True, False])
+@pytest.mark.parametrize(
+    ("compiles", "shares_device", "expected"), [(True, False, [[0]]), (False, False, []), (True, True, [])]
+)
 def test_a_trainer_compiles_once_the_generators_have_its_weights(
     memory_store: MemoryStore,
     make_model: Callable[..., LlamaForCausalLM],
     monkeypatch: pytest.MonkeyPatch,
     compiles: bool,
+    shares_device: bool,
+    expected: list[list[int]],
 ) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     bench = TrainerBench(memory_store, make_model, training={"compile": compiles, "max_steps": 1})
+    placement = bench.config.placement.model_copy(update={"colocated": shares_device})
+    bench.config = bench.config.model_copy(update={"placement": placement})
     for group in range(2):
         bench.commit(group, [[0], [0]])
     handed_over: list[list[int]] = []
@@ -45,4 +51,4 @@ def test_a_trainer_compiles_once_the_generators_have_its_weights(
     assert bench.train() == 1
     # Nothing is left to train.
     assert bench.train() == 1
-    assert handed_over == ([[0]] if compiles else [])
+    assert handed_over == expected
