@@ -187,9 +187,12 @@ def _smoothed(metric_name: str, unit: str) -> Build:
                         colour=colour_number(members[0]), interval=(low, high), interval_opacity=opacity,
                     )
                 )  # fmt: skip
-        smoothing = f"; lines: mean of {window} versions, bands: the middle half of them" if window > 1 else ""
-        smoothing += "; band of a mean: lowest to highest run" if means else ""
-        return line_chart([*series, *means], x=VERSIONS + smoothing, y=unit, empty=NO_STEP)
+        bands = ["quartiles"] if any(entry.interval is not None for entry in series) else []
+        bands += ["range of seeds"] if means else []
+        notes = [f"means of {window}"] if window > 1 else []
+        notes += [f"bands: {' or '.join(bands)}"] if bands else []
+        x = f"{VERSIONS} ({'; '.join(notes)})" if notes else VERSIONS
+        return line_chart([*series, *means], x=x, y=unit, empty=NO_STEP)
 
     return build
 

@@ -72,7 +72,7 @@ def test_lines_are_smoothed_over_a_fortieth_of_the_longest_run(steps: int, versi
     runs = [run_of([0.5] * steps), run_of([0.5] * 2)]
     figure = next(block for block in COMPARISON.blocks if block.id == "compare-reward-mean").build(runs)
     assert isinstance(figure, go.Figure)
-    assert (f"of {versions} versions" in figure.layout.xaxis.title.text) == (versions > 1)
+    assert (f"means of {versions}" in figure.layout.xaxis.title.text) == (versions > 1)
     line = next(trace for trace in figure.data if trace.name)
     assert len(line.x) == min(steps, 150)
     assert {value for trace in figure.data for value in trace.y} == {0.5}
