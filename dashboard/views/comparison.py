@@ -189,7 +189,7 @@ def _smoothed(metric_name: str, unit: str) -> Build:
                 )  # fmt: skip
         bands = ["quartiles"] if any(entry.interval is not None for entry in series) else []
         bands += ["range of seeds"] if means else []
-        notes = [f"means of {window}"] if window > 1 else []
+        notes = [f"means of {window} versions"] if window > 1 else []
         notes += [f"bands: {' or '.join(bands)}"] if bands else []
         x = f"{VERSIONS} ({'; '.join(notes)})" if notes else VERSIONS
         return line_chart([*series, *means], x=x, y=unit, empty=NO_STEP)

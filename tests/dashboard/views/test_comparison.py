@@ -72,7 +72,9 @@ def test_lines_are_smoothed_over_a_fortieth_of_the_longest_run(steps: int, versi
     runs = [run_of([0.5] * steps), run_of([0.5] * 2)]
     figure = next(block for block in COMPARISON.blocks if block.id == "compare-reward-mean").build(runs)
     assert isinstance(figure, go.Figure)
-    assert (f"means of {versions}" in figure.layout.xaxis.title.text) == (versions > 1)
+    title = figure.layout.xaxis.title.text
+    assert (f"of {versions} versions" in title) == (versions > 1)
+    assert "quartiles" not in title, "seeds of one another have only the band of their mean"
     line = next(trace for trace in figure.data if trace.name)
     assert len(line.x) == min(steps, 150)
     assert {value for trace in figure.data for value in trace.y} == {0.5}
