@@ -7,7 +7,6 @@ import resource
 import shutil
 import socket
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +21,7 @@ from packaging.requirements import Requirement
 
 from configs.generation import multiplies_bfloat16
 from millrace.doctor.driver import query_gpus
+from millrace.models.compiler import find_compiler, has_python_header
 from storage.errors import StorageError
 from storage.stores.base import probe
 from storage.stores.factory import open_store
@@ -62,9 +62,8 @@ class Machine:
         self.locked_memory = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
         """Bytes that a process may lock; negative: any number."""
         self.has_infiniband = any(Path("/sys/class/infiniband").glob("*"))
-        self.compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-        """As Triton finds it; None without one."""
-        self.has_python_header = Path(sysconfig.get_config_var("INCLUDEPY"), "Python.h").exists()
+        self.compiler = find_compiler("cuda")
+        self.has_python_header = has_python_header()
         self.prefect_url = os.environ.get("PREFECT_API_URL", "")
         self.has_nvidia_smi = shutil.which("nvidia-smi") is not None
         self.temporary_space = psutil.disk_usage(tempfile.gettempdir()).free

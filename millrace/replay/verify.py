@@ -26,6 +26,7 @@ from millrace.replay.source_run import SourceRun
 from millrace.rollouts.masking import mask_truncated
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.runs.decisions import rate_factor, read_decisions
+from millrace.runs.history import read_steps
 from millrace.runs.provenance import differences, provenance
 from millrace.runs.record import attempt_of_step
 from millrace.runtime.arguments import attempt_config
@@ -108,6 +109,11 @@ class _Verification:
         config = attempt_config(run.attempt)
         self._training, self._trainings = config.training, config.trainings()
         self._provenance = provenance(run.config)
+        steps = read_steps(run.store)
+        # What happened, not what was configured: a trainer on a host without a compiler ran uncompiled.
+        self._compiled = {
+            step.policy_version: step.values["compiled"] > 0 for step in steps if "compiled" in step.values
+        }
 
     def train(self, step: int) -> StepVerdict:
         """Trains one step. Raises _Differs and StreamCorrupt."""
@@ -138,6 +144,7 @@ class _Verification:
             ("training.parallel.data", training.parallel.data, 1),
             ("training.parallel.tensor", training.parallel.tensor, 1),
             ("training.device", training.device, "cpu"),
+            ("training.compile", self._compiled.get(step, self.trainer.compiles), self.trainer.compiles),
         ):
             if here != there:
                 self._verdict.unlike[name] = (there, here)

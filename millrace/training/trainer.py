@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from configs.training import TrainingConfig
 from millrace.errors import DeviceOutOfMemory
+from millrace.models.compiler import missing_for_compilation
 from millrace.models.loading import load_model
 from millrace.models.modules import move, visiting
 from millrace.training.batch import Microbatch, Sample
@@ -88,13 +89,15 @@ class Trainer:
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
+        self.compiles = bool(training.compile) and not ranks.any(missing_for_compilation(ranks.device.type) != "")
+        """Whether layers and log-probabilities are compiled: `training.compile`, if the hosts of all ranks can."""
         self.policy = PackedPolicy(
             model.train(),
-            compiled=bool(training.compile),
+            compiled=self.compiles,
             router_replay=training.router_replay,
             balances_experts=training.router_aux_loss_coefficient > 0,
         )
-        prepare_layers(model, checkpointing=training.activation_checkpointing, compiled=bool(training.compile))
+        prepare_layers(model, checkpointing=training.activation_checkpointing, compiled=self.compiles)
         shard(self.policy, ranks, compute_dtype=self._compute_dtype)
         if start is not None:
             start.fill(self.policy, ranks)
@@ -108,7 +111,7 @@ class Trainer:
         self._seed = seed
         self._reference = None
         if reference is not None:
-            self._reference = PackedPolicy(reference.eval(), compiled=bool(training.compile)).requires_grad_(False)
+            self._reference = PackedPolicy(reference.eval(), compiled=self.compiles).requires_grad_(False)
             self._reference.on_progress = self.policy.on_progress
             shard(self._reference, ranks, compute_dtype=self._compute_dtype)
             if start is not None:

@@ -113,8 +113,8 @@ class TrainLoop:
 
     def _warm_up(self) -> None:
         """Compiles while the generators start and sample. With a shared device they would have to wait for it."""
-        compiles = self.config.effective_training.compile and not self.config.placement.colocated
-        if compiles and self.trainer.policy_version < self.stop_at_step:
+        compiles_now = self.trainer.compiles and not self.config.placement.colocated
+        if compiles_now and self.trainer.policy_version < self.stop_at_step:
             with self.stage.busy("compile"):
                 self.trainer.warm_up()
 

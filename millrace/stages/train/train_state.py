@@ -100,6 +100,7 @@ class TrainState:
             staleness_mean=measures["staleness_mean"],
             **pace,
         )
+        metrics["compiled"] = self.trainer.compiles
         self.stage.metrics.log(incarnation=self.incarnation, policy_version=version, **metrics, **measures)
         return measures
 

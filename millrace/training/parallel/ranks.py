@@ -105,6 +105,13 @@ class Ranks:
                 dist.all_reduce(tensor, group=self.mesh[name].get_group())
         return tensor
 
+    def any(self, flag: bool) -> bool:
+        """Whether `flag` is true on any rank; every rank has to call this."""
+        raised = torch.tensor(int(flag), device=self.device)
+        if self.mesh is not None:
+            dist.all_reduce(raised, dist.ReduceOp.MAX)
+        return bool(raised)
+
     def leave(self) -> None:
         """Leaves the process group, once; every rank has to call this."""
         if self.mesh is not None:

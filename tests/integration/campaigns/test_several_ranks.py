@@ -8,6 +8,7 @@ import pytest
 from support.campaigns.campaigns import PRESET, Millrace, assert_balanced, send, stages_of, wait_until
 
 from flows.cli.main import main
+from millrace.runs.history import read_steps
 from storage.checkpoints import read_latest
 
 pytestmark = pytest.mark.campaign
@@ -48,6 +49,15 @@ def test_the_verification_on_one_rank_of_a_run_on_two_says_what_differs(millrace
     millrace.run(*replay, "--run-id", "near", "--verify", "--tolerance", "0.01").expect_success()
     verdict = json.loads((millrace.root / "near" / "replay" / "verdict.json").read_text())
     assert verdict["unlike"] == {"training.parallel.data": [2, 1]}
+
+
+def test_a_campaign_on_two_ranks_without_a_compiler_trains_uncompiled_and_says_so(millrace: Millrace) -> None:
+    millrace.environment["CXX"] = "/nowhere/g++"
+    settings = {**TWO, "training.compile": True, "training.max_steps": 2}
+    output = millrace.run(*millrace.campaign("plain", **settings)).expect_success()
+    assert output.count("no C++ compiler") == 1
+    assert millrace.summary("plain")["steps"] == 2
+    assert [step.values["compiled"] for step in read_steps(millrace.store("plain"))] == [0, 0]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from millrace.models.start_folder import store_start_model
 from millrace.replay.results import StepVerdict
 from millrace.replay.source_run import SourceRun
 from millrace.replay.verify import verify
+from millrace.runtime.metrics import MetricsWriter
 from storage import layout
 from storage.checkpoints import CheckpointWriter, load_file
 from storage.schema import TRAINER_LOGPROBS
@@ -89,6 +90,17 @@ def test_a_different_environment_is_named_as_the_cause(trained: TrainedRun) -> N
     assert verdict.unlike == {"dependencies.torch": ("1.0", torch.__version__)}
     assert parted(verdict)[:2] == (3, "logprobs")
     assert verdict.sentence.endswith(f"(cause: dependencies.torch was 1.0 and is {torch.__version__})")
+
+
+def test_layers_that_were_compiled_and_are_not_now_are_named_as_the_cause(trained: TrainedRun) -> None:
+    metrics = MetricsWriter(trained.store, "train", 0)
+    for step in (2, 3):
+        metrics.log(incarnation=1, policy_version=step, compiled=step == 3)
+    metrics.close()
+    bump_logprobs(trained, 3, 1e-6)
+    verdict = verify(trained.store)
+    assert verdict.unlike == {"training.compile": (True, False)}
+    assert parted(verdict)[:2] == (3, "logprobs")
 
 
 def bump_logprobs(run: TrainedRun, step: int, by: float) -> None:

@@ -54,6 +54,21 @@ def test_activation_checkpointing_changes_no_bit(name: str, checkpointing: objec
         assert torch.equal(weights_again[key], weight), key
 
 
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_without_a_compiler_the_steps_are_those_of_plain_layers(
+    monkeypatch: pytest.MonkeyPatch, checkpointing: object
+) -> None:
+    expected, weights = steps(with_settings("llama aipo", activation_checkpointing=checkpointing))
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    case = with_settings("llama aipo", activation_checkpointing=checkpointing, compile=True)
+    assert not make_trainer(case, ALONE, None).compiles
+    measured, weights_again = steps(case)
+    assert counters["frames"]["total"] == 0, "nothing went to the compiler"
+    assert measured == expected
+    assert all(torch.equal(weights_again[name], weight) for name, weight in weights.items())
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize("checkpointing", [True, "selective"])

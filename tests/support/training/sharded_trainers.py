@@ -352,6 +352,10 @@ def main() -> None:
         ranks = spread.join("cuda" if sys.argv[2] == "cuda" else "cpu")
         for name, case in ((name, case) for name, case in CASES.items() if case.runs_on(spread)):
             report[f"{name} {spread}"] = disagreement(case, ranks)
+        report[f"flag {spread}"] = {
+            "of the last rank": ranks.any(ranks.rank == ranks.size - 1),
+            "of none": ranks.any(False),
+        }
     if ranks.rank == 0:
         Path(sys.argv[1]).write_text(json.dumps(report))
     ranks.leave()

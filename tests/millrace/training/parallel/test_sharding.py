@@ -68,6 +68,11 @@ def found(report_of: Callable[[int], Report], case: str, layout: Layout) -> dict
     return report_of(layout.data * layout.tensor)[f"{case} {layout}"]
 
 
+@pytest.mark.parametrize("layout", [layout for layouts in LAYOUTS.values() for layout in layouts], ids=str)
+def test_a_flag_of_one_rank_is_known_to_all(report_of: Callable[[int], Report], layout: Layout) -> None:
+    assert found(report_of, "flag", layout) == {"of the last rank": True, "of none": False}
+
+
 @pytest.mark.parametrize(("case", "layout"), spread(lambda case: case.compute_dtype is None))
 def test_ranks_train_to_the_losses_and_weights_of_one(
     report_of: Callable[[int], Report], case: str, layout: Layout
