@@ -20,6 +20,7 @@ _SENTENCES = {
     "stage.restarted": "{stage} was started again: {cause}",
     "stage.killed": "{sentence}",
     "trainer.rolled-back": "{sentence}",
+    "trainer.uncompiled": "{sentence}",
     "generator.lost": "{sentence}",
     "probe.alarm": "{sentence}",
     "staleness.length-bias": "{sentence}",

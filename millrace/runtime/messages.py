@@ -22,6 +22,7 @@ EventKind = Literal[
     "stage.hung",
     "stage.killed",
     "trainer.rolled-back",
+    "trainer.uncompiled",
     "probe.alarm",
     "staleness.bound-hit",
     "staleness.length-bias",

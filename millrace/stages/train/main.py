@@ -16,7 +16,6 @@ import torch
 
 from configs.schema import RunConfig
 from millrace.forking import process_settings
-from millrace.models.compiler import missing_for_compilation
 from millrace.models.loading import load_tokenizer
 from millrace.models.start_folder import start_folder
 from millrace.preflight.memory import check_memory
@@ -56,9 +55,6 @@ def main(stage: Stage) -> None:
         record_start_hashes(stage.store, folder)
         tokenizer = load_tokenizer(folder)
         trainer = _start_trainer(config, folder)
-    if config.training.compile and not trainer.compiles:
-        lacks = missing_for_compilation(config.training.device) or "no compiler on another host of the trainer"
-        stage.log(f"training continues uncompiled, and slower: {lacks}; apt-get install g++ python3-dev")
     with open_train_state(stage, trainer) as state:
         if (spec := read_spec(stage.store)) is not None:
             # Imported late: a campaign needs no database to choose stored groups with.

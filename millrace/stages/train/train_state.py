@@ -13,6 +13,7 @@ from typing import Any
 
 from configs.schema import RunConfig
 from millrace.maintenance.gc import carry_out, plan_checkpoints
+from millrace.models.compiler import missing_for_compilation
 from millrace.rollouts.consumed import ConsumedWriter
 from millrace.rollouts.lineage import Lineage
 from millrace.rollouts.scored_group import ScoredGroup
@@ -134,6 +135,11 @@ def open_train_state(stage: Stage, trainer: Trainer) -> Iterator[TrainState]:
             checkpoints.after_commit = lambda: carry_out(stage.store, plan_checkpoints(stage.store, keep))
         restored_from = _restore_newest(stage, trainer, decisions)
         _report_rollback(stage, trainer)
+        if stage.config.training.compile and not trainer.compiles:
+            missing = missing_for_compilation(trainer.ranks.device.type) or "no compiler on another host of the trainer"
+            sentence = f"the trainer runs uncompiled, which is slower: {missing} (apt-get install g++ python3-dev)"
+            stage.emit_event("trainer.uncompiled", sentence=sentence)
+            stage.log(sentence)
         yield TrainState(
             stage=stage,
             trainer=trainer,

@@ -15,6 +15,7 @@ from millrace.evaluation.schedule import stop_if_no_better
 from millrace.models.start_folder import store_start_model
 from millrace.replay.verify import verify
 from millrace.rollouts.ledger import Amount
+from millrace.runs.history import read_steps
 from millrace.training.checkpoints.names import weights_checksum
 from storage.checkpoints import read_latest, stored_checkpoints
 from storage.progress import write_progress
@@ -270,6 +271,20 @@ def test_a_restarted_trainer_reports_the_steps_that_it_repeats(make_bench: MakeB
     ((kind, payload),) = [event for event in bench.stage.told if event != saved]
     assert (kind, payload["steps"]) == ("trainer.rolled-back", 3)
     assert any("from version 5 to 2" in line for line in bench.stage.heard)
+
+
+def test_a_trainer_without_a_compiler_trains_uncompiled_and_says_so_once(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    bench = make_bench(training={"compile": True})
+    fresh_steps(bench, 0, 2)
+    assert bench.train() == 2
+    ((kind, payload),) = [event for event in bench.stage.told if event[0] != "checkpoint.saved"]
+    assert kind == "trainer.uncompiled"
+    assert "no C++ compiler" in payload["sentence"]
+    assert [line for line in bench.stage.heard if "uncompiled" in line] == [payload["sentence"]]
+    assert [step.values["compiled"] for step in read_steps(bench.store)] == [0, 0]
 
 
 @pytest.mark.parametrize(
