@@ -188,8 +188,8 @@ class TrainingConfig(ObjectiveConfig):
     so are logits on GPUs."""
     compile: Annotated[bool | None, Field(validate_default=True)] = None
     """Whether torch compiles each decoder layer, and the work on each logit, into fewer operations. It takes a minute,
-    if possible while the generators start. Without a C compiler, for a CPU C++, training goes on uncompiled, and an
-    incident says so. null: with `device: cuda`."""
+    if possible while the generators start. Without a compiler (C for `cuda`, C++ for `cpu`) training
+    continues uncompiled, and an incident says so. null: with `device: cuda`."""
     activation_checkpointing: Literal[False, True, "selective"] = False
     """Which activations of each layer the backward pass recomputes instead of keeping them in memory. `true`: all;
     `selective`: those that take little time, keeping results of matrix products and attention."""

@@ -4,7 +4,7 @@
     cpu       Inductor         a C++ compiler, CXX or g++, and Python.h
     cuda      Triton           a C compiler, CC or gcc or clang, and Python.h
 
-The commands are those that Inductor and Triton call: only what they find counts.
+Inductor and Triton look for the same commands.
 """
 
 import os
@@ -29,7 +29,7 @@ def has_python_header() -> bool:
 
 
 def missing_for_compilation(device: str) -> str:
-    """What this host lacks to compile for `device`, in words: `no C compiler and no Python.h`; empty if nothing."""
+    """Names everything missing here to compile for `device`: `no C compiler and no Python.h`; empty if nothing."""
     language = "C++" if device == "cpu" else "C"
     needs = {f"{language} compiler": find_compiler(device), "Python.h": has_python_header()}
     return " and ".join(f"no {name}" for name, there in needs.items() if not there)
