@@ -64,8 +64,11 @@ class Routing:
         logits_SE, weights_SK, chosen_SK = output
         if self._recorded_SLK is not None:
             recorded_SK = self._recorded_SLK[:, layer]
-            chosen_SK = torch.where(recorded_SK == NOT_RECORDED, chosen_SK, recorded_SK)
-            weights_SK = _weights(router, logits_SE, chosen_SK).to(weights_SK.dtype)
+            is_recorded_SK = recorded_SK != NOT_RECORDED
+            chosen_SK = torch.where(is_recorded_SK, recorded_SK, chosen_SK)
+            # The router's own weights stay as they are: computed again, they could round differently.
+            recomputed_SK = _weights(router, logits_SE, chosen_SK).to(weights_SK.dtype)
+            weights_SK = torch.where(is_recorded_SK, recomputed_SK, weights_SK)
         if self._balances:
             self._routed_by[layer] = logits_SE, chosen_SK
         return logits_SE, weights_SK, chosen_SK
