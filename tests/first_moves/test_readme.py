@@ -72,7 +72,6 @@ def _installs(command: str) -> Callable[[Checkout, str], object]:
 RUN_AS = {
     "make demo": _works("test -e {demo}/summary.json"),
     "millrace doctor": _works("millrace doctor"),
-    "millrace status RUN_URL": _works("millrace status {demo}"),
     "millrace export": _works("millrace export {demo} --to exported-as-in-readme"),
     "make gpu-check": _finds_no_gpu("make gpu-check"),
     "make gpu": _finds_no_gpu("make gpu"),
