@@ -70,7 +70,7 @@
         try {
             const answer = await ask(...question);
             await answer.clone().blob();  // Rejects if the connection is lost within the answer, which ends Dash's updates as well.
-            wrong = answer.ok ? "" : `The dashboard's server refused to update this page (status ${answer.status}): load it again.`;
+            wrong = answer.ok ? "" : `This page could not be updated: ${(await answer.clone().text()).trim() || answer.status}`;
             return answer;
         } catch (error) {
             wrong = "The dashboard's server does not answer: it was stopped, or the connection is lost. What you see is old.";

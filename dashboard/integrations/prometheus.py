@@ -8,7 +8,8 @@ Unknown values are absent, so that a graph shows a gap instead of a zero. `grafa
 series.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,7 @@ from millrace.runtime.messages import STOPPED
 from millrace.runtime.usage import CPU_CORES, GPU_BUSY_SHARE, GPU_MEMORY_BYTES, MEMORY_BYTES
 from storage.errors import StorageError
 
+_LOGGER = logging.getLogger(__name__)
 MOST_DETAILED = 4
 """Number of runs with all series; each keeps its consumed rows in memory."""
 VERDICT = ("state", "health", "bottleneck", "staleness", "sample_size")
@@ -196,8 +198,17 @@ def expose(rows: Sequence[OverviewRow], detailed: Mapping[str, RunData], unread:
 class _Families(Collector):
     def __init__(self, rows: Sequence[OverviewRow], detailed: Mapping[str, RunData], unread: Collection[str]) -> None:
         problems = {run_id: len(run.problems) for run_id, run in detailed.items()} | dict.fromkeys(unread, 1)
-        self._samples = [(row.run_id, _of_row(row, problems.get(row.run_id, 0))) for row in rows]
-        self._samples += [(run_id, _of_run(run)) for run_id, run in detailed.items()]
+        self._samples = list[tuple[str, Iterable[Sample]]]()
+        for run_id, run in detailed.items():
+            try:
+                samples = [
+                    (name, labels, None if value is None else float(value)) for name, labels, value in _of_run(run)
+                ]
+                self._samples.append((run_id, samples))
+            except Exception:  # Whatever is wrong with one run, the others are exposed.
+                _LOGGER.exception("the metrics of %s can't be made", run_id)
+                problems[run_id] += 1
+        self._samples += [(row.run_id, _of_row(row, problems.get(row.run_id, 0))) for row in rows]
 
     def collect(self) -> Iterator[Metric]:
         """Yields every family, even without samples, so that a Grafana board can be set up before the first run."""

@@ -1,6 +1,5 @@
 """Cells of the table of runs: verdict, reward with its line, accuracy, difference to the run before, tags."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from urllib.parse import quote
 
@@ -89,7 +88,7 @@ def _ages(row: OverviewRow) -> str:
     return "last status: " + ", ".join(f"{stage} {duration(age)} ago" for stage, age in row.ages.items())
 
 
-def _interval(row: OverviewRow, accuracy: float) -> Sequence[float]:
+def _interval(row: OverviewRow, accuracy: float) -> tuple[float, float]:
     return row.accuracy_interval or (accuracy, accuracy)
 
 

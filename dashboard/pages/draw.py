@@ -16,9 +16,11 @@ from dash import Patch, dcc, html
 from dash.development.base_component import Component
 from plotly.io.json import to_json_plotly as to_json
 
+from dashboard.read.tokens import shortened, visible
 from dashboard.views.blocks import Block, Rows
 
 CHART, TEXT = "chart", "text"
+_CHARACTERS = 300
 _HEIGHT = 320
 """Default height of a figure, pixels."""
 _NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(e[-+]?\d+)?( %)?")
@@ -139,6 +141,11 @@ def problem_box(sentences: Sequence[str]) -> Component:
     """Draws read errors; without any, an empty element."""
     shown = [html.P(sentence) for sentence in sentences]
     return html.Div(shown, className="problems" if shown else "", role="alert" if shown else "none")
+
+
+def reason(error: Exception) -> str:
+    """Returns a fault in one line."""
+    return shortened(visible(" ".join(f"{type(error).__name__}: {error}".split())), _CHARACTERS)
 
 
 def facts(named: Mapping[str, str], leading: Sequence[Component] = ()) -> Component:

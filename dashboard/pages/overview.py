@@ -13,7 +13,7 @@ from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
 from dashboard.pages import address, cells
-from dashboard.pages.draw import TEXT, saves, scrolling
+from dashboard.pages.draw import TEXT, reason, saves, scrolling
 from dashboard.pages.frame import with_commands
 from dashboard.queries.run_table import ABSENT, before, seeds, severity, value_of
 from dashboard.queries.verdict.rules import SEVERITY, duration
@@ -164,11 +164,27 @@ def _line(
     numeric: Collection[str],
 ) -> Component:
     name = dcc.Link(row.run_id, href=address.run(row.run_id))
-    if row.problem is not None:
-        problem = html.Td(visible(row.problem), colSpan=len(shown) + len(at.columns) - 1, className="problem")
-        return html.Tr([html.Td(className="ticks"), html.Td(name), problem])
+    problem = row.problem
+    if problem is None:
+        try:
+            return html.Tr(
+                [html.Td(_tick(at, row.run_id), className="ticks"), *_cells(at, row, previous, shown, numeric)]
+            )
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one run, the others are shown
+            problem = f"it can't be judged: {reason(error)}"
+    said = html.Td(visible(problem), colSpan=len(shown) + len(at.columns) - 1, className="problem")
+    return html.Tr([html.Td(className="ticks"), html.Td(name), said])
+
+
+def _cells(
+    at: address.OverviewPage,
+    row: OverviewRow,
+    previous: OverviewRow | None,
+    shown: Sequence[str],
+    numeric: Collection[str],
+) -> list[Component]:
     contents: dict[str, str | Component] = {
-        "run": name,
+        "run": dcc.Link(row.run_id, href=address.run(row.run_id)),
         "attention": cells.verdict(row),
         "step": ABSENT if row.policy_version is None else f"{row.policy_version} of {row.max_steps}",
         "reward": cells.reward(row),
@@ -181,14 +197,13 @@ def _line(
         "note": html.Span(cells.note(at, row), title=visible(row.note)),
     }
     settings = {key: shortened(visible(row.settings.get(key, ABSENT)), _CELL_CHARACTERS) for key in at.columns}
-    drawn = [
+    return [
         html.Td(cell, className="number" if field in _NUMBERS or field in numeric else "", **{"data-label": title})
         for field, title, cell in (
             *((field, _HEADS[field], contents[field]) for field in shown),
             *((key, visible(key), cell) for key, cell in settings.items()),
         )
     ]
-    return html.Tr([html.Td(_tick(at, row.run_id), className="ticks"), *drawn])
 
 
 def _head(at: address.OverviewPage, name: str, title: str, is_number: bool) -> Component:

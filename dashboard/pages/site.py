@@ -5,6 +5,7 @@ address ─► parse ─► read its runs ─► show: frame and body
 """
 
 import json
+import logging
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from plotly.io.json import to_json_plotly
 
 from dashboard.pages import address, evaluation, overview, rail
 from dashboard.pages import trajectories as trajectories_page
-from dashboard.pages.draw import draw, redraw, sums, table
+from dashboard.pages.draw import draw, reason, redraw, sums, table
 from dashboard.pages.frame import frame
 from dashboard.pages.registry import VIEWS
 from dashboard.queries import run_table
@@ -34,6 +35,7 @@ from millrace.errors import MillraceError
 from storage.errors import StorageError
 
 _JUST_NOW_SECONDS = 0.2
+_LOGGER = logging.getLogger(__name__)
 
 TRAJECTORIES = View(
     name=address.TRAJECTORIES,
@@ -97,8 +99,15 @@ class Site:
         self._look(path, search)
 
     def show(self, path: str, search: str) -> Shown:
-        look = self._look(path, search)
-        built = self._built(look)
+        try:
+            look = self._look(path, search)
+            return self._shown(path, look, self._built(look))
+        except Exception as error:  # The other pages can still be read, and this one draws itself once it can.
+            _LOGGER.exception("the page %s can't be drawn", path)
+            sentence = f"This page can't be drawn: {reason(error)}"
+            return self._shown(path, _Look(at=address.NotFound(sentence=sentence)), {})
+
+    def _shown(self, path: str, look: "_Look", built: Mapping[str, go.Figure | Rows]) -> Shown:
         drawn_from = {**_drawn_from(path, look), "blocks": [*built], "figures": _sums(built)}
         return Shown(frame=self._frame(look), body=self._body(look, built), drawn_from=drawn_from)
 

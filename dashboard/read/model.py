@@ -156,7 +156,7 @@ class OverviewRow:
     """Duration of the newest attempt until its last status record."""
     accuracy: float | None = None
     """Held-out accuracy of the newest evaluated version."""
-    accuracy_interval: Sequence[float] | None = None
+    accuracy_interval: tuple[float, float] | None = None
     """Lower and upper end of its 95 % interval."""
     accuracy_version: int | None = None
     """Newest evaluated version."""

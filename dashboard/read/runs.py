@@ -19,6 +19,7 @@ from millrace.runs.record import State, of_attempt, read_note, run_state
 from millrace.runs.status import STAGES, staleness_trained
 from storage import layout
 from storage.errors import BadName, StorageError
+from storage.json_text import parse_as
 from storage.progress import read_progress
 from storage.stores.base import Store
 from storage.stores.factory import open_store
@@ -120,7 +121,7 @@ class _Watched:
             return OverviewRow(run_id=self.run_id, problem=f"no {layout.RUN} yet: being created, or not a run")
         except (StorageError, MillraceError, OSError) as error:
             return OverviewRow(run_id=self.run_id, problem=str(error))
-        except (ValueError, KeyError, TypeError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever a run's records hold, the other runs are shown
             return OverviewRow(run_id=self.run_id, problem=f"{MALFORMED_STATUS}: {error!r}")
 
     def _read_row(self) -> OverviewRow:
@@ -140,38 +141,41 @@ class _Watched:
         attempt_status = of_attempt(newest.number, self._stage_status)
         state, cause = run_state(newest.end, newest.t_started, attempt_status)
         last = max([newest.t_started, *(status["t"] for status in attempt_status.values())])
-        return OverviewRow(
-            run_id=self.run_id,
-            state=state,
-            cause=cause,
-            policy_version=trainer.get("policy_version"),
-            max_steps=info.config["training"]["max_steps"],
-            reward_mean=trainer.get("reward_mean"),
-            rewards=[(version, reward) for version, reward in trainer.get("reward_curve", []) if reward is not None],
-            staleness_mean=staleness["mean"],
-            staleness_max=staleness["max"],
-            max_staleness=info.max_staleness,
-            ages=_ages(self._stage_status, time.time()),
-            t_started=newest.t_started,
-            wall_seconds=last - newest.t_started,
-            accuracy=None if evaluated is None else evaluated["accuracy"],
-            accuracy_interval=None if evaluated is None else evaluated.get("accuracy_interval"),
-            accuracy_version=None if evaluated is None else evaluated["policy_version"],
-            step=trainer.get("step", {}),
-            collapse=trainer.get("collapse"),
-            no_spread=trainer.get("zero_advantage_share"),
-            dropped_share=account.dropped.get("stale", Amount()).rollouts / max(1, account.taken().rollouts),
-            masked_share=account.masked.tokens / max(1, account.trained.tokens),
-            idle=_idle(attempt_status),
-            settings=self._settings,
-            note=self._read_note(),
-            accuracies=[
+        values = {
+            "run_id": self.run_id,
+            "state": state,
+            "cause": cause,
+            "policy_version": trainer.get("policy_version"),
+            "max_steps": info.config["training"]["max_steps"],
+            "reward_mean": trainer.get("reward_mean"),
+            "rewards": [(version, reward) for version, reward in trainer.get("reward_curve", []) if reward is not None],
+            "staleness_mean": staleness["mean"],
+            "staleness_max": staleness["max"],
+            "max_staleness": info.max_staleness,
+            "ages": _ages(self._stage_status, time.time()),
+            "t_started": newest.t_started,
+            "wall_seconds": last - newest.t_started,
+            "accuracy": None if evaluated is None else evaluated["accuracy"],
+            "accuracy_interval": None if evaluated is None else evaluated.get("accuracy_interval"),
+            "accuracy_version": None if evaluated is None else evaluated["policy_version"],
+            # None until the first step of a trainer.
+            "step": trainer.get("step") or {},
+            "collapse": trainer.get("collapse"),
+            "no_spread": trainer.get("zero_advantage_share"),
+            "dropped_share": account.dropped.get("stale", Amount()).rollouts / max(1, account.taken().rollouts),
+            "masked_share": account.masked.tokens / max(1, account.trained.tokens),
+            "idle": _idle(attempt_status),
+            "settings": self._settings,
+            "note": self._read_note(),
+            "accuracies": [
                 (result["policy_version"], result["accuracy"])
                 for result in self._evaluated
                 if result["accuracy"] is not None
             ],
-            missing=self._missing(state, trainer),
-        )
+            "missing": self._missing(state, trainer),
+        }
+        # Pages format and compare these values, so those of another type are a problem of this run.
+        return parse_as(OverviewRow, values, layout.PROGRESS)
 
     def _read_note(self) -> str:
         if self._clock() - self._note_read >= _NOTE_SECONDS:

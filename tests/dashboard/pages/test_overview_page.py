@@ -10,8 +10,9 @@ from support.pages.components import plain, texts, within
 from support.pages.sites import LOCAL, open_client, open_site, store_run
 
 from dashboard.pages import overview
-from millrace.runs.record import end_attempt, write_note
+from millrace.runs.record import end_attempt, read_run, write_note
 from storage import layout
+from storage.progress import read_status, write_progress
 
 
 @pytest.fixture
@@ -131,3 +132,18 @@ def test_a_tag_of_a_note_is_a_link_to_the_runs_that_have_it(root: Path) -> None:
     assert [part["props"]["href"] for part in within(body) if part["props"].get("children") == "#baseline"] == [
         "/?filter=%23baseline"
     ]
+
+
+def test_a_trainer_before_its_first_step_has_a_row(root: Path) -> None:
+    run = store_run(root, "loading")
+    write_progress(run.store, "train", 0, {**read_status(run.store, "train", 0), "step": None})
+    assert "3 of 6" in texts(plain(open_site(root).show("/", "").body))
+
+
+def test_a_run_that_cant_be_judged_says_so_in_its_row(root: Path) -> None:
+    store_run(root, "fine")
+    run = store_run(root, "beyond-time")
+    run.store.put(layout.RUN, json.dumps({**read_run(run.store), "t_started": 1e20}).encode())
+    said = texts(plain(open_site(root).show("/", "").body))
+    assert "beyond-time it can't be judged" in said
+    assert "3 of 6" in said

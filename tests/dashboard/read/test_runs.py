@@ -172,6 +172,30 @@ def test_a_run_that_can_not_be_read_is_a_row_with_a_problem_and_the_others_are_s
     assert rows(runs)["creating"].problem is None
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"policy_version": "3"},
+        {"reward_mean": [0.5]},
+        {"reward_curve": [[1, "high"]]},
+        {"reward_curve": None},
+        {"step": 7},
+        {"collapse": {}},
+        {"zero_advantage_share": "many"},
+        {"account": None},
+        {"seconds": 3},
+        {"t": None},
+    ],
+)
+def test_a_value_of_another_type_is_a_problem_of_its_run_alone(tmp_path: Path, wrong: dict[str, object]) -> None:
+    run = store_run(tmp_path, "a")
+    store_run(tmp_path, "fine")
+    write_progress(run.store, "train", 0, {**read_status(run.store, "train", 0), **wrong})
+    result = rows(Runs(str(tmp_path)))
+    assert result["fine"].problem is None
+    assert result["a"].problem is not None
+
+
 def test_a_url_of_no_store_and_a_file_are_refused(tmp_path: Path) -> None:
     for url in ("ftp://host/x", "", "s3://", "gs://bucket/x"):
         with pytest.raises(StoreRefused):

@@ -26,6 +26,7 @@ from dashboard.views.blocks import Chart
 from dashboard.views.home import HOME
 from dashboard.views.per_run import MINUTES
 from storage import layout
+from storage.progress import read_status, write_progress
 from storage.schema import METRIC
 from storage.streams.stream import StreamWriter
 
@@ -96,6 +97,25 @@ def test_a_damaged_part_is_named_above_the_page_and_the_rest_is_drawn(root: Path
     assert damaged.name in texts(plain(shown.frame))
     charts = [block.id for block in VIEWS[2].blocks if isinstance(block, Chart)]
     assert sorted(blocks_on(plain(shown.body), CHART)) == sorted(charts)
+
+
+def test_a_page_that_fails_shows_the_reason_and_draws_itself_once_it_can(root: Path) -> None:
+    sound = store_run(root, "one")
+    store_run(root, "two")
+    record = read_status(sound.store, "generate", 0)
+    write_progress(
+        sound.store, "generate", 0, {name: value for name, value in record.items() if name != "groups_in_flight"}
+    )
+    shown = open_site(root).show("/run/one", "")
+    assert "groups_in_flight" in texts(plain(shown.body))
+    assert "\n" not in texts(plain(shown.body))
+    assert blocks_on(plain(open_site(root).show("/run/two", "").body), CHART)
+    assert (
+        open_client(root).get("/metrics", headers=LOCAL).get_data(as_text=True).count('ledger_balanced{run="two"} 1.0')
+        == 1
+    )
+    write_progress(sound.store, "generate", 0, record)
+    assert open_site(root).refresh("/run/one", "", shown.drawn_from, [], []).again
 
 
 def test_a_run_that_vanishes_leaves_its_page_as_it_was_and_a_sentence(root: Path) -> None:
