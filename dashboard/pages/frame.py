@@ -122,13 +122,13 @@ def strip(run: RunData, *, brief: bool = False) -> Component:
 
 
 def with_commands(sentence: str) -> list[str | Component]:
-    """Splits a sentence at its backquotes: commands get a button that copies them."""
-    parts = list[str | Component]()
-    for index, part in enumerate(sentence.split("`")):
-        parts.append(html.Code(part) if index % 2 else part)
-        if index % 2 and part.startswith("millrace"):
-            parts += [" ", dmc.CopyButton("Copy", value=part, copiedChildren="Copied", **_SMALL)]
-    return parts
+    """Gives the command in a sentence, between its first and last backquote, a button that copies it."""
+    before, quote, rest = sentence.partition("`")
+    if not quote:
+        return [sentence]
+    command, _, after = rest.rpartition("`")
+    button = dmc.CopyButton("Copy", value=command, copiedChildren="Copied", **_SMALL)
+    return [before, html.Code(command), " ", button, after]
 
 
 def _clause(clause: Clause, run_id: str) -> Component:

@@ -65,6 +65,8 @@ class Origin:
     """Dotted key of each setting that differs from its default → [the default]; [] if it has none."""
     flow_run: str | None = None
     """Address of the flow run in the Prefect UI; None without one."""
+    command: str | None = None
+    """Command line that continues the run: as typed, with --run-id and --resume. None if no command line started it."""
 
 
 def provenance(config: Mapping[str, Any] | None = None) -> Provenance:

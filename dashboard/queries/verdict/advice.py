@@ -1,5 +1,6 @@
 """One piece of advice on a run: from the first rule whose cause is among the clauses."""
 
+import shlex
 from collections.abc import Callable, Sequence
 
 from dashboard.queries.verdict.facts import Facts
@@ -42,7 +43,11 @@ def _collapsed(facts: Facts) -> str:
 def _finished(facts: Facts) -> str:
     if facts.best_version == 0:
         return "No trained version is better than the base model: look at the reward and the learning rate."
-    return f"Take its best version: `millrace export {facts.run_url} --to FOLDER --best`."
+    return f"Take its best version: `millrace export {shlex.quote(facts.run_url)} --to FOLDER --best`."
+
+
+def _command(facts: Facts) -> str:
+    return " where it was started, with resume: latest." if facts.command is None else f": `{facts.command}`."
 
 
 def _too_stale(facts: Facts) -> str | None:
@@ -100,12 +105,14 @@ def _trainer_bound(facts: Facts) -> str | None:
 
 
 ADVICE: dict[str, Callable[[Facts], str | None]] = {
-    "damaged": lambda facts: f"Run `millrace fsck {facts.run_url}`: it lists the damage and possible repairs.",
+    "damaged": lambda facts: (
+        f"Run `millrace fsck {shlex.quote(facts.run_url)}`: it lists the damage and possible repairs."
+    ),
     "hanging": _hanging,
-    "failed": lambda facts: "Fix the cause, then resume: `millrace run` with its config, --run-id and --resume.",
-    "killed": lambda facts: "Resume it: `millrace run` with its config, --run-id and --resume.",
+    "failed": lambda facts: f"Fix the cause, then continue{_command(facts)}",
+    "killed": lambda facts: f"Continue it{_command(facts)}",
     "collapsed": _collapsed,
-    "stopped": lambda facts: "Resume it: `millrace run` with its config, --run-id and --resume.",
+    "stopped": lambda facts: f"Continue it{_command(facts)}",
     "finished": _finished,
     "too stale": _too_stale,
     "far off policy": _off_policy,

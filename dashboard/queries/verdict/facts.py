@@ -16,6 +16,7 @@ from dashboard.queries.flow import SYNC, WAITING, stage_times
 from dashboard.queries.series import TRAINER, metric, replicas
 from dashboard.queries.stragglers import biased_length
 from dashboard.read.model import RunData
+from dashboard.read.tokens import visible
 from millrace.runs.status import STAGES
 from millrace.runtime.messages import STOPPED
 from millrace.runtime.metrics import TIME
@@ -33,6 +34,8 @@ class Facts:
     """Input of the verdict's rules."""
 
     run_url: str
+    command: str | None = None
+    """Command line that continues the run; None if no command line started it."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """Config of the newest attempt."""
     state: str | None = None
@@ -115,6 +118,7 @@ def read_facts(run: RunData) -> Facts:
     newest = run.info.attempts[-1]
     return Facts(
         run_url=run.info.url,
+        command=None if newest.origin.command is None else visible(newest.origin.command),
         config=config,
         state=status.get("state"),
         cause=status.get("cause"),
