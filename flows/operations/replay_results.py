@@ -139,7 +139,7 @@ def _compared(comparison: Mapping[str, Any]) -> TitledTable:
         lines = ["The weights are the run's own, bit for bit."]
     elif error is not None:
         lines = [f"The run's own log-probabilities differ by up to {error:.2g} nats: it is not repeated exactly here."]
-    header = ["mean over the steps", *losses]
+    header = ["mean over the steps", *(mean["loss"] for mean in means)]
     return TitledTable(title="losses on the same batches", header=header, rows=rows, numbers=len(losses), lines=lines)
 
 

@@ -198,7 +198,9 @@ class LossComparison:
         return error
 
     def means(self) -> list[Row]:
-        """One row per loss: the mean of each number over the steps where it is known, or None."""
+        """A row per loss, in the order of `losses`: each number's mean over the steps where it is known, or None."""
         names = [name for name in self.table.column_names if name not in ("step", "loss")]
-        means = self.table.group_by("loss", use_threads=False).aggregate([(name, "mean") for name in names])
-        return means.rename_columns(["loss", *names]).to_pylist()  # type: ignore[no-any-return]
+        means = self.table.group_by("loss").aggregate([(name, "mean") for name in names])
+        rows = means.rename_columns(["loss", *names]).to_pylist()
+        # Arrow returns the groups in an order of its own.
+        return sorted(rows, key=lambda row: self.losses.index(row["loss"]))
