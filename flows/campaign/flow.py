@@ -105,12 +105,17 @@ def campaign(
 
 @flow(**OPTIONS)
 def run_attempt(
-    config: RunConfig, run_id: str, resume: Resume, inputs: dict[str, str], suspended_before: int = 0
+    config: RunConfig,
+    run_id: str,
+    resume: Resume,
+    inputs: dict[str, str],
+    suspended_before: int = 0,
+    command: str | None = None,
 ) -> dict[str, Any] | State[dict[str, Any]]:
     """Runs one attempt whose config and inputs `check` has accepted, as `campaign` does after its checks.
 
     `millrace run` makes the checks before it waits for a Prefect server. `suspended_before`: how often the flow run was
-    suspended before this process began.
+    suspended before this process began. `command`: the command line that continues the run.
     """
     STOP.clear()
     STOP_NOW.clear()
@@ -119,7 +124,7 @@ def run_attempt(
     ends_at = math.inf if minutes is None else time.monotonic() + 60 * minutes
     # Before the run is claimed: others may have taken GPUs since the check.
     with leased_devices(config, processes_here(config), run_store(config, run_id).url) as assignment:
-        store, attempt = claim(config, run_id, resume=resume, inputs=inputs, flow_run=flow_run_link())
+        store, attempt = claim(config, run_id, resume=resume, inputs=inputs, flow_run=flow_run_link(), command=command)
         for change in attempt.changes:
             get_run_logger().info("attempt %s: %s", attempt.number, change)
         return _run_claimed(config, store, attempt, assignment, ends_at, suspended_before)

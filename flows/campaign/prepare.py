@@ -262,21 +262,32 @@ def _vllm_question(config: RunConfig, requests: Mapping[str, Requests], replicas
 
 
 def claim(
-    config: RunConfig, run_id: str, *, resume: Resume, inputs: Mapping[str, str], flow_run: str | None = None
+    config: RunConfig,
+    run_id: str,
+    *,
+    resume: Resume,
+    inputs: Mapping[str, str],
+    flow_run: str | None = None,
+    command: str | None = None,
 ) -> tuple[Store, Attempt]:
     """Creates the run, or adds an attempt to an existing one. Call `check` first, which returns the `inputs`.
 
-    `flow_run` is the address of the attempt's page in the Prefect UI. Raises RunExists if the run was created since,
-    and RunMissing without a run to resume.
+    `flow_run` is the address of the attempt's page in the Prefect UI, `command` the command line that continues the
+    run. Raises RunExists if the run was created since, and RunMissing without a run to resume.
     """
     store = run_store(config, run_id)
-    # Readers of stored runs see what `auto` stands for.
-    values = config.model_copy(update={"weights": config.effective_weights}).model_dump(mode="json")
+    values = stored_values(config)
     preset, changes = nearest_preset(config)
-    origin = Origin(preset=preset, changes=changes, defaults=changed_defaults(config), flow_run=flow_run)
+    defaults = changed_defaults(config)
+    origin = Origin(preset=preset, changes=changes, defaults=defaults, flow_run=flow_run, command=command)
     if _continues(store, resume):
         return store, resume_run(store, values, origin, inputs)
     return store, create_run(store, run_id, values, origin, inputs)
+
+
+def stored_values(config: RunConfig) -> dict[str, Any]:
+    """The config as attempts store it: readers see the transport that `auto` stands for."""
+    return config.model_copy(update={"weights": config.effective_weights}).model_dump(mode="json")
 
 
 def run_store(config: RunConfig, run_id: str) -> Store:

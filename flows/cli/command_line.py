@@ -1,4 +1,4 @@
-"""How a command is declared, how its values are read, and the command line that continues a run.
+"""How a command is declared, how its values are read, and the command line as it was typed.
 
 A command is a function of its parsed arguments that returns the exit code. Modules of this package import what their
 commands need when they run, so that `--help` is quick.
@@ -8,6 +8,7 @@ import argparse
 import math
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -97,13 +98,16 @@ lengths = _parser_of(
 )
 
 
-def run_again(arguments: argparse.Namespace, run_id: str) -> str:
-    """The command line of `millrace run` with the same config and settings, for the run `run_id`; without --resume."""
-    is_script = Path(sys.argv[0]).name == "millrace"
-    program = [sys.argv[0]] if is_script else [sys.executable, "-m", "flows.cli.main"]
-    words = [*program, "run", str(arguments.config)]
-    if arguments.set:
-        words += ["--set", *arguments.set]
-    if arguments.root is not None:
-        words += ["--root", arguments.root]
-    return shlex.join([*words, "--run-id", run_id])
+def as_typed(words: Sequence[str]) -> str:
+    """The command line of `millrace` with these words behind it, started as this process was."""
+    program = sys.argv[0]
+    if Path(program).name != "millrace":
+        return shlex.join([sys.executable, "-m", "flows.cli.main", *words])
+    # A shell passes the whole path of a program that it finds by PATH.
+    return shlex.join(["millrace" if shutil.which("millrace") == program else program, *words])
+
+
+def command_to_resume(arguments: argparse.Namespace, run_id: str) -> str:
+    """The command line that continues a run: what was typed, and --run-id and --resume where they are missing."""
+    named = [] if arguments.run_id is not None else ["--run-id", run_id]
+    return as_typed([*arguments.words, *named, *(["--resume"] if arguments.resume == "never" else [])])

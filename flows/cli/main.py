@@ -18,7 +18,8 @@ FAULT, USER_ERROR, SUPERSEDED = 1, 2, 3
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
-    arguments = build_parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    arguments = build_parser().parse_args(words, argparse.Namespace(words=words))
     from flows.deployment.server import bypass_proxies
     from millrace.errors import LedgerMismatch, StageDied
     from storage.errors import Fenced, StorageError

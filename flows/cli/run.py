@@ -11,7 +11,7 @@ from rich.console import Console
 from configs.schema import RunConfig
 from configs.stored import changed_keys
 from flows.campaign.local_copies import with_local_copies
-from flows.campaign.prepare import Resume, check, run_store
+from flows.campaign.prepare import Resume, check, run_store, stored_values
 from flows.campaign.threads import with_threads
 from flows.display.key_figures import already_finished
 from flows.display.live_view import LiveView, panel
@@ -52,15 +52,14 @@ def run_campaign(
     resume: Resume,
     accept_changed_inputs: bool,
     wait_for_server: Callable[[], None],
-    command: str,
+    command: str | None,
     profile: ProfileRequest | None = None,
 ) -> int:
     """Runs a campaign to its end. Returns 0, or CANCELLED or a code of STOPS if it was stopped.
 
-    `wait_for_server` is the value of `flows.deployment.server.prefect_server`. `command`, with --resume added, is what
-    a person types to continue the run. `profile`: the steps that its stages record. Raises the errors of
-    `flows.campaign.prepare.check` before anything is created, and StageDied, with a note that holds this command if the
-    run can be continued.
+    `wait_for_server` is the value of `flows.deployment.server.prefect_server`. `command` is what a person types to
+    continue the run; None: it is not continued. `profile`: the steps that its stages record. Raises the errors of
+    `flows.campaign.prepare.check` before anything is created, and StageDied, with a note that holds the command.
     """
     failpoints.arm("controller")
     console = Console()
@@ -85,7 +84,7 @@ def run_campaign(
     echo(f"run {run_id} at {store.url}")
     if store.exists(layout.RUN):
         attempt = latest_attempt(store)
-        settings = changed_keys(attempt.config, config.model_dump(mode="json"))
+        settings = changed_keys(attempt.config, stored_values(config))
         echo(*(f"resumed with another setting: {change}" for change in settings))
         echo(*(f"resumed with another input: {change}" for change in changed_inputs(attempt, inputs)))
     stop_on_signals(console)
@@ -93,24 +92,29 @@ def run_campaign(
         with console.status("waiting for the Prefect server"):
             wait_for_server()
         with LiveView(store, console):
-            status = run_attempt(config, run_id, resume, inputs)
+            status = run_attempt(config, run_id, resume, inputs, command=command)
     except StageDied as error:
-        if store.exists(layout.RUN):
-            error.add_note(f"once the cause is fixed, continue with:\n{command} --resume")
+        if store.exists(layout.RUN) and command is not None:
+            error.add_note(f"once the cause is fixed, continue with:\n{command}")
         raise
     except (KeyboardInterrupt, Terminated, CancelledRun) as stop:
         if store.exists(layout.RUN):
-            echo(f"stopped{_stored(store)}; continue with:", f"{command} --resume")
+            _say(f"stopped{_stored(store)}", command)
         else:
-            echo("stopped before the run began; start it with:", command)
+            echo("stopped before the run began")
         return STOPS.get(type(stop), CANCELLED)
     assert isinstance(status, dict)
     echo(panel(status), f"summary at {store.url}/summary.json")
     if (finished := already_finished(status)) is not None:
         echo(finished)
     if status["state"] != "finished":
-        echo(f"this attempt's budget is spent{_stored(store)}; continue with:", f"{command} --resume")
+        _say(f"this attempt's budget is spent{_stored(store)}", command)
     return 0
+
+
+def _say(what: str, command: str | None) -> None:
+    """Prints what happened, and the command that continues the run."""
+    echo(*([what] if command is None else [f"{what}; continue with:", command]))
 
 
 def _stored(store: Store) -> str:

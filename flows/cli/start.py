@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.cli.command_line import SET, Command, count, option, run_again
+from flows.cli.command_line import SET, Command, command_to_resume, count, option
 
 if TYPE_CHECKING:
     from configs.schema import RunConfig
@@ -109,7 +109,7 @@ def _start(
     with prefect_server() as wait_for_server:
         from flows.cli.run import run_campaign
 
-        command = run_again(arguments, run_id)
+        command = None if profile is not None else command_to_resume(arguments, run_id)
         return run_campaign(config, run_id, resume, accept_changed_inputs, wait_for_server, command, profile)
 
 

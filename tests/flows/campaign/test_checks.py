@@ -10,9 +10,11 @@ from support.campaigns.campaigns import start_model
 from configs.errors import ConfigError
 from configs.load import PRESETS, load_config
 from configs.schema import RunConfig
+from configs.stored import changed_keys
 from flows.campaign.from_preset import Preset, preset_config
-from flows.campaign.prepare import check, check_on_host
+from flows.campaign.prepare import check, check_on_host, claim, stored_values
 from millrace.errors import InputError, PromptsError
+from millrace.runs.record import latest_attempt
 
 PRESET = PRESETS / "tiny-cpu.yaml"
 ROWS = [{"prompt": f"{n} + {n} =", "answer": str(2 * n)} for n in range(20)]
@@ -190,3 +192,15 @@ def test_a_wrong_setting_of_the_form_is_named() -> None:
     with pytest.raises(ConfigError) as caught:
         preset_config("tiny-cpu", {}, ["training.max_stepz=9"])
     assert (caught.value.file, caught.value.key) == ("the form", "training.max_stepz")
+
+
+# --- the record of a start
+
+
+def test_a_start_with_the_same_config_changes_no_setting_and_records_its_command(tmp_path: Path) -> None:
+    config = load_config(PRESET, [f"storage.root={tmp_path}", "weights.transport=auto"])
+    command = "millrace run tiny-cpu.yaml --run-id run --resume"
+    store, first = claim(config, "run", resume="never", inputs={}, command=command)
+    _, second = claim(config, "run", resume="required", inputs={}, command=command)
+    assert changed_keys(first.config, stored_values(config)) == second.changes == []
+    assert latest_attempt(store).origin.command == command

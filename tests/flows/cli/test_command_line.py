@@ -1,9 +1,7 @@
 """Values on the command line, and the command line that continues a run."""
 
 import argparse
-import importlib.metadata
 import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.stored_run.run import Shape, make_run
 
-from flows.cli.command_line import run_again
+from flows.cli.command_line import as_typed, command_to_resume
 from flows.cli.main import build_parser, main
 from storage.stores.factory import open_store
 
@@ -59,27 +57,38 @@ def test_a_mistake_in_the_command_line_ends_with_2_and_a_sentence(
     assert sentence in capsys.readouterr().err
 
 
-def run_arguments(root: str | None = None) -> argparse.Namespace:
-    overrides = ["training.max_steps=600", 'prompts.files=["a b.jsonl"]']
-    return argparse.Namespace(config=Path("my configs/mine.yaml"), set=overrides, root=root)
+def test_the_printed_command_is_what_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = ["sft", "my configs/mine.yaml", "--set", 'prompts.files=["a b.jsonl"]', "--run-id", "mine-1", "--resume"]
+    monkeypatch.setattr(sys, "argv", ["elsewhere/millrace", *typed])
+    assert shlex.split(as_typed(typed)) == ["elsewhere/millrace", *typed]
 
 
-def test_a_shell_reads_config_settings_and_root_of_the_printed_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["elsewhere/millrace", "run"])
-    assert shlex.split(run_again(run_arguments(root="s3://bucket/runs"), "mine-1")) == [
-        *("elsewhere/millrace", "run", "my configs/mine.yaml"),
-        *("--set", "training.max_steps=600", 'prompts.files=["a b.jsonl"]'),
-        *("--root", "s3://bucket/runs", "--run-id", "mine-1"),
-    ]
-    assert "--root" not in run_again(run_arguments(), "mine-1")
+def test_a_program_found_by_path_is_printed_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "millrace"
+    program.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", [str(program), "run"])
+    assert as_typed(["run"]) == "millrace run"
+
+
+@pytest.mark.parametrize(
+    ("typed", "added"),
+    [
+        (["run", "a.yaml"], ["--run-id", "mine-1", "--resume"]),
+        (["sft", "a.yaml", "--from", "runs/x", "--run-id", "mine-1"], ["--resume"]),
+        (["run", "a.yaml", "--run-id", "mine-1", "--resume"], []),
+        (["run", "a.yaml", "--run-id", "mine-1", "--resume", "latest"], []),
+    ],
+)
+def test_a_run_is_continued_by_what_was_typed_and_what_is_missing(typed: list[str], added: list[str]) -> None:
+    arguments = build_parser().parse_args(typed, argparse.Namespace(words=typed))
+    continued = shlex.split(command_to_resume(arguments, "mine-1"))
+    assert continued[continued.index(typed[0]) :] == [*typed, *added]
 
 
 def test_a_module_that_was_run_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["flows/cli/main.py"])
-    program = shlex.split(run_again(run_arguments(), "mine-1"))[:3]
-    assert program == [sys.executable, "-m", "flows.cli.main"]
-    ended = subprocess.run([*program, "--version"], capture_output=True, text=True, check=True)
-    assert ended.stdout == f"millrace {importlib.metadata.version('millrace')}\n"
+    assert shlex.split(as_typed(["run"])) == [sys.executable, "-m", "flows.cli.main", "run"]
 
 
 def test_a_stored_run_is_profiled_from_its_promoted_checkpoint(

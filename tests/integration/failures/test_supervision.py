@@ -91,7 +91,7 @@ def test_a_stage_that_hangs_again_and_again_ends_the_campaign_with_its_cause(
     ended = run_hanging(millrace, armed, "stuck")
     assert ended.code not in (0, 2), ended.output
     assert "train-0 hangs: no sign of progress for " in ended.output
-    again = ended.output.rpartition("once the cause is mended, continue with:\n")[2].splitlines()[0]
+    again = ended.output.rpartition("once the cause is fixed, continue with:\n")[2].splitlines()[0]
     assert " run " in again
     assert again.endswith("--run-id stuck --resume")
     wait_until(lambda: len(events_of_stage(prefect_api, "stuck", "stage.hung", "train-0")) == 3, "the third hang")
