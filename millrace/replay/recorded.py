@@ -6,7 +6,7 @@ from typing import Any
 
 from configs.stored import AnnotatorPools
 from millrace.replay.parts import ScoredParts, Scores
-from millrace.rewards.remote import digest
+from millrace.rewards.services.remote import digest
 from millrace.runs.record import latest_attempt
 from storage.errors import PartCorrupt, PartRemoved
 from storage.stores.base import Store

@@ -10,8 +10,8 @@ from millrace.rewards.exact_match import ExactMatch
 from millrace.rewards.function import PythonReward
 from millrace.rewards.math import MathReward
 from millrace.rewards.packages import ReasoningGym, Verifiers
-from millrace.rewards.remote import HttpReward, Judge
 from millrace.rewards.reward_model import RewardModel
+from millrace.rewards.services.remote import HttpReward, Judge
 from millrace.types import Prompt
 
 

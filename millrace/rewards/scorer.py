@@ -23,7 +23,7 @@ from millrace.rewards.factory import WeightedSum, make_reward
 from millrace.rewards.isolation.pool import Pool
 from millrace.rewards.isolation.sandbox import Limits
 from millrace.rewards.isolation.worker import Task
-from millrace.rewards.remote import Asked, RemoteReward
+from millrace.rewards.services.remote import Asked, RemoteReward
 from millrace.types import Prompt
 
 Item = tuple[str, Prompt, str]

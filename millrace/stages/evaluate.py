@@ -37,8 +37,8 @@ from millrace.generation.environments.episodes import EpisodeRules, Episodes, lo
 from millrace.models.loading import load_model
 from millrace.models.start_folder import start_folder
 from millrace.prompts.dataset import load_prompts
-from millrace.rewards.endpoint import LimitReached
 from millrace.rewards.scorer import make_scorer
+from millrace.rewards.services.meter import LimitReached
 from millrace.runs.record import read_attempt
 from millrace.runtime.arguments import EVALUATE_AT_END
 from millrace.runtime.stage import Stage, run_stage

@@ -17,10 +17,10 @@ from millrace.models.decoder import Decoder, load_decoder
 from millrace.models.start_folder import start_folder
 from millrace.replay.recorded import RecordedScores
 from millrace.replay.results import read_spec
-from millrace.rewards.endpoint import LimitReached
-from millrace.rewards.remote import RemoteReward
 from millrace.rewards.rows import ELSEWHERE, UnscoredRows, unread_scores
 from millrace.rewards.scorer import FailingReward, Scorer, make_scorer
+from millrace.rewards.services.meter import LimitReached
+from millrace.rewards.services.remote import RemoteReward
 from millrace.runtime.stage import Stage, run_stage
 from millrace.stages.annotate import annotate
 from millrace.stages.service_usage import ServiceUsage, pause_at_limit

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from millrace.rewards.endpoint import LimitReached, Usage
-from millrace.rewards.remote import RemoteReward
 from millrace.rewards.scorer import Scorer
+from millrace.rewards.services.meter import LimitReached, Usage
+from millrace.rewards.services.remote import RemoteReward
 from millrace.runtime.stage import Stage
 
 _COUNTS = ("requests", "input_tokens", "output_tokens")
@@ -29,7 +29,7 @@ class ServiceUsage:
             usage = Usage(**{count: stage.value(f"{_key(remote)}/{count}") for count in _COUNTS})
             pool = pools.of_source("scores", remote.source)
             assert pool is not None, "every source has scorers"
-            remote.endpoint.begin(usage, pools.replicas[pool] + 1)
+            remote.endpoint.meter.begin(usage, pools.replicas[pool] + 1)
 
     def values(self, in_flight: Mapping[RemoteReward, int] = _NOTHING) -> dict[str, Any]:
         """For the status record; `in_flight` is the number of requests that were or will be made before the next look.
@@ -38,14 +38,14 @@ class ServiceUsage:
         """
         values: dict[str, Any] = {}
         for remote in self._remote:
-            usage, more = remote.endpoint.usage, in_flight.get(remote, 0)
+            usage, more = remote.endpoint.meter.usage, in_flight.get(remote, 0)
             counted = Usage(
                 requests=usage.requests + more,
                 input_tokens=usage.input_tokens + more * usage.input_tokens // max(1, usage.requests),
                 output_tokens=usage.output_tokens + more * usage.output_tokens // max(1, usage.requests),
             )
             values |= {f"{_key(remote)}/{count}": getattr(counted, count) for count in _COUNTS}
-            values[f"{_key(remote)}/cost"] = remote.endpoint.prices.cost(counted)
+            values[f"{_key(remote)}/cost"] = remote.endpoint.meter.prices.cost(counted)
         return values
 
 

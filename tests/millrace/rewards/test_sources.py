@@ -13,9 +13,9 @@ from millrace.errors import InputError
 from millrace.models.decoder import decoder_of
 from millrace.rewards import factory
 from millrace.rewards.base import Reward, Score
-from millrace.rewards.endpoint import LimitReached
 from millrace.rewards.rows import UnscoredRows
 from millrace.rewards.scorer import Scorer, make_scorer
+from millrace.rewards.services.meter import LimitReached
 from millrace.types import Prompt
 from storage.schema import SCORE
 from storage.validation import validate

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from configs.schema import RunConfig
 from millrace.models.decoder import decoder_of
-from millrace.rewards.endpoint import LimitReached
+from millrace.rewards.services.meter import LimitReached
 from millrace.runtime.arguments import StageArguments
 from millrace.runtime.messages import Event
 from millrace.runtime.stage import Stage

@@ -1,5 +1,6 @@
 """A client of a service: many requests at once, within its limits, and no failure that goes unseen."""
 
+import gzip
 import threading
 import time
 from collections.abc import Iterator
@@ -11,8 +12,11 @@ from support.rewards.stub_service import Reply, StubService, judged, stub_servic
 
 from configs.task import EndpointConfig
 from millrace.errors import InputError
-from millrace.rewards.endpoint import Answer, Endpoint, LimitReached, Prices, Usage
+from millrace.rewards.services.endpoint import Answer, Endpoint
+from millrace.rewards.services.meter import LimitReached, Prices, Usage
 
+DEEP = b'{"a": ' * 900 + b"1" + b"}" * 900
+"""Read by JSON's decoder, and too deep for its encoder further up the stack."""
 PRICES = Prices(input=1000.0, output=10_000.0)
 """A request of the stub's judge costs 0.2: 100 tokens are read and 10 written."""
 
@@ -64,7 +68,10 @@ def test_a_service_says_how_long_to_wait() -> None:
     assert second - first >= 0.5
 
 
-@pytest.mark.parametrize("reply", [(400, {}), (200, b"<html>"), (200, [1]), (200, b"[" * 100_000), (200, b"")])
+@pytest.mark.parametrize(
+    "reply",
+    [(400, {}), (200, b"<html>"), (200, [1]), (200, b"[" * 100_000), (200, DEEP), (200, b"")],
+)
 def test_an_unusable_answer_is_an_error_at_once(reply: Reply) -> None:
     with stub_service(lambda _: reply) as service:
         [answer] = ask(service)
@@ -76,6 +83,37 @@ def test_an_answer_without_end_is_an_error() -> None:
     with stub_service(lambda _: (200, b" " * (5 << 20))) as service:
         [answer] = ask(service)
     assert answer.status == "error"
+
+
+def test_answers_are_asked_for_as_they_are_and_never_unpacked() -> None:
+    reply = (200, gzip.compress(b'{"a": 1}'))
+    with stub_service(lambda _: reply) as service:
+        service.reply_headers["content-encoding"] = "gzip"
+        [packed] = ask(service)
+        reply = (200, {"a": 1})
+        [named_so] = ask(service)
+    assert service.asked[0].headers["accept-encoding"] == "identity"
+    assert (packed.status, named_so.values) == ("error", {"a": 1})
+
+
+def test_an_error_with_status_200_is_tried_again_where_it_says_so() -> None:
+    busy = {"error": {"code": 429, "message": "slow down"}}
+    replies = iter([(200, busy), (200, busy), (200, {"error": {"code": "invalid_request", "message": "too long"}})])
+    with stub_service(lambda _: next(replies)) as service:
+        [answer] = ask(service)
+    assert (answer.status, len(service.asked)) == ("error", 3)
+    assert answer.error is not None and "too long" in answer.error
+
+
+@pytest.mark.parametrize(
+    "usage", [None, 3, {}, {"prompt_tokens": 10**400, "completion_tokens": 1}, {"prompt_tokens": 1.5}]
+)
+def test_a_cost_limit_ends_with_the_first_answer_that_reports_no_tokens(usage: object) -> None:
+    with stub_service(lambda _: (200, {"usage": usage})) as service:
+        assert ask(service)[0].status == "ok"
+        with pytest.raises(LimitReached) as raised:
+            ask(service, max_cost=2.0, at_limit="pause")
+    assert (raised.value.key, raised.value.pauses) == ("scoring.endpoint.max_cost", True)
 
 
 def test_a_service_that_hangs_times_out_alone() -> None:
@@ -97,7 +135,7 @@ def test_a_dead_service_is_an_error_after_all_attempts() -> None:
         pass
     with endpoint_of(service.url, attempts=2) as endpoint:
         answer = endpoint.submit("", {}).result()
-        assert endpoint.usage.requests == 2
+        assert endpoint.meter.usage.requests == 2
     assert (answer.values, answer.status) == (None, "error")
 
 
@@ -123,37 +161,75 @@ def test_limits_are_shared_and_outlive_a_process(settings: dict[str, Any], key: 
     with stub_service(lambda _: (200, judged("{}"))) as service:
         # The half of two processes is five requests; a predecessor made two.
         with endpoint_of(service.url, in_flight=1, **settings) as endpoint:
-            endpoint.begin(Usage(requests=2, input_tokens=200, output_tokens=20), sharers=2)
+            endpoint.meter.begin(Usage(requests=2, input_tokens=200, output_tokens=20), sharers=2)
             futures = [endpoint.submit("", {}) for _ in range(4)]
             assert [future.result().status for future in futures[:3]] == ["ok"] * 3
             with pytest.raises(LimitReached) as raised:
                 futures[3].result()
-            assert endpoint.usage == Usage(requests=5, input_tokens=500, output_tokens=50)
+            assert endpoint.meter.usage == Usage(requests=5, input_tokens=500, output_tokens=50)
         assert len(service.asked) == 3
     assert raised.value.key == key
 
 
-def test_the_key_comes_from_the_environment_and_shows_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JUDGE_KEY", "s3cret")
-    with stub_service(lambda _: (401, {"error": "who are you?"})) as service:
-        [answer] = ask(service, api_key="JUDGE_KEY")
-    assert service.asked[0].headers["authorization"] == "Bearer s3cret"
+ECHOES = {
+    "a refusal": (401, {"error": {"message": "Incorrect API key provided: sk-s3cret/1."}}),
+    "escaped JSON": (400, b'{"error": "sk-s3cret\\/1"}'),
+    "text": (500, b"<p>sk-s3cret/1</p>" * 100),
+    "an answer": (200, {"choices": [{"message": {"content": ["sk-s3cret/1"]}}], "sk-s3cret/1": 1}),
+}
+
+
+@pytest.mark.parametrize("reply", ECHOES.values(), ids=ECHOES.keys())
+def test_a_key_without_its_line_end_is_sent_and_replaced_where_a_service_echoes_it(
+    reply: Reply, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", " sk-s3cret/1\r\n")
+    with stub_service(lambda _: reply) as service:
+        [answer] = ask(service, api_key="JUDGE_KEY", attempts=1)
+    assert service.asked[0].headers["authorization"] == "Bearer sk-s3cret/1"
     assert "s3cret" not in repr(answer)
+    assert "(API key)" in repr(answer)
 
 
-@pytest.mark.parametrize("url", [None, "", "ftp://host/", "judge", "http://", "http://user:s3cret@host/v1"])
+def test_a_placeholder_as_key_leaves_answers_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "1")
+    with stub_service(lambda _: (200, {"grade": "10"})) as service:
+        [answer] = ask(service, api_key="JUDGE_KEY")
+    assert answer.values == {"grade": "10"}
+
+
+@pytest.mark.parametrize("value", ["s3cret\nkey", "s3cret key", "s3crét", "s3cret\x1b", "\ufeffs3cret", " \n", None])
+def test_a_key_that_no_header_can_hold_is_refused_without_being_shown(
+    value: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    if value is not None:
+        monkeypatch.setenv("JUDGE_KEY", value)
+    with pytest.raises(InputError) as raised:
+        Endpoint(EndpointConfig(url="http://127.0.0.1/v1", api_key="JUDGE_KEY"), 1.0, PRICES)
+    assert raised.value.key == "scoring.endpoint.api_key"
+    assert "s3cr" not in str(raised.value)
+
+
+def test_a_key_in_the_place_of_its_variables_name_is_refused_without_being_shown() -> None:
+    with pytest.raises(InputError) as raised:
+        Endpoint(EndpointConfig(url="http://127.0.0.1/v1", api_key="sk-s3cret"), 1.0, PRICES)
+    assert raised.value.key == "scoring.endpoint.api_key"
+    assert "s3cret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(None, "", "ftp://host/", "judge", "http://", "http://xn--/", "http://host:99999/v1", "http://host:0"),
+        *("http://user:s3cret@host/v1", "http://user:s3cret@host:99999", "http://user:s3c/s3cret@host"),
+    ],
+)
 def test_a_url_that_is_none_is_refused_without_its_password(url: str | None) -> None:
     with pytest.raises(InputError) as raised:
         Endpoint(EndpointConfig.model_construct(url=url, api_key=None), 1.0, PRICES)
     assert raised.value.key == "scoring.endpoint.url"
     assert "s3cret" not in str(raised.value)
-
-
-def test_a_key_that_is_not_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("JUDGE_KEY", raising=False)
-    with pytest.raises(InputError) as raised:
-        Endpoint(EndpointConfig(url="http://127.0.0.1/v1", api_key="JUDGE_KEY"), 1.0, PRICES)
-    assert raised.value.key == "scoring.endpoint.api_key"
 
 
 def test_closing_gives_up_what_is_in_flight() -> None:

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from configs.task import JudgeConfig, ScoringConfig
 from millrace.errors import InputError
 from millrace.rewards.factory import make_reward
-from millrace.rewards.served_model import ServedModel
+from millrace.rewards.services.served_model import ServedModel
 from millrace.types import Prompt
 
 MAX_TOKENS = 12
@@ -50,8 +50,8 @@ def test_completions_are_the_models_greedy_ones_and_tokens_are_counted(folder: P
     assert [value["choices"][0]["message"]["content"] for value in values if value] == [
         expected_text(folder, text) for text in texts
     ]
-    assert served.usage.requests == len(texts)
-    assert served.usage.output_tokens == sum(value["usage"]["completion_tokens"] for value in values if value)
+    assert served.meter.usage.requests == len(texts)
+    assert served.meter.usage.output_tokens == sum(value["usage"]["completion_tokens"] for value in values if value)
 
 
 def test_a_request_that_exceeds_the_context_is_an_error_of_its_own(folder: Path) -> None:

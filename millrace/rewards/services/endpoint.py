@@ -4,19 +4,22 @@
                                      ▲                                │ 408, 429, 5xx, connection lost
                                      └──────── pause, with jitter ◄───┘
 
-All requests run in one thread with an event loop.
+All requests run in one thread with an event loop. Answers are hostile: their size and depth are bounded, whatever goes
+wrong with one is an error of that one, and the key is replaced in all text that comes from the service.
 """
 
 import asyncio
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import cycle
-from threading import Lock, Thread
+from threading import Thread
 from typing import Any
 
 import httpx
@@ -26,10 +29,17 @@ from tenacity.wait import wait_random_exponential
 from configs.task import EndpointConfig
 from millrace.errors import InputError
 from millrace.rewards.base import ScoreStatus
+from millrace.rewards.services.meter import LimitReached, Meter, Prices, Usage
 
 _TRANSIENT = frozenset({408, 429, *range(500, 600)})
 _LONGEST_ANSWER = 4 << 20
 """Bytes."""
+_DEEPEST_ANSWER = 100
+"""Levels of nested lists and objects. Answers are stored, and JSON's encoder recurses."""
+_MOST_TOKENS = 10**9
+"""Per answer."""
+_SHORTEST_SECRET = 6
+"""Characters. A shorter key is a placeholder, and may be part of any word."""
 _LONGEST_PAUSE = 30.0
 _SLOTS_PER_CLIENT = 16
 """A client of httpx looks at all of its connections for each request."""
@@ -45,41 +55,6 @@ class _Transient(_EndpointError):
     def __init__(self, reason: str, pause: float | None = None) -> None:
         super().__init__(reason)
         self.pause = pause
-
-
-class LimitReached(InputError):
-    """A configured limit of requests or cost allows no further request; `pauses` says that the run waits then."""
-
-    pauses = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Usage:
-    """What was asked of a service."""
-
-    requests: int = 0
-    """Attempts, also those that failed."""
-    input_tokens: int = 0
-    output_tokens: int = 0
-
-    def __add__(self, other: "Usage") -> "Usage":
-        return Usage(
-            requests=self.requests + other.requests,
-            input_tokens=self.input_tokens + other.input_tokens,
-            output_tokens=self.output_tokens + other.output_tokens,
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prices:
-    """What tokens cost, per million."""
-
-    input: float = 0.0
-    output: float = 0.0
-
-    def cost(self, usage: Usage) -> float:
-        """In the prices' currency."""
-        return (usage.input_tokens * self.input + usage.output_tokens * self.output) / 1e6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,29 +80,18 @@ class Endpoint:
 
     def __init__(self, config: EndpointConfig, timeout_seconds: float, prices: Prices) -> None:
         self.url = _checked_url(config.url)
-        self.prices = prices
-        self._config, self._timeout, self._headers = config, timeout_seconds, _headers(config.api_key)
-        self._lock = Lock()
-        self._usage = Usage()
-        self._sharers = 1
+        self.meter = Meter(config, prices)
+        self._config, self._timeout, self._key = config, timeout_seconds, _key(config.api_key)
         self._next_turn = 0.0
-
-    @property
-    def usage(self) -> Usage:
-        """What was asked so far, predecessors of this process included."""
-        with self._lock:
-            return self._usage
-
-    def begin(self, usage: Usage, sharers: int) -> None:
-        """Counts from `usage` on, what predecessors of this process asked; `sharers` processes share the limits."""
-        with self._lock:
-            self._usage, self._sharers = usage, sharers
 
     def open(self) -> None:
         """Starts the thread."""
         self._loop = asyncio.new_event_loop()
         self._slots = asyncio.Semaphore(self._config.in_flight)
-        headers = {"Content-Type": "application/json", **self._headers}
+        # A few compressed kilobytes can unpack to gigabytes.
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
         self._clients = [
             httpx.AsyncClient(headers=headers, timeout=None)
             for _ in range(math.ceil(self._config.in_flight / _SLOTS_PER_CLIENT))
@@ -158,14 +122,20 @@ class Endpoint:
     async def _ask(self, url: str, body: Mapping[str, Any]) -> Answer:
         async with self._slots:
             started = time.monotonic()
+            status: ScoreStatus = "error"
             try:
                 values = await self._attempts(url, body)
-            except _EndpointError as error:
-                return Answer(values=None, status="error", error=str(error), seconds=time.monotonic() - started)
+                return Answer(values=values, seconds=time.monotonic() - started)
+            except LimitReached:
+                raise
             except TimeoutError:
-                reason = f"no answer in {self._timeout:g} s"
-                return Answer(values=None, status="timeout", error=reason, seconds=time.monotonic() - started)
-            return Answer(values=values, seconds=time.monotonic() - started)
+                status, reason = "timeout", f"no answer in {self._timeout:g} s"
+            except _EndpointError as error:
+                reason = str(error)
+            except Exception as error:  # noqa: BLE001 — a service can make a library raise anything
+                reason = f"{type(error).__name__}: {error}"
+            reason = self._without_key(reason)
+            return Answer(values=None, status=status, error=reason, seconds=time.monotonic() - started)
 
     async def _attempts(self, url: str, body: Mapping[str, Any]) -> dict[str, Any]:
         retrying = AsyncRetrying(
@@ -191,55 +161,68 @@ class Endpoint:
             deadline.reschedule(None)
             await asyncio.sleep(turn - now)
             deadline.reschedule(self._loop.time() + end - now)
-        with self._lock:
-            usage, limits = self._usage, self._config
-            if limits.max_requests is not None and usage.requests >= limits.max_requests / self._sharers:
-                raise self._limit_reached("max_requests", limits.max_requests, f"{usage.requests:,} requests")
-            cost = self.prices.cost(usage)
-            if limits.max_cost is not None and cost >= limits.max_cost / self._sharers:
-                raise self._limit_reached("max_cost", limits.max_cost, f"a cost of {cost:.4g}")
-            self._usage += Usage(requests=1)
-
-    def _limit_reached(self, key: str, limit: float, asked: str) -> LimitReached:
-        read = f"{limit:,g}, and this process's share is used up by {asked}"
-        error = LimitReached(read, key=f"scoring.endpoint.{key}", expected="a higher limit to go on")
-        error.pauses = self._config.at_limit == "pause"
-        return error
+        self.meter.count_request()
 
     async def _post(self, url: str, body: Mapping[str, Any]) -> dict[str, Any]:
         content = bytearray()
         try:
             async with next(self._next_client).stream("POST", url, content=json.dumps(body)) as response:
-                async for chunk in response.aiter_bytes():
+                async for chunk in response.aiter_raw():
                     content += chunk
                     if len(content) > _LONGEST_ANSWER:
                         raise _EndpointError(f"an answer of more than {_LONGEST_ANSWER:,} bytes")
         except httpx.TransportError as error:
             raise _Transient(f"{type(error).__name__}: {error}") from error
-        start = content[:200].decode(errors="replace")
+        return self._answer(response, self._read(content))
+
+    def _answer(self, response: httpx.Response, answer: Any) -> dict[str, Any]:
+        """Counts the tokens of `answer` and returns it. Raises an error that shows its beginning if it is unusable."""
+        shown = (answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False))[:200]
         if response.status_code in _TRANSIENT:
-            raise _Transient(f"status {response.status_code}: {start}", _retry_after(response))
+            raise _Transient(f"status {response.status_code}: {shown}", _retry_after(response))
         if not response.is_success:
-            raise _EndpointError(f"status {response.status_code}: {start}")
-        try:
-            answer = json.loads(content)
-        except (ValueError, RecursionError) as error:
-            raise _EndpointError(f"an answer that is not JSON: {start}") from error
+            raise _EndpointError(f"status {response.status_code}: {shown}")
         if not isinstance(answer, dict):
-            raise _EndpointError(f"an answer that is not a JSON object: {start}")
-        with self._lock:
-            self._usage += _tokens(answer)
+            encoding = response.headers.get("content-encoding", "identity")[:20]
+            raise _EndpointError(f"an answer that is not a JSON object, with content encoding {encoding}: {shown}")
+        tokens, error = _tokens(answer), answer.get("error")
+        if tokens is not None or not error:
+            self.meter.count_tokens(tokens)
+        if error:
+            code = error.get("code") if isinstance(error, dict) else None
+            kind = _Transient if str(code) in map(str, _TRANSIENT) else _EndpointError
+            raise kind(f"an error with status {response.status_code}: {shown}")
         return answer
 
+    def _read(self, content: bytearray) -> Any:
+        """The JSON of an answer, or else its text."""
+        try:
+            return self._without_key(json.loads(content))
+        except (ValueError, RecursionError):
+            return self._without_key(content.decode(errors="replace"))
 
-def _tokens(answer: Mapping[str, Any]) -> Usage:
-    """The tokens that an OpenAI-compatible answer counts; none if it doesn't."""
+    def _without_key(self, value: Any, levels: int = _DEEPEST_ANSWER) -> Any:
+        """Plain JSON without the key in it. Raises ValueError if it is nested deeper than `levels`."""
+        if levels < 0:
+            raise ValueError("nested too deep")
+        match value:
+            case str() if len(self._key) >= _SHORTEST_SECRET:
+                return value.replace(self._key, "(API key)")
+            case list():
+                return [self._without_key(item, levels - 1) for item in value]
+            case dict():
+                return {self._without_key(k, levels - 1): self._without_key(v, levels - 1) for k, v in value.items()}
+        return value
+
+
+def _tokens(answer: Mapping[str, Any]) -> Usage | None:
+    """The tokens that an OpenAI-compatible answer counts; None if it doesn't."""
     usage = answer.get("usage")
     counts = usage if isinstance(usage, dict) else {}
     read, written = counts.get("prompt_tokens"), counts.get("completion_tokens")
-    if not isinstance(read, int) or not isinstance(written, int):
-        return Usage()
-    return Usage(input_tokens=max(0, read), output_tokens=max(0, written))
+    if not (type(read) is type(written) is int and 0 < read <= _MOST_TOKENS and 0 <= written <= _MOST_TOKENS):
+        return None
+    return Usage(input_tokens=read, output_tokens=written)
 
 
 def _pause(state: RetryCallState) -> float:
@@ -259,22 +242,27 @@ def _retry_after(response: httpx.Response) -> float | None:
 
 
 def _checked_url(text: str | None) -> str:
-    key, expected = "scoring.endpoint.url", "an http or https URL without user and password"
-    try:
+    with suppress(httpx.InvalidURL, ValueError):
         url = httpx.URL(text or "")
-    except httpx.InvalidURL as error:
-        raise InputError(f'"{text}"', key=key, expected=expected) from error
-    if url.scheme not in ("http", "https") or not url.host or url.userinfo:
-        # A password must not get into a message.
-        read = "null" if text is None else f'"{url.copy_with(userinfo=b"")}"'
-        raise InputError(read, key=key, expected=expected)
-    return str(url).rstrip("/")
+        has_port = url.port is None or 0 < url.port < 2**16
+        if url.scheme in ("http", "https") and url.host and has_port and not url.userinfo:
+            return str(url).rstrip("/")
+    # A password must not get into a message, even if it makes the URL unreadable.
+    read = "null" if text is None else f'"{"…@" if "@" in text else ""}{text.rpartition("@")[2]}"'
+    expected = "an http or https URL without user and password"
+    raise InputError(read, key="scoring.endpoint.url", expected=expected)
 
 
-def _headers(variable: str | None) -> dict[str, str]:
+def _key(variable: str | None) -> str:
+    """The API key, "" for none. Raises InputError, which does not show it."""
     if variable is None:
-        return {}
-    if not (key := os.environ.get(variable, "")):
-        expected = "an environment variable with the key"
-        raise InputError(f'"{variable}", which is not set', key="scoring.endpoint.api_key", expected=expected)
-    return {"Authorization": f"Bearer {key}"}
+        return ""
+    key, expected = "scoring.endpoint.api_key", "the name of an environment variable with the key"
+    if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", variable):
+        raise InputError("not a variable's name, and not shown because it may be the key", key=key, expected=expected)
+    # Files and command substitutions end with a newline.
+    if not (value := os.environ.get(variable, "").strip()):
+        raise InputError(f'"{variable}", which is not set', key=key, expected=expected)
+    if not re.fullmatch("[!-~]+", value):
+        raise InputError(f'"{variable}", whose value has other characters', key=key, expected="a key of visible ASCII")
+    return value

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from configs.generation import GenerationConfig
 from configs.schema import ModelConfig
-from configs.task import JudgeConfig, PromptsConfig
+from configs.task import EndpointConfig, JudgeConfig, PromptsConfig
 from millrace.errors import ChatError, ModelFolderError
 from millrace.models.weight_files import read_object
-from millrace.rewards.endpoint import Answer, Prices, Usage
+from millrace.rewards.services.endpoint import Answer
+from millrace.rewards.services.meter import Meter, Prices, Usage
 from millrace.types import Prompt, Request, Sampling, Trajectory
 
 if TYPE_CHECKING:
@@ -39,30 +40,16 @@ class ServedModel:
     Raises ModelFolderError unless the folder has files of a chat model.
     """
 
-    prices = Prices()
-
     def __init__(self, folder: Path, device: str, judge: JudgeConfig, in_flight: int) -> None:
         _check_folder(folder)
         self.folder = folder
         self._device, self._judge, self._in_flight = device, judge, in_flight
         self._lock = Lock()
-        self._usage = Usage()
+        self.meter = Meter(EndpointConfig(), Prices())
         self._waiting: SimpleQueue[_Asked | None] = SimpleQueue()
         """Requests to compute; None ends the thread."""
         self._error: Exception | None = None
         self._num_requests = 0
-
-    @property
-    def usage(self) -> Usage:
-        """What was asked so far, predecessors of this process included."""
-        with self._lock:
-            return self._usage
-
-    def begin(self, usage: Usage, sharers: int) -> None:
-        """Counts from `usage` on. There are no limits to share."""
-        del sharers
-        with self._lock:
-            self._usage = usage
 
     def open(self) -> None:
         """Loads the model and starts the thread. Raises ModelFolderError, or ChatError without a chat template."""
@@ -140,8 +127,7 @@ class ServedModel:
                 return True
             if asked is None:
                 return False
-            with self._lock:
-                self._usage += Usage(requests=1)
+            self.meter.count_request()
             number = self._num_requests = self._num_requests + 1
             computing[number] = asked
             try:
@@ -167,8 +153,7 @@ class ServedModel:
 
     def _completion(self, encoder: "PromptEncoder", done: Trajectory) -> Answer:
         num_read, written = len(done.request.prompt_tokens), done.response.tokens
-        with self._lock:
-            self._usage += Usage(input_tokens=num_read, output_tokens=len(written))
+        self.meter.count_tokens(Usage(input_tokens=num_read, output_tokens=len(written)))
         text = encoder.tokenizer.decode(list(written), skip_special_tokens=True)
         values = {
             "choices": [{"message": {"role": "assistant", "content": text}}],

@@ -21,8 +21,9 @@ from configs.task import EndpointConfig, JudgeConfig
 from millrace.errors import InputError
 from millrace.models.weight_files import content_digest
 from millrace.rewards.base import Reward, Score, failed
-from millrace.rewards.endpoint import Answer, Endpoint, Prices
-from millrace.rewards.served_model import ServedModel
+from millrace.rewards.services.endpoint import Answer, Endpoint
+from millrace.rewards.services.meter import Prices
+from millrace.rewards.services.served_model import ServedModel
 from millrace.types import Prompt
 
 Pair = tuple[Prompt, str]
