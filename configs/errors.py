@@ -27,12 +27,17 @@ class UserError(ValueError):
         place = "" if self.file is None else f"{self.file}: "
         subject = "" if self.key is None else f"{self.key} is "
         expected = "" if self.expected is None else f"; expected {self.expected}"
-        # Names in a user's files and sentences of libraries may hold line breaks.
-        return " ".join(f"{place}{subject}{self.read}{expected}".splitlines())
+        return plain_line(f"{place}{subject}{self.read}{expected}")
 
     def fields(self) -> dict[str, str | None]:
         """The arguments that make an equal error: plain JSON, for another process."""
         return {"read": self.read, "file": self.file, "key": self.key, "expected": self.expected}
+
+
+def plain_line(text: str) -> str:
+    """Put text of a file, a library or a service on one line; characters that control a terminal are escaped."""
+    line = " ".join(text.splitlines())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 class ConfigError(UserError):

@@ -133,6 +133,10 @@ class JudgeConfig(Section):
     """Whether the judge reads all responses of a group together and grades each relative to the others."""
     max_tokens: Count = 1024
     """Maximum length of the judge's answer, reasoning included."""
+    max_tokens_field: Text | None = "max_tokens"
+    """Name of that field of a request, such as `max_completion_tokens`; null: it is not sent."""
+    temperature: NonNegative | None = 0.0
+    """Sampling temperature of the judge; null: it is not sent, as some models ask for."""
     input_price: NonNegative = 0.0
     """Price of a million tokens that the judge reads."""
     output_price: NonNegative = 0.0

@@ -1,6 +1,6 @@
 """The errors that Millrace raises on purpose. Each also inherits the standard error that it refines."""
 
-from configs.errors import UserError
+from configs.errors import UserError, plain_line
 
 
 class MillraceError(Exception):
@@ -90,4 +90,4 @@ class LedgerMismatch(MillraceError, RuntimeError):
 
 def one_line(error: BaseException) -> str:
     """The text of an error of another library, on one line; its type where it has none."""
-    return " ".join(str(error).split()) or type(error).__name__
+    return plain_line(" ".join(str(error).split())) or type(error).__name__

@@ -11,7 +11,8 @@ from millrace.rewards.function import PythonReward
 from millrace.rewards.math import MathReward
 from millrace.rewards.packages import ReasoningGym, Verifiers
 from millrace.rewards.reward_model import RewardModel
-from millrace.rewards.services.remote import HttpReward, Judge
+from millrace.rewards.services.judge import Judge
+from millrace.rewards.services.remote import HttpReward
 from millrace.types import Prompt
 
 

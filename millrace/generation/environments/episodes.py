@@ -29,7 +29,7 @@ from configs.schema import ModelConfig
 from configs.task import EnvironmentConfig, PromptsConfig
 from millrace.chat.base import Rendered
 from millrace.chat.encoder import PromptEncoder, is_chat, load_encoder
-from millrace.errors import PromptsError
+from millrace.errors import PromptsError, one_line
 from millrace.generation.engines.base import Engine, unstarted
 from millrace.generation.environments.base import AnyEnvironment, ChatEnvironment, Environment, environment_class
 from millrace.prompts.dataset import PromptSet
@@ -245,8 +245,7 @@ class Episodes(Engine):
                 episode.environment.reset(prompt, episode.request.seed)
             answer = _play(episode, episode.environment, prompt, turn.tokens)
         except Exception as error:  # noqa: BLE001 — a failed trajectory is data, stored with its reason
-            line = " ".join(f"{type(error).__name__}: {error}".split())
-            return "stop", line[:_LONGEST_ERROR]
+            return "stop", f"{type(error).__name__}: {one_line(error)}"[:_LONGEST_ERROR]
         finally:
             episode.t_environment += begun, time.time()
         if answer is None:

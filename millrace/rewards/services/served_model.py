@@ -35,7 +35,7 @@ class _Asked(NamedTuple):
 
 
 class ServedModel:
-    """Answers chat completions greedily with the model in `folder`; it has the methods of `Endpoint`.
+    """Answers chat completions with the model in `folder`; it has the methods of `Endpoint`.
 
     Raises ModelFolderError unless the folder has files of a chat model.
     """
@@ -140,13 +140,13 @@ class ServedModel:
         """Raises ChatError if the conversation can't be written, or exceeds the context."""
         messages = tuple(body["messages"])
         prompt = Prompt(prompt_id=str(number), text="", answer="", source="judge", messages=messages)
-        tokens, longest = encoder.encode(prompt).tokens, self._context - body["max_tokens"]
+        tokens, longest = encoder.encode(prompt).tokens, self._context - self._judge.max_tokens
         if len(tokens) > longest:
             raise ChatError(f"{len(tokens):,} tokens", expected=f"at most {longest:,}")
         sampling = Sampling(
-            temperature=body["temperature"],
+            temperature=self._judge.temperature or 0.0,
             top_p=1.0,
-            max_new_tokens=body["max_tokens"],
+            max_new_tokens=self._judge.max_tokens,
             stop_token_ids=encoder.stop_token_ids,
         )
         self._engine.submit([Request(group_id=number, sample_index=0, prompt_tokens=tokens, seed=0)], sampling)
@@ -156,7 +156,9 @@ class ServedModel:
         self.meter.count_tokens(Usage(input_tokens=num_read, output_tokens=len(written)))
         text = encoder.tokenizer.decode(list(written), skip_special_tokens=True)
         values = {
-            "choices": [{"message": {"role": "assistant", "content": text}}],
+            "choices": [
+                {"message": {"role": "assistant", "content": text}, "finish_reason": done.response.finish_reason}
+            ],
             "usage": {"prompt_tokens": num_read, "completion_tokens": len(written)},
         }
         return Answer(values=values, seconds=done.t_finished - done.t_started)

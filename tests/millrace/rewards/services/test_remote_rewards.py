@@ -13,7 +13,8 @@ from configs.task import ScoringConfig
 from millrace.errors import InputError
 from millrace.rewards.base import Reward
 from millrace.rewards.factory import make_reward
-from millrace.rewards.services.remote import Judge, digest
+from millrace.rewards.services.judge import Judge
+from millrace.rewards.services.remote import digest
 from millrace.types import Prompt
 
 QUESTION = Prompt(prompt_id="1", text="6*7=", answer="42", source="sums")

@@ -24,8 +24,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return chat_model_folder(tmp_path_factory.mktemp("judge"), context=128, hidden_size=HIDDEN_SIZE)
 
 
-def body(text: str, max_tokens: int = MAX_TOKENS) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": text}], "temperature": 0.0, "max_tokens": max_tokens}
+def body(text: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}]}
 
 
 def expected_text(folder: Path, text: str) -> str:
@@ -40,7 +40,11 @@ def expected_text(folder: Path, text: str) -> str:
 
 @pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=pytest.mark.vllm)])
 def test_completions_are_the_models_greedy_ones_and_tokens_are_counted(folder: Path, engine: str) -> None:
-    judge = JudgeConfig(engine=engine, engine_args=ENGINE_ARGS if engine == "vllm" else {})  # type: ignore[arg-type]
+    judge = JudgeConfig(
+        engine=engine,  # type: ignore[arg-type]
+        engine_args=ENGINE_ARGS if engine == "vllm" else {},
+        max_tokens=MAX_TOKENS,
+    )
     served = ServedModel(folder, "cpu", judge, in_flight=2)
     served.open()
     texts = ["6*7=", "one", "a longer question", "2"]
@@ -55,9 +59,9 @@ def test_completions_are_the_models_greedy_ones_and_tokens_are_counted(folder: P
 
 
 def test_a_request_that_exceeds_the_context_is_an_error_of_its_own(folder: Path) -> None:
-    served = ServedModel(folder, "cpu", JudgeConfig(), in_flight=2)
+    served = ServedModel(folder, "cpu", JudgeConfig(max_tokens=100), in_flight=2)
     served.open()
-    answers = [served.submit("", body("a" * length, max_tokens=100)) for length in (200, 1)]
+    answers = [served.submit("", body("a" * length)) for length in (200, 1)]
     statuses = [answer.result(timeout=60).status for answer in answers]
     served.close()
     assert statuses == ["error", "ok"]
@@ -66,7 +70,7 @@ def test_a_request_that_exceeds_the_context_is_an_error_of_its_own(folder: Path)
 def test_an_error_of_the_engine_is_that_of_every_later_answer(folder: Path) -> None:
     served = ServedModel(folder, "cpu", JudgeConfig(), in_flight=2)
     served.open()
-    for request in ({"max_tokens": 1}, body("1")):
+    for request in ({}, body("1")):
         with pytest.raises(KeyError):
             served.submit("", request).result(timeout=60)
     served.close()
