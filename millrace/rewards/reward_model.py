@@ -58,7 +58,9 @@ class RewardModel(Reward):
         except (OSError, ValueError, RuntimeError, KeyError) as error:
             raise _unusable(self._folder, f"can't be loaded ({error})", "a model folder with its tokenizer") from error
         self._model: PreTrainedModel = model.to(self._device).eval()
-        self.version = f"{self._folder.name} {content_digest(self._folder)}"
+        added = self._tokenizer.added_tokens_decoder.values()
+        self._marks = [token.content for token in added if token.special and len(token.content) > 1]
+        self.version = f"2 {self._folder.name} {content_digest(self._folder)}"
 
     def score(self, prompt: Prompt, response: str) -> Score:
         """`score_batch` scores many in the same time."""
@@ -81,6 +83,9 @@ class RewardModel(Reward):
         ]
 
     def _tokens(self, prompt: Prompt, response: str) -> list[int]:
+        # A mark such as <|im_end|> would end the turn that is judged.
+        for mark in self._marks:
+            response = response.replace(mark, f"{mark[0]} {mark[1:]}")
         text, has_special_tokens = prompt.text + response, False
         if self._tokenizer.chat_template is not None:
             messages = prompt.messages or ({"role": "user", "content": prompt.text},)

@@ -16,6 +16,7 @@ from millrace.errors import InputError, MissingExtra
         (UserError(key="seed", read=-1, expected="at least 0"), "seed is -1; expected at least 0"),
         (UserError(file="a.yaml", key="seed", read="missing"), "a.yaml: seed is missing"),
         (UserError(file="a\nb", read="no\r\nfile"), "a b: no file"),
+        (UserError(read="\x1b[31m, é\x07\x00"), r"\x1b[31m, é\x07\x00"),
     ],
 )
 def test_a_mistake_is_printed_in_one_line(mistake: UserError, line: str) -> None:

@@ -10,6 +10,7 @@ Only the judge's own verdict counts, not one that it quotes.
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,9 @@ class Judge(RemoteReward):
             raise ValueError(f"not exactly one verdict: {said or json.dumps(choice)}")
         if "grades" in asked.body["messages"][1]["content"] and not _ALONE.fullmatch(said):
             raise ValueError(f"a verdict that the judge may have quoted: {said}")
-        grades, highest = json.loads(verdicts[0])["grades"], self._config.highest
+        grades, highest = [], self._config.highest
+        with suppress(ValueError):
+            grades = json.loads(verdicts[0])["grades"]
         if len(grades) != asked.num_pairs or not all(type(g) in (int, float) and 0 <= g <= highest for g in grades):
             raise ValueError(f"not {asked.num_pairs} grades from 0 to {highest:g}: {said}")
         return [Score(reward=grade / highest, components={"grade": float(grade)}) for grade in grades]

@@ -98,6 +98,12 @@ def test_any_error_becomes_short_and_storable() -> None:
     assert score.error.encode() == score.error.encode("ascii", "replace").replace(b"?", "…".encode())
 
 
+def test_an_error_cannot_control_a_terminal() -> None:
+    score = safe_score(Raising(ValueError("\x1b[2J\x07\x00\x9b\u202e")), PROMPT, "42")
+    assert score.error is not None
+    assert score.error.isprintable()
+
+
 @pytest.mark.parametrize("raised", [KeyError("no\nverdict"), SystemExit(0), KeyboardInterrupt()])
 def test_a_reward_that_raises_is_an_error_and_never_a_zero(raised: BaseException) -> None:
     score = safe_score(Raising(raised), PROMPT, "42")

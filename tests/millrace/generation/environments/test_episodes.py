@@ -294,6 +294,7 @@ class Unmade(Told):
         (WithoutStart, "OSError: no p", "<1>"),
         (Unmade, "ImportError: a tool is missing", "<1>"),
         (answering(ValueError("x" * 5000)), "ValueError: xxx", "<1>"),
+        (answering(ValueError("\x1b[2J\x07\x00")), r"ValueError: \x1b[2J\x07\x00", "<1>"),
     ],
 )
 def test_an_environment_that_raises_ends_the_trajectory_and_says_why(
@@ -302,7 +303,7 @@ def test_an_environment_that_raises_ends_the_trajectory_and_says_why(
     response = played(calculating, environment, "<1>", "<2>", "<3>")
     assert response.environment_error is not None
     assert said in response.environment_error
-    assert "\n" not in response.environment_error
+    assert response.environment_error.isprintable()
     assert len(response.environment_error) <= 300
     assert written(calculating, response) == expected
     assert response.finish_reason == "stop"
