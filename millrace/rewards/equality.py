@@ -7,11 +7,15 @@ all else: sets, intervals, equations, terms           ─► math-verify, with m
 """
 
 import math
+import re
 import sys
 from collections.abc import Iterator
+from itertools import product, starmap
 
 from math_verify import verify
-from sympy import Basic, Expr, Float, Rational, UnevaluatedExpr
+from math_verify.grader import get_pct_val
+from sympy import Basic, Eq, Expr, FiniteSet, Float, Interval, Rational, Tuple, UnevaluatedExpr
+from sympy.logic.boolalg import Boolean
 
 _SIX_DIGITS = 5e-6
 """Largest relative error of a number that is rounded to six significant digits."""
@@ -28,8 +32,15 @@ def equal(gold: list[object], answer: list[object]) -> bool:
     recursion_limit = sys.getrecursionlimit()
     sys.setrecursionlimit(_FRAMES)
     try:
-        if _is_number(gold[0]) and _is_number(answer[0]):
-            return _same_number(gold[0], answer[0])
+        # 25 % is 25 as well as 0.25.
+        a, b = (
+            [value] if (percent := get_pct_val(value)) is None else [percent, percent / 100]
+            for value in (gold[0], answer[0])
+        )
+        if all(map(_is_number, (*a, *b))):
+            return any(starmap(_same_number, zip(a, b, strict=True) if len(a) == len(b) else product(a, b)))
+        if _is_set_and_tuple(gold, answer):
+            return False
         more = _decimals_below_one(gold[0], answer[0])
         return bool(
             verify(
@@ -37,12 +48,25 @@ def equal(gold: list[object], answer: list[object]) -> bool:
                 answer,
                 float_rounding=_DECIMALS + more,
                 numeric_precision=_PRECISION + more,
+                allow_set_relation_comp=True,
                 timeout_seconds=None,
                 raise_on_error=True,
             )
         )
     finally:
         sys.setrecursionlimit(recursion_limit)
+
+
+def _is_set_and_tuple(gold: list[object], answer: list[object]) -> bool:
+    r"""Whether one lists numbers in any order, as `\pm 1` does, and the other is a tuple or an interval.
+
+    The parser reads `1,2` as a set too. As the reference answer, it may mean either.
+    """
+    values = [value.rhs if isinstance(value, Eq) else value for value in (gold[0], answer[0])]
+    is_list, is_list_too = (isinstance(value, FiniteSet) and len(value) > 1 for value in values)
+    is_tuple, is_tuple_too = (isinstance(value, (Interval, Tuple, Boolean)) for value in values)
+    is_marked = re.search(r"\\{|\\pm|±", str(gold[-1])) is not None
+    return (is_tuple and is_list_too) or (is_list and is_marked and is_tuple_too)
 
 
 def _is_number(value: object) -> bool:

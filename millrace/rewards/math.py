@@ -17,7 +17,8 @@ from importlib import metadata
 from millrace.prompts.answers import after_thoughts
 from millrace.prompts.messages import shown
 from millrace.rewards.base import Reward, Score
-from millrace.rewards.notation import clock_time, last_clock_time, plain_expression, plain_prose, unit
+from millrace.rewards.notation import figure, last_figure, plain, plain_expression, plain_prose
+from millrace.rewards.units import split_unit
 from millrace.types import Prompt
 
 _LIBRARIES = ("math-verify", "latex2sympy2_extended", "sympy")
@@ -27,7 +28,18 @@ _BRACKET = re.compile(r"[{(\[})\]]")
 _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _BOX_CHOICE = re.compile(r"\\boxed\{([^{}\n]{1,100})\}[\s$]*,?\s*(?:or|and)[\s$]*\\boxed\{([^{}\n]{1,100})\}")
-_LETTERS = re.compile(r"(?:\\text(?:bf|rm|it)?\s*\{)?\s*\(?([A-Za-z]+)\)?\.?\s*\}?")
+_FONT = r"\\(?:text|math)(?:bf|rm|it)?"
+_LETTERS = re.compile(rf"(?:{_FONT}\s*\{{)?\s*(?:(?:option|choice)\s+)?\(?([A-Za-z]+)\)?\.?\s*\}}?", re.IGNORECASE)
+_CHOICE = re.compile(
+    rf"(?:{_FONT}\s*\{{)?\s*(?:\(([A-HJ])\)|([A-HJ])\s*[).:])(?:(?:[\s}}~:.]|\\[ ,;]|\\q?quad)+|(?=[\d$({{\\-]))"
+    r"(?![+*/^=<>]|\\(?:cdot|times|c[au]p|[lg]e)\b)(.+)",
+    re.DOTALL,
+)
+_CHOSEN = re.compile(
+    rf"(?i:(?:answer|option|choice)[\s*]*(?:\bis|:)(?:[\s*:$({{\[]|{_FONT}|option\b|choice\b)*)"
+    r"(A(?!\s+[a-z])|[B-HJ])(?![\w'’-]|[\s*)}$]*,?\s*(?:or|and|[A-HJ])\b)"
+)
+_OTHER_LETTER = re.compile(r"(?<!not )(?<!not \()\b(?:[B-HJ]\b|A\b(?!\s+[a-z]))")
 _AROUND = " \n*`\"'"
 _SPACING = re.compile(r"\\(?:q?quad|text(?:bf|it|rm)?|math(?:bf|it|rm)|[,;:! ])")
 _SIGN = re.compile(r"[^\W_]|[∞∅]")
@@ -58,7 +70,7 @@ class MathReward(Reward):
 
         from millrace.rewards import equality
 
-        self.version = "4 " + " ".join(f"{name}-{metadata.version(name)}" for name in _LIBRARIES)
+        self.version = "5 " + " ".join(f"{name}-{metadata.version(name)}" for name in _LIBRARIES)
         # It warns that its own time limit is off; the pool has one.
         for name in ("math_verify.parser", "math_verify.grader"):
             logging.getLogger(name).setLevel(logging.ERROR)
@@ -83,26 +95,33 @@ class MathReward(Reward):
         """Call in the main thread. Raises ValueError if the response or the prompt's answer can't be parsed."""
         _check_depth(response)
         self.check_answer(prompt.answer)
-        expected = _expected(prompt.answer)
-        gold = [] if clock_time(expected) else self._parse(rf"\boxed{{{expected}}}")
-        if not gold and clock_time(expected) is None:
+        letter, expected = _choice(_expected(prompt.answer))
+        expected, gold_unit = split_unit(expected)
+        gold = [] if figure(expected) or not expected else self._parse(rf"\boxed{{{expected}}}")
+        if not gold and expected and figure(expected) is None:
             raise _unreadable(prompt.answer)
         answer = _answer_part(response)
         if answer is None:
             return _scored(equal=False, extracted=False)
         box = _last_box(answer)
-        verdict = _compare_as_text(expected, answer, box)
+        chosen, given = _choice(plain_expression(box)) if box is not None else _chosen(answer)
+        if letter and chosen and (letter != chosen or not expected or not given):
+            return _scored(equal=letter == chosen, extracted=True)
+        box, unit = (
+            split_unit(given, gold_unit) if box is not None else (None, split_unit(plain(answer), prose=True)[1])
+        )
+        verdict = _compare_as_text(expected or letter, answer, box)
         if verdict is not None:
             return verdict
         from sympy import SympifyError
 
         try:
-            parsed = self._parse(plain_prose(answer) if box is None else rf"\boxed{{{plain_expression(box)}}}")
+            parsed = self._parse(plain_prose(answer) if box is None else rf"\boxed{{{box}}}")
         except SympifyError:
             # A bare "-07", which sympy refuses: a wrong answer, not a failure of the judge.
             parsed = []
-        units = {unit(expected), unit(box or "")} - {None}
-        return _scored(equal=bool(parsed) and len(units) < 2 and self._equal(gold, parsed), extracted=bool(parsed))
+        same_unit = gold_unit <= unit or unit <= gold_unit
+        return _scored(equal=bool(gold and parsed) and same_unit and self._equal(gold, parsed), extracted=bool(parsed))
 
     def _parse(self, text: str) -> list[object]:
         # Only the first match: where the last box can't be read, a number elsewhere in the text is not the answer.
@@ -123,12 +142,29 @@ def _expected(answer: str) -> str:
     return plain_expression(answer if box is None else box)
 
 
+def _choice(expression: str) -> tuple[str, str]:
+    """Split the letter of a choice from its value; either may be empty."""
+    match = _CHOICE.fullmatch(expression)
+    if match is not None:
+        return match[1] or match[2], plain_expression(match[3])
+    alone = _LETTERS.fullmatch(expression.strip(_AROUND))
+    return (alone[1], "") if alone and re.fullmatch("[A-HJ]", alone[1]) else ("", expression)
+
+
+def _chosen(prose: str) -> tuple[str, str]:
+    """The letter that prose calls the answer, and the value in its line; none if another letter follows."""
+    last = max(_CHOSEN.finditer(prose), key=re.Match.end, default=None)
+    if last is None or _OTHER_LETTER.search(prose, last.end()):
+        return "", ""
+    return last[1], "".join(re.findall(r"\d.*", prose[last.end() :].partition("\n")[0]))
+
+
 def _compare_as_text(expected: str, answer: str, box: str | None) -> Score | None:
     """The score where times of day or words are compared; None for mathematics.
 
     A reference time without a half of the day takes either.
     """
-    gold, time = clock_time(expected), last_clock_time(answer) if box is None else clock_time(box)
+    gold, time = figure(expected), last_figure(plain(answer)) if box is None else figure(box)
     if gold is not None:
         equal = time is not None and gold[0] == time[0] and gold[1] in ("", time[1])
         return _scored(equal=equal, extracted=time is not None)

@@ -1,6 +1,6 @@
 """Answers that a person graded, in `graded_answers.csv`: `math` accepts no wrong one and misses no right one.
 
-At least 100 rows were labelled before the grader was read. `pytest -s` shows the figures of plain math-verify too.
+At least 400 rows were labelled before the grader was read or run on them. `pytest -s` shows the figures of plain math-verify too.
 """
 
 import csv
@@ -40,7 +40,7 @@ def test_the_table_holds_more_wrong_answers_than_right_ones() -> None:
     assert len({(row["gold"], row["response"]) for row in ROWS}) == len(ROWS) >= 200
     assert set(labels) == {"0", "1"}
     assert labels["0"] > labels["1"]
-    assert sum(row["labelled"] == "before reading the grader" for row in ROWS) >= 100
+    assert sum(row["labelled"].startswith("before") for row in ROWS) >= 400
 
 
 @pytest.mark.parametrize("category", sorted({row["category"] for row in ROWS}))
@@ -53,6 +53,7 @@ def test_math_grades_as_a_person_does(category: str, accepted_by_math: list[bool
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_math_grades_better_than_plain_math_verify(
     accepted_by_math: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
