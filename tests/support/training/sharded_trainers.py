@@ -2,15 +2,15 @@
 
 test ─► torchrun ─► every rank: the same steps with both, for each layout and case ─► rank 0: report.json ─► test
 
-Started as `python -m torch.distributed.run … sharded_trainers.py REPORT DEVICE`; which layouts there are follows from
-how many ranks were started.
+Started as `python -m torch.distributed.run … sharded_trainers.py REPORT DEVICE CASES…`; which layouts there are follows
+from how many ranks were started.
 """
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -176,11 +176,13 @@ CASES = {
 }
 
 
-def launch(ranks: int, report: Path, device: Literal["cpu", "cuda"] = "cpu") -> Report:
-    """Runs all cases on as many processes, over gloo on CPUs or over NCCL on GPUs. Returns the report."""
+def launch(
+    ranks: int, report: Path, device: Literal["cpu", "cuda"] = "cpu", cases: Collection[str] = tuple(CASES)
+) -> Report:
+    """Runs the cases on as many processes, over gloo on CPUs or over NCCL on GPUs. Returns the report."""
     tests = Path(__file__).parents[2]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{tests}:{tests.parent}"}
-    arguments = ["--standalone", f"--nproc-per-node={ranks}", __file__, str(report), device]
+    arguments = ["--standalone", f"--nproc-per-node={ranks}", __file__, str(report), device, *cases]
     ran = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *arguments], env=environment, capture_output=True, text=True
     )
@@ -350,7 +352,7 @@ def main() -> None:
     report: Report = {}
     for spread in LAYOUTS[int(os.environ["WORLD_SIZE"])]:
         ranks = spread.join("cuda" if sys.argv[2] == "cuda" else "cpu")
-        for name, case in ((name, case) for name, case in CASES.items() if case.runs_on(spread)):
+        for name, case in ((name, CASES[name]) for name in sys.argv[3:] if CASES[name].runs_on(spread)):
             report[f"{name} {spread}"] = disagreement(case, ranks)
         report[f"flag {spread}"] = {
             "of the last rank": ranks.any(ranks.rank == ranks.size - 1),

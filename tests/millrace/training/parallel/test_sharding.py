@@ -31,11 +31,26 @@ from millrace.training.policy import PackedPolicy
 
 pytestmark = pytest.mark.slow
 
+ReportOf = Callable[[int, tuple[str, ...]], Report]
+
+
+IN_EACH_RUN = ("llama aipo float64", "qwen3 updates lora")
+"""Cases that two ranks train in each run: all cases on all ranks take minutes, and are `extended`."""
+
+
+def is_in_each_run(case: str, layout: Layout) -> bool:
+    return layout.data * layout.tensor == 2 and case in (*IN_EACH_RUN, "flag")
+
+
+def marked(case: str, layout: Layout) -> Any:
+    marks = () if is_in_each_run(case, layout) else pytest.mark.extended
+    return pytest.param(case, layout, id=f"{case} {layout}", marks=marks)
+
 
 def spread(included: Callable[[Case], bool] = lambda case: True) -> list[Any]:
     """Name and layout of each wanted case."""
     return [
-        pytest.param(name, layout, id=f"{name} {layout}", marks=pytest.mark.extended)
+        marked(name, layout)
         for layouts in LAYOUTS.values()
         for layout in layouts
         for name, case in CASES.items()
@@ -50,10 +65,10 @@ WEIGHTS_TOLERANCE = {"float32": 1e-4, "float64": 1e-13}
 
 
 @pytest.fixture(scope="module")
-def report_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Report]:
-    """`report_of(2)`: of two ranks."""
-    folder: Path = tmp_path_factory.mktemp("ranks")
-    return functools.cache(lambda ranks: launch(ranks, folder / f"{ranks}.json"))
+def report_of(tmp_path_factory: pytest.TempPathFactory) -> ReportOf:
+    """`report_of(2, tuple(CASES))`: of two ranks."""
+    report: Path = tmp_path_factory.mktemp("ranks") / "report.json"
+    return functools.cache(lambda ranks, cases: launch(ranks, report, cases=cases))
 
 
 @pytest.fixture
@@ -64,19 +79,20 @@ def process_group() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def found(report_of: Callable[[int], Report], case: str, layout: Layout) -> dict[str, Any]:
-    return report_of(layout.data * layout.tensor)[f"{case} {layout}"]
+def found(report_of: ReportOf, case: str, layout: Layout) -> dict[str, Any]:
+    cases = IN_EACH_RUN if is_in_each_run(case, layout) else tuple(CASES)
+    return report_of(layout.data * layout.tensor, cases)[f"{case} {layout}"]
 
 
-@pytest.mark.parametrize("layout", [layout for layouts in LAYOUTS.values() for layout in layouts], ids=str)
-def test_a_flag_of_one_rank_is_known_to_all(report_of: Callable[[int], Report], layout: Layout) -> None:
-    assert found(report_of, "flag", layout) == {"of the last rank": True, "of none": False}
+@pytest.mark.parametrize(
+    ("case", "layout"), [marked("flag", layout) for layouts in LAYOUTS.values() for layout in layouts]
+)
+def test_a_flag_of_one_rank_is_known_to_all(report_of: ReportOf, case: str, layout: Layout) -> None:
+    assert found(report_of, case, layout) == {"of the last rank": True, "of none": False}
 
 
 @pytest.mark.parametrize(("case", "layout"), spread(lambda case: case.compute_dtype is None))
-def test_ranks_train_to_the_losses_and_weights_of_one(
-    report_of: Callable[[int], Report], case: str, layout: Layout
-) -> None:
+def test_ranks_train_to_the_losses_and_weights_of_one(report_of: ReportOf, case: str, layout: Layout) -> None:
     apart, kind = found(report_of, case, layout), str(CASES[case].dtype).removeprefix("torch.")
     assert apart["start"] == 0.0
     assert apart["gradient"] <= TOLERANCE[kind]
@@ -90,9 +106,7 @@ def test_ranks_train_to_the_losses_and_weights_of_one(
 
 
 @pytest.mark.parametrize(("case", "layout"), spread())
-def test_a_rank_holds_blocks_of_the_weights_where_dtensor_says(
-    report_of: Callable[[int], Report], case: str, layout: Layout
-) -> None:
+def test_a_rank_holds_blocks_of_the_weights_where_dtensor_says(report_of: ReportOf, case: str, layout: Layout) -> None:
     this = found(report_of, case, layout)
     assert this["misplaced_blocks"] == []
     # Rank 0's: the larger part where something is not divided evenly. Embeddings and norms are whole in each row.
@@ -102,16 +116,14 @@ def test_a_rank_holds_blocks_of_the_weights_where_dtensor_says(
 
 
 @pytest.mark.parametrize(("case", "layout"), spread())
-def test_every_rank_hands_over_its_box_of_the_whole(
-    report_of: Callable[[int], Report], case: str, layout: Layout
-) -> None:
+def test_every_rank_hands_over_its_box_of_the_whole(report_of: ReportOf, case: str, layout: Layout) -> None:
     # Products of parts of A and B are rounded in another order than those of the whole.
     assert found(report_of, case, layout)["shards_apart"] <= (1e-7 if CASES[case].lora else 0.0)
 
 
 @pytest.mark.parametrize(("case", "layout"), spread(lambda case: case.lora))
 def test_with_adapters_only_they_learn_and_what_goes_out_is_merged(
-    report_of: Callable[[int], Report], case: str, layout: Layout
+    report_of: ReportOf, case: str, layout: Layout
 ) -> None:
     this = found(report_of, case, layout)
     assert len(this["moved"]) == 2 * len(["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"])
@@ -123,9 +135,7 @@ def test_with_adapters_only_they_learn_and_what_goes_out_is_merged(
 
 
 @pytest.mark.parametrize(("case", "layout"), spread(lambda case: case.compute_dtype is not None))
-def test_bfloat16_is_only_for_passes_through_the_layers(
-    report_of: Callable[[int], Report], case: str, layout: Layout
-) -> None:
+def test_bfloat16_is_only_for_passes_through_the_layers(report_of: ReportOf, case: str, layout: Layout) -> None:
     this = found(report_of, case, layout)
     assert this["weights_dtype"] == this["gradient_dtype"] == ["torch.float32"]
     # A layer's output has three significant digits.
