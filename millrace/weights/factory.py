@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from configs.operation import LIVE, SHARDED, WeightsConfig
+from configs.operation import SHARDED, WeightsConfig
 from millrace.weights.base import HandoverReceiver, HandoverSender, WeightsReceiver, WeightsSender
 from millrace.weights.direct.layout import ShardLayout
 from millrace.weights.direct.receiver import DirectReceiver
@@ -62,12 +62,17 @@ def rank_end(
 
 
 def sync_weights_ends(
-    config: WeightsConfig, store: Store, handover: Path, num_generators: int, *, host: str = "127.0.0.1"
+    config: WeightsConfig,
+    store: Store,
+    handover: Path,
+    num_generators: int,
+    *,
+    host: str,
+    log: Callable[[str], None],
 ) -> tuple[HandoverReceiver, WeightsSender]:
     """Opens the ends of sync_weights: towards the trainer, and towards the generators. `direct` listens at `host`."""
     if config.transport in SHARDED:
-        live = config.transport in LIVE
-        direct = DirectRelay(num_generators, host=host, deadline_seconds=config.deadline_seconds, live=live)
+        direct = DirectRelay(num_generators, host=host, deadline_seconds=config.deadline_seconds, log=log)
         return direct, direct
     relay = ShmRelay(handover / _HANDOVER)
     return relay, relay if config.transport == "shm" else StoreSender(store)

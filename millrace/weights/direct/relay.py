@@ -10,12 +10,13 @@ until it requests a version. The caller decides how a generator without the vers
 import dataclasses
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
 import torch
 
+from configs.operation import LIVE
 from millrace.errors import WeightsCorrupt
 from millrace.weights.base import HandoverReceiver, Weights, WeightsId, WeightsSender
 from millrace.weights.direct.layout import ShardLayout
@@ -27,26 +28,37 @@ from storage.failpoints import failpoint
 
 _LOOK_SECONDS = 0.05
 """Between two looks for generators that request the version published last."""
+_MAX_FAILED = 2
+"""Pushes in a row that may fail before their transport is given up."""
 
 
 class DirectRelay(HandoverReceiver, WeightsSender):
     """Both ends of sync_weights, for generators 0 … num_generators − 1. Listens at `host`, at a free port.
 
-    `live`: weights go into the generators' running engines (millrace/weights/live).
+    Pushes use the first transport that the trainer offers. A live one that fails twice in a row is given up; without
+    another, generators get versions by the store.
 
     Raises InputError if this machine has no such address.
     """
 
     def __init__(
-        self, num_generators: int, *, host: str = "127.0.0.1", deadline_seconds: float, live: bool = False
+        self,
+        num_generators: int,
+        *,
+        host: str = "127.0.0.1",
+        deadline_seconds: float,
+        log: Callable[[str], None] = print,
     ) -> None:
         self._deadline_seconds = deadline_seconds
-        self._live = live
+        self._log = log
         self._rendezvous = PushRendezvous(host)
         self.address: str = self._rendezvous.address
         self.num_generators = num_generators
-        # The trainer's, at its last offer.
+        # The trainer's, at its last offer; transports without those given up.
         self._layout = ShardLayout((), data=0)
+        self._transports: list[str] = []
+        self._given_up: set[str] = set()
+        self._num_failed = 0
         self._weights: Weights | None = None
         # The damage of the version that a generator received last.
         self._damage = ""
@@ -114,25 +126,27 @@ class DirectRelay(HandoverReceiver, WeightsSender):
             hashes.append(offer.hashes)
         if not manifest.id.newer_than(newer_than):
             return None
-        fingerprint = whole_fingerprint(layout, hashes, "sums" if self._live else "xxh3")
+        fingerprint = whole_fingerprint(layout, hashes, "xxh3" if "direct" in first.transports else "sums")
         tensors = {
             spec.name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta")
             for spec in layout.tensors
         }
         self._layout = layout
+        self._transports = [transport for transport in first.transports if transport not in self._given_up]
         failpoint("direct.taken")
         return Weights(manifest=dataclasses.replace(manifest, fingerprint=fingerprint), tensors=tensors)
 
     def _serve(self, weights: Weights) -> None:
-        if requesting := sorted(g for g in self.missing if self._rendezvous.request(g) is not None):
-            self._push(weights, requesting, live=self._live)
+        requesting = sorted(g for g in self.missing if self._rendezvous.request(g) is not None)
+        if requesting and self._transports:
+            self._push(weights, requesting, self._transports[0])
         self._next_look = time.monotonic() + _LOOK_SECONDS
 
-    def _push(self, weights: Weights, generators: list[int], *, live: bool = False) -> None:
+    def _push(self, weights: Weights, generators: list[int], transport: str = "direct") -> None:
         until = time.monotonic() + self._deadline_seconds
         trainers = [trainer_name(rank) for rank in range(self._layout.size)]
         names = [*trainers, *map(generator_name, generators)]
-        push = self._rendezvous.announce(weights.manifest, self._layout, names, live=live)
+        push = self._rendezvous.announce(weights.manifest, self._layout, names, transport)
         failpoint("direct.announced")
         ready = self._rendezvous.answers("ready", push, names, self._deadline_seconds * PATIENCE)
         members = [name for name in names if ready.get(name)]
@@ -141,13 +155,27 @@ class DirectRelay(HandoverReceiver, WeightsSender):
             failpoint("direct.gone")
             done = self._rendezvous.answers("done", push, members, until - time.monotonic())
             failpoint("direct.done")
-            for name in members[len(trainers) :]:
-                answer = done.get(name, {"error": f"{name} did not answer in time", "damage": ""})
+            missing = {"error": "no answer in time", "damage": ""}
+            answers = {name: done.get(name, missing) for name in members[len(trainers) :]}
+            for name, answer in answers.items():
                 if answer["error"]:
-                    print(f"direct: version {weights.id.policy_version}: {answer['error']}", file=sys.stderr)
+                    version = weights.id.policy_version
+                    print(f"{transport}: version {version}: {name}: {answer['error']}", file=sys.stderr)
                 if answer["damage"] or not answer["error"]:
                     self._damage = answer["damage"]
+            if transport in LIVE:
+                self._count(any(not answer["error"] for answer in answers.values()))
         self._rendezvous.finish(push)
+
+    def _count(self, has_arrived: bool) -> None:
+        """Gives up the transport after pushes in a row by which no generator got a version."""
+        self._num_failed = 0 if has_arrived else self._num_failed + 1
+        if self._num_failed == _MAX_FAILED:
+            self._num_failed = 0
+            failing = self._transports.pop(0)
+            self._given_up.add(failing)
+            remaining = self._transports[0] if self._transports else "the store"
+            self._log(f"{_MAX_FAILED} pushes by {failing} failed in a row: weights go by {remaining} from now on")
 
 
 class StoreOfDirect(WeightsSender):

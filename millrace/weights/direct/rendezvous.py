@@ -50,8 +50,8 @@ class Push:
     layout: ShardLayout
     """The trainer's."""
     invited: tuple[str, ...]
-    live: bool = False
-    """Whether weights go into the running engines of the generators, which serve calls (`live/calls.py`)."""
+    transport: str = "direct"
+    """Live transports bring weights into the running engines of the generators, which serve calls (`live/calls.py`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +62,8 @@ class Offer:
     layout: ShardLayout
     hashes: Mapping[str, str]
     """The hash of the rank's part of each tensor."""
+    transports: tuple[str, ...] = ("direct",)
+    """Those that the rank can send by, best first: `direct`, or live ones."""
 
 
 _PUSH, _OFFER = TypeAdapter(Push), TypeAdapter(Offer)
@@ -120,10 +122,12 @@ class PushRendezvous:
         """Forgets the request of a generator."""
         self.store.delete_key(f"request/{generator_name(generator)}")
 
-    def announce(self, manifest: Manifest, layout: ShardLayout, invited: Iterable[str], *, live: bool = False) -> Push:
+    def announce(
+        self, manifest: Manifest, layout: ShardLayout, invited: Iterable[str], transport: str = "direct"
+    ) -> Push:
         """Announces a new push to all members."""
         self._number += 1
-        push = Push(number=self._number, manifest=manifest, layout=layout, invited=tuple(invited), live=live)
+        push = Push(number=self._number, manifest=manifest, layout=layout, invited=tuple(invited), transport=transport)
         for member in push.invited:
             self.store.delete_key(f"request/{member}")
         self.store.set("push", _PUSH.dump_json(push).decode())

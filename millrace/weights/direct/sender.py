@@ -75,7 +75,7 @@ class ShardSender(Member, HandoverSender):
         """The transport in use, and what keeps it from the configured one, if anything does."""
         if self._live is None:
             return "direct"
-        return self._live.transport + (f", because {self._live.limit}" if self._live.limit else "")
+        return self._live.transports[0] + (f", because {self._live.limit}" if self._live.limit else "")
 
     @property
     def busy(self) -> bool:
@@ -114,7 +114,8 @@ class ShardSender(Member, HandoverSender):
                 manifest, published = self._manifest, self._num_published
                 self._snapshot.wait()
                 hashes = self._snapshot.hashes("xxh3" if self._live is None else "sums")
-            client.offer(Offer(manifest=manifest, layout=self._layout, hashes=hashes))
+            transports = ("direct",) if self._live is None else self._live.transports
+            client.offer(Offer(manifest=manifest, layout=self._layout, hashes=hashes, transports=transports))
             self._offered = client, published
             failpoint("direct.offered")
 
@@ -125,10 +126,10 @@ class ShardSender(Member, HandoverSender):
 
         with self._lock:
             is_able = self._manifest is not None and self._manifest.id == push.manifest.id
-            if push.live:
-                error = self._send_live(client, push, is_able)
-            else:
+            if push.transport == "direct":
                 error = self.exchange(client, push, is_able, transfer)
+            else:
+                error = self._send_live(client, push, is_able)
             if error is not None:
                 client.done(push, error)
 
@@ -145,6 +146,6 @@ class ShardSender(Member, HandoverSender):
         except RuntimeError as error:
             # The others find out by it that connections to this rank are gone.
             self.session = uuid4().hex
-            print(f"{self._live.transport}: {self.name}: {error}", file=sys.stderr)
+            print(f"{push.transport}: {self.name}: {error}", file=sys.stderr)
             return str(error)
         return ""

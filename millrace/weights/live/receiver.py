@@ -41,7 +41,7 @@ class LiveReceiver(RequestingReceiver):
         self.stop()
 
     def take_part(self, client: RendezvousClient, push: Push) -> None:
-        if not push.live:
+        if push.transport == "direct":
             return
         transfer = LiveTransfer(
             client, push, self.name, self.session, patience=2 * self._patience, seconds=self._deadline_seconds

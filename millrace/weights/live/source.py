@@ -23,6 +23,9 @@ from millrace.weights.direct.exchange import PushGroup
 from millrace.weights.direct.layout import Message, ShardLayout
 from storage.failpoints import failpoint
 
+_M2N_NCCL = (2, 30, 5)
+"""The oldest NCCL for nccl-extensions. The package imports with older ones, and fails in the first transfer."""
+
 
 class SnapshotSource(WeightSource):
     """Rank 0 yields whole tensors on `device`; the others send it their parts and yield those.
@@ -124,6 +127,12 @@ def m2n_limit(layout: ShardLayout) -> str:
         import_m2n()
     except ImportError:
         return "the package nccl-extensions is not installed"
+    try:
+        version = torch.cuda.nccl.version()
+    except AttributeError:
+        return "torch has no NCCL"
+    if version < _M2N_NCCL:
+        return f"torch has NCCL {'.'.join(map(str, version))}, and nccl_m2n needs {'.'.join(map(str, _M2N_NCCL))}"
     if layout.tensor > 1:
         return "the trainer divides tensors along two axes"
     if layout.data > MAX_SOURCE_SHARDS:

@@ -38,8 +38,8 @@ _ABORT_SECONDS = 5.0
 class LiveSender:
     """Rank `rank` of the trainer, which sends its `snapshot` by vLLM's engine `transport` from `device`.
 
-    Each generator has `workers` workers. Where nccl_m2n can't divide the model, nccl takes its place (`limit` says
-    why).
+    Each generator has `workers` workers. `transports`: those that a push may use, best first. nccl is next after
+    nccl_m2n, and takes its place if that can't send this model from here (`limit` says why).
     """
 
     def __init__(
@@ -54,7 +54,9 @@ class LiveSender:
     ) -> None:
         register_trainer()
         self.limit = m2n_limit(layout) if transport == "nccl_m2n" else ""
-        self.transport = "nccl" if self.limit else transport
+        self.transports = (transport, "nccl") if transport == "nccl_m2n" else (transport,)
+        if self.limit:
+            self.transports = ("nccl",)
         self._layout, self._rank, self._workers = layout, rank, workers
         self._snapshot, self._device = snapshot, device
         # Besides the trainer's own, so that neither waits for the other's kernels.
@@ -62,6 +64,7 @@ class LiveSender:
         self._engine: TrainerWeightTransferEngine[Any] | None = None
         self._source: SnapshotSource | ShardSource | None = None
         # Of the engine.
+        self._transport = ""
         self._client: GeneratorsClient | None = None
         self._members: dict[str, str] = {}
 
@@ -107,9 +110,10 @@ class LiveSender:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
         generators = list(members)[self._layout.size :]
-        if self._members != members:
+        if self._members != members or self._transport != push.transport:
             self._abort()
-            self._client = GeneratorsClient(self.transport)
+            self._transport = push.transport
+            self._client = GeneratorsClient(self._transport)
         calls = self._client
         assert calls is not None
         # A connection for vLLM's thread, which makes the calls.
@@ -130,7 +134,7 @@ class LiveSender:
             return self._source.nbytes
 
     def _open_source(self, client: RendezvousClient, push: Push, until: float) -> SnapshotSource | ShardSource:
-        if self.transport == "nccl_m2n":
+        if self._transport == "nccl_m2n":
             return ShardSource(self._layout, self._snapshot, self._device)
         group = None
         if self._layout.size > 1:
@@ -147,7 +151,7 @@ class LiveSender:
     def _init_info(self, client: RendezvousClient, push: Push, generators: list[str], until: float) -> TrainerInitInfo:
         rank, receivers = self._rank, len(generators) * self._workers
         seconds = until - time.monotonic()
-        match self.transport:
+        match self._transport:
             case "ipc":
                 # vLLM refuses a tensor that is larger than the buffer.
                 largest = max(tensor.nbytes for tensor in self._snapshot.values())

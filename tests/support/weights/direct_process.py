@@ -14,6 +14,7 @@ import json
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -83,7 +84,7 @@ def train(folder: Path, deadline: float, transport: str, rank: int, data: str, t
 
 
 def sync_weights(folder: Path, deadline: float, transport: str, num_generators: str) -> None:
-    relay = DirectRelay(int(num_generators), deadline_seconds=deadline, live=transport != "direct")
+    relay = DirectRelay(int(num_generators), deadline_seconds=deadline, log=partial(print, file=sys.stderr))
     publish_address(folder, relay.address)
     say(ready=True)
     newest, missing = None, None

@@ -38,8 +38,9 @@ class LivePushes:
         leads: bool = False,
     ) -> None:
         self.layout = layout_of(tensors, ranks)
+        self.logged: list[str] = []
         live = transport != "direct"
-        self.relay = DirectRelay(num_generators, deadline_seconds=deadline_seconds, live=live)
+        self.relay = DirectRelay(num_generators, deadline_seconds=deadline_seconds, log=self.logged.append)
         publish_address(folder, self.relay.address)
         find, cpu = finder(folder), torch.device("cpu")
         self.ranks = [

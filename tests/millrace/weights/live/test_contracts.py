@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.weights.direct import PATIENT
+from support.weights.direct import PATIENT, wait_until
 from support.weights.live import LivePushes, RecordingEngine, serve
 
 from millrace.weights.direct.layout import ShardLayout, TensorSpec
@@ -149,6 +149,7 @@ def test_nccl_m2n_has_every_rank_reshard_its_own_rows(monkeypatch: pytest.Monkey
     )
     for module in (m2n_trainer, source):
         monkeypatch.setattr(module, "import_m2n", lambda: m2n)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 5))
 
     def join(init_info: dict[str, Any], rank: int) -> Communicator:
         joined.append((init_info, rank))
@@ -187,10 +188,51 @@ def test_nccl_takes_the_place_of_nccl_m2n_where_rows_do_not_divide(
     import millrace.weights.live.source as source
 
     monkeypatch.setattr(source, "import_m2n", lambda: None)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 5))
     tensors = {"model.odd.weight": torch.zeros(5, 2)}
     with closing(LivePushes(tmp_path, tensors, ranks=2, transport="nccl_m2n")) as pushes:
         assert pushes.ranks[0].route.startswith("nccl, because")
         assert "model.odd.weight" in pushes.ranks[0].route
+
+
+def test_nccl_takes_the_place_of_nccl_m2n_where_nccl_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    from millrace.weights.live import source
+
+    monkeypatch.setattr(source, "import_m2n", lambda: None)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 7))
+    limit = source.m2n_limit(ShardLayout((TensorSpec("w", "bfloat16", (8, 4)),), 4))
+    assert "2.29.7" in limit
+    assert "2.30.5" in limit
+
+
+def test_a_transport_that_fails_twice_in_a_row_gives_way_to_the_next_and_in_the_end_to_the_store(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from vllm.distributed.weight_transfer import m2n_trainer, nccl_engine
+
+    from millrace.weights.live import source
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("unhandled system error")
+
+    for module in (m2n_trainer, source):
+        monkeypatch.setattr(module, "import_m2n", lambda: None)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 5))
+    monkeypatch.setattr(m2n_trainer, "trainer_init", fail)
+    monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", fail)
+    engine = RecordingEngine()
+    with closing(LivePushes(tmp_path, TENSORS, transport="nccl_m2n", leads=True)) as pushes:
+        pushes.publish(1, TENSORS)
+        limit = time.monotonic() + PATIENT
+        while len(pushes.logged) < 2:
+            assert time.monotonic() < limit
+            serve(engine, pushes.receivers[0], None)
+        pushes.publish(2, TENSORS)
+        wait_until(lambda: pushes.newest is not None and pushes.newest.policy_version == 2, "version 2 to be offered")
+        backends = [argument["backend"] for _, argument in engine.calls]
+        assert pushes.receivers[0].poll(None) is None
+    assert backends == ["nccl_m2n", "nccl_m2n", "nccl", "nccl"]
+    assert ["by nccl from now on" in pushes.logged[0], "by the store" in pushes.logged[1]] == [True, True]
 
 
 def test_ipc_sends_handles_of_its_buffer_as_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -252,5 +294,6 @@ def test_nccl_takes_the_place_of_nccl_m2n_where_that_cannot_divide_the_model(
 
     with monkeypatch.context() as patch:
         patch.setattr(source, "import_m2n", lambda: None)
+        patch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 5))
         found = source.m2n_limit(ShardLayout((spec,), *ranks))
     assert (limit in found) if limit else (found == "")
