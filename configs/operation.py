@@ -134,8 +134,8 @@ class TrainPlaceConfig(PlaceConfig):
     null: it waits for all of them. A host that comes back is taken in again at the next step."""
     network: Text | None = None
     """IPv4 network in which the hosts reach each other, and generators reach sync_weights with the transport `direct`,
-    such as 10.0.0.0/24: each listens at its own address in it and nowhere else. Any network but loopback is open to
-    those in it. null: loopback."""
+    such as 10.0.0.0/24: each listens at its own address in it and nowhere else. gloo and NCCL use its interface, in
+    vLLM too if weights go straight to its GPUs. Any network but loopback is open to those in it. null: loopback."""
 
     @field_validator("network")
     @classmethod

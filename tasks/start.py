@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import IO
 
+from configs.operation import LIVE
 from configs.schema import RunConfig
 from millrace.forking.client import ForkedProcess
 from millrace.runtime.arguments import Hosts, StageArguments
+from millrace.runtime.heartbeat import interface_variables
 from tasks.fork_server import STAGE_ENVIRONMENT, STAGES, CannotFork
 
 Process = subprocess.Popen[bytes] | ForkedProcess
@@ -40,10 +42,14 @@ def start_stage(
 ) -> Process:
     """Forks the stage process where it can be forked, and otherwise starts a command, which `warn` gets a line about.
 
-    Raises StageDied if the fork server keeps dying.
+    Raises StageDied if the fork server keeps dying, and InputError if this host is not in `placement.train.network`.
     """
     program = ["-m", _module(stage), *arguments.as_argv()]
     parallel, where = config.training.parallel, config.placement.train
+    environment = arguments.environment
+    if stage == "train" or (stage == "generate" and config.effective_weights.transport in LIVE):
+        # They meet in one communicator, whose id holds an address of the trainer's interface.
+        environment |= interface_variables(where.network)
     if stage == "train" and where.hosts > 1:
         assert where.network is not None, "checked with the config"
         hosts = Hosts(
@@ -57,16 +63,16 @@ def start_stage(
             ranks=parallel.data // where.hosts * parallel.tensor,
         )
         launcher = [sys.executable, "-m", "millrace.runtime.host_launcher", hosts.to_json()]
-        return start_command([*launcher, *program], stderr, threads, arguments.environment)
+        return start_command([*launcher, *program], stderr, threads, environment)
     if stage == "train" and (num_ranks := parallel.data * parallel.tensor) > 1:
-        return start_command(launch(num_ranks, program), stderr, threads, arguments.environment)
+        return start_command(launch(num_ranks, program), stderr, threads, environment)
     try:
         if stage == "generate" and config.generation.engine == "vllm":
             raise CannotFork("vLLM must not be forked")
-        return STAGES.fork(_module(stage), arguments.as_argv(), stderr, threads, warn, arguments.environment)
+        return STAGES.fork(_module(stage), arguments.as_argv(), stderr, threads, warn, environment)
     except CannotFork as error:
         warn(f"{stage}-{arguments.replica} is started without the fork server: {error}")
-        return start_command([sys.executable, *program], stderr, threads, arguments.environment)
+        return start_command([sys.executable, *program], stderr, threads, environment)
 
 
 def _module(stage: str) -> str:

@@ -276,7 +276,7 @@ def _check_host(store: Store, number: int, job: Job) -> tuple[RunConfig, Mapping
     check_same_inputs(attempt, config, job_stages)
     network = config.placement.train.network
     if network is not None and "train" in job_stages:
-        own_interface(network, "placement.train.network")
+        own_interface(network)
     return config, attempt.inputs
 
 

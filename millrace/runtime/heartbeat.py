@@ -8,6 +8,7 @@ No clock is compared with another host's: a monitor measures with its own clock 
 """
 
 import contextlib
+import os
 import socket
 import threading
 import time
@@ -102,11 +103,21 @@ class HeartbeatMonitor:
         return self.silent_seconds
 
 
-def own_interface(network: str, key: str) -> tuple[str, str]:
-    """Returns the name and address of this host's interface in `network`, such as 10.0.0.0/24.
+def interface_variables(network: str | None) -> dict[str, str]:
+    """Returns variables that have gloo and NCCL use this host's interface in `network`; loopback if that is None.
 
-    gloo and NCCL take the name as the place to listen. Raises InputError, naming the setting `key`, if the host has no
-    interface there.
+    Those already set in this process are left out. Raises as `own_interface`.
+    """
+    interface = "lo" if network is None else own_interface(network)[0]
+    # NCCL takes a name for a prefix, so that eth1 means eth10 too, unless it begins with an equals sign.
+    variables = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+    return {name: value for name, value in variables.items() if name not in os.environ}
+
+
+def own_interface(network: str) -> tuple[str, str]:
+    """Returns the name and address of this host's interface in `placement.train.network`, such as 10.0.0.0/24.
+
+    Raises InputError if the host has none there.
     """
     addresses = [
         (name, address.address)
@@ -120,6 +131,6 @@ def own_interface(network: str, key: str) -> tuple[str, str]:
     shown = ", ".join(sorted(address for _, address in addresses)) or "none"
     raise InputError(
         f"{network}, and host {socket.gethostname()} has no address in it, only {shown}",
-        key=key,
-        expected="a network that every host of the trainer is in",
+        key="placement.train.network",
+        expected="a network that this host is in",
     )

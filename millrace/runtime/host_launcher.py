@@ -29,15 +29,12 @@ from contextlib import suppress
 from dataclasses import asdict
 from ipaddress import ip_address
 
-from millrace.errors import InputError
 from millrace.runtime.arguments import Hosts
 from millrace.runtime.heartbeat import SILENT_SECONDS, HeartbeatMonitor, HeartbeatPublisher, own_interface
 from millrace.runtime.launcher import RankProcesses, Rendezvous, end_as, prepare, rendezvous_store
 from millrace.runtime.messages import (
     DRAINED,
-    ERROR_PREFIX,
     STOPPED,
-    USER_ERROR,
     YIELDED,
     HeartbeatSender,
     send,
@@ -56,13 +53,8 @@ _YIELD_SECONDS = 90.0
 
 def main(hosts: Hosts, arguments: Sequence[str]) -> int:
     """Runs `python ARGUMENTS` as the ranks of this host, to their end. Returns the stage's exit code."""
-    try:
-        interface, address = own_interface(hosts.network, "placement.train.network")
-    except InputError as error:
-        send(f"{ERROR_PREFIX}{error}")
-        return USER_ERROR
-    prepare(interface)
-    launcher = HostLauncher(hosts, address, arguments)
+    prepare()
+    launcher = HostLauncher(hosts, own_interface(hosts.network)[1], arguments)
     with launcher.publisher:
         return launcher.follow() if hosts.host else launcher.lead()
 

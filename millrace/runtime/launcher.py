@@ -34,8 +34,8 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from millrace.forking.process_settings import mark_launcher
 from millrace.runtime.messages import FENCED, MISCOUNTED, SHOW_STACKS, USER_ERROR
 
-_HOST, _INTERFACE = "127.0.0.1", "lo"
-"""Where ranks of a single host listen: on loopback only."""
+_HOST = "127.0.0.1"
+"""Where ranks of a single host meet."""
 _LOOK_SECONDS = 0.1
 _STACKS_SECONDS = 0.5
 """For all ranks to write their stacks; the supervisor waits twice as long."""
@@ -57,12 +57,9 @@ class Rendezvous:
     """Id of the launcher on each host, in the order of their ranks."""
 
 
-def prepare(interface: str) -> None:
-    """Prepares this process to be a launcher whose ranks listen on this network interface only."""
+def prepare() -> None:
+    """Prepares this process to be a launcher."""
     mark_launcher()
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    # NCCL takes a name for a prefix, so that eth1 means eth10 too, unless it begins with an equals sign.
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
     # torchrun's handlers would end all ranks on SIGTERM; here rank 0 drains, and the others wait for its commands.
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGHUP"
 
@@ -180,7 +177,7 @@ def end_as(code: int) -> NoReturn:
 
 def main(num_ranks: int, arguments: Sequence[str]) -> int:
     """Runs `python ARGUMENTS` as `num_ranks` ranks, to their end. Returns the stage's exit code."""
-    prepare(_INTERFACE)
+    prepare()
     store = rendezvous_store(_HOST)
     return RankProcesses(
         num_ranks, arguments, Rendezvous(address=_HOST, port=store.port, run_id=uuid.uuid4().hex)

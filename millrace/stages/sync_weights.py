@@ -41,7 +41,7 @@ def main(stage: Stage) -> None:
         store,
         stage.arguments.handover,
         stage.config.generation.replicas,
-        host="127.0.0.1" if network is None else own_interface(network, "placement.train.network")[1],
+        host="127.0.0.1" if network is None else own_interface(network)[1],
         log=stage.log,
     )
     # A null address replaces a predecessor's, where nothing listens any more.

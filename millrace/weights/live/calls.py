@@ -38,7 +38,10 @@ _LOOK_SECONDS = 0.002
 """Between two looks for an answer."""
 _ALIVE_SECONDS, _SILENT_SECONDS = 1.0, 10.0
 """Between two signs of life, and without one until a generator counts as gone."""
-_NCCL_VARIABLES = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_CUMEM_ENABLE", "NCCL_CUMEM_HOST_ENABLE")
+_NCCL_VARIABLES = (
+    *("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_CUMEM_ENABLE", "NCCL_CUMEM_HOST_ENABLE"),
+    *("NCCL_NET", "NCCL_IB_DISABLE", "NCCL_NVLS_ENABLE"),
+)
 """Both sides of a communicator hang if these differ."""
 
 
@@ -226,4 +229,8 @@ class LiveTransfer:
 
 
 def _environment() -> dict[str, str]:
-    return {name: os.environ[name] for name in _NCCL_VARIABLES if name in os.environ}
+    variables = {name: os.environ[name] for name in _NCCL_VARIABLES if name in os.environ}
+    # Other hosts may have other names for their interfaces, but loopback has to be on both sides or on none.
+    if os.environ.get(interface := "NCCL_SOCKET_IFNAME") in ("lo", "=lo"):
+        variables[interface] = "lo"
+    return variables

@@ -1,11 +1,10 @@
 """How a stage of several ranks ended, by the exit codes of its ranks."""
 
-import os
 import signal
 
 import pytest
 
-from millrace.runtime.launcher import prepare, stage_exit_code
+from millrace.runtime.launcher import stage_exit_code
 from millrace.runtime.messages import DRAINED, FENCED, MISCOUNTED, USER_ERROR
 
 SIGKILLED, TERMINATED, FAULT = -signal.SIGKILL, -signal.SIGTERM, 1
@@ -29,10 +28,3 @@ SIGKILLED, TERMINATED, FAULT = -signal.SIGKILL, -signal.SIGTERM, 1
 )
 def test_permanent_codes_come_before_signals_and_signals_before_errors(codes: dict[int, int], expected: int) -> None:
     assert stage_exit_code(codes) == expected
-
-
-def test_ranks_use_the_interface_of_exactly_this_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "environ", {})
-    prepare("eth1")
-    # gloo compares whole names; NCCL, without an equals sign, their beginnings.
-    assert (os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"]) == ("eth1", "=eth1")
