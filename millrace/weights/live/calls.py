@@ -1,10 +1,11 @@
 """The four calls of vLLM's `VLLMWeightSyncClient`, from the trainer to each generator, as JSON in the rendezvous.
 
 trainer rank 0                                  generator
-init_weight_transfer_engine ─── n/call/0 ─────► joins the group            new members, or after an error
-start_weight_update         ─── n/call/1 ─────► the model may change now
-update_weights              ─── n/call/2 ─────► receives, at the same time as the trainer sends
-finish_weight_update        ─── n/call/3 ─────► the version is live
+init_weight_transfer_engine ─── n/call/0 ─────► is ready to join           new members, or after an error
+                            ─── n/call/1 ─────► joins the group, once all are ready
+start_weight_update         ─── n/call/2 ─────► the model may change now
+update_weights              ─── n/call/3 ─────► receives, at the same time as the trainer sends
+finish_weight_update        ─── n/call/4 ─────► the version is live
                             ◄── n/answer/i/g ── an error, or none
                             ◄── n/alive/g ───── a number that grows as long as it lives
 
@@ -72,8 +73,8 @@ class GeneratorsClient:
         self._numbers = itertools.count()
         self._lives = {generator: (-1, time.monotonic()) for generator in generators}
 
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Has the generators' workers join the group."""
+    def init_weight_transfer_engine(self, init_info: dict[str, Any] | None) -> None:
+        """Has the generators' workers join the group; None: has them prepare for it, and refuse if they can't."""
         self._call(INIT, {"backend": self._backend, "info": init_info, "environment": _environment()})
 
     def start_weight_update(self) -> None:

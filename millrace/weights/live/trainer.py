@@ -121,6 +121,9 @@ class LiveSender:
         with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
             if self._engine is None:
                 source = self._open_source(client, push, until)
+                if self._rank == 0:
+                    # NCCL waits without a limit for a member that is not there.
+                    calls.init_weight_transfer_engine(None)
                 engine = WeightTransferTrainerFactory.trainer_init(
                     self._init_info(client, push, generators, until), client=calls, source=source
                 )

@@ -1,13 +1,14 @@
 """New weights in a vLLM worker by one of vLLM's own engines, which the trainer's calls name, or from shared memory.
 
-init: ipc, nccl, nccl_m2n, gloo ─► start ─► update: receive ─► hash right? ─► names of files ─► load ─► finish
-                                      └───► update: a file in shared memory (`worker.py`) ───────────────┘
+init: ipc, nccl, nccl_m2n, gloo; join ─► start ─► update: receive ─► hash right? ─► names of files ─► load ─► finish
+                                            └───► update: a file in shared memory (`worker.py`) ───────────────┘
 """
 
 import copy
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,8 +43,8 @@ class LiveInit(WeightTransferInitInfo):
     """The engine to receive with."""
 
     backend: str
-    info: dict[str, Any]
-    """Its own init info."""
+    info: dict[str, Any] | None
+    """Its own init info, to join the group with; None before all members are ready."""
     index: int
     """Position of this generator among those of the push."""
     watch: dict[str, Any]
@@ -76,18 +77,46 @@ class LiveEngine(SharedMemoryEngine):
     """Whether the engine that the trainer named has begun this update."""
 
     def init_transfer_engine(self, init_info: Any) -> None:
-        """Joins the trainer's group, in place of an earlier one."""
+        """Leaves the last group and makes the engine; called again with its init info, joins the trainer's group.
+
+        Raises RuntimeError if the trainer aborts the push, or the deadline passes, before all members have joined.
+        """
+        if init_info.info is not None:
+            self._join(init_info.info, init_info.watch)
+            return
         register_worker()
         self._abort()
-        if _look_for_abort(**init_info.watch)():
-            raise RuntimeError("the push was aborted before this worker could join")
         config = WeightTransferConfig(backend=init_info.backend)
         engine = WeightTransferEngineFactory.create_engine(config, self.vllm_config, self.device, self.model)
         # Generators are to vLLM's engines what its data-parallel ranks are: each has `world_size` workers.
         engine.parallel_config = copy.copy(self.parallel_config)
         engine.parallel_config.data_parallel_index = init_info.index
-        engine.init_transfer_engine(engine.parse_init_info(init_info.info))
         self._engine = engine
+
+    def _join(self, info: dict[str, Any], watch: dict[str, Any]) -> None:
+        """Joins in a thread, which is left behind if the group does not form: vLLM's engines wait without a limit."""
+        engine, joined = self._engine, Future[None]()
+        if engine is None:
+            raise RuntimeError("the push was given up")
+
+        def join() -> None:
+            try:
+                if self.device.type == "cuda":
+                    torch.cuda.set_device(self.device)
+                engine.init_transfer_engine(engine.parse_init_info(info))
+                joined.set_result(None)
+            except Exception as error:  # noqa: BLE001 — raised below
+                joined.set_exception(error)
+            if self._engine is not engine:
+                _leave(engine)
+
+        until, is_aborted = time.monotonic() + watch["seconds"], _look_for_abort(**watch)
+        threading.Thread(target=join, daemon=True).start()
+        while not wait([joined], _LOOK_SECONDS).done:
+            if time.monotonic() > until or is_aborted():
+                self._engine = None
+                raise RuntimeError("the push was aborted, or the deadline passed, while this worker joined")
+        joined.result()
 
     def start_weight_update(self) -> None:
         """Drops the remains of a failed update."""
@@ -193,10 +222,14 @@ class LiveEngine(SharedMemoryEngine):
     def _abort(self) -> None:
         """Leaves the group. A transfer that is under way ends."""
         engine, self._engine = self._engine, None
-        group = getattr(engine, "model_update_group", None)
-        if group is not None:
-            # First: vLLM's `shutdown` waits for the device.
-            group.destroy()
+        _leave(engine)
+
+
+def _leave(engine: WeightTransferEngine[Any, Any] | None) -> None:
+    """Destroys the engine's communicator, but not the engine: vLLM's `shutdown` waits for the device."""
+    group = getattr(engine, "model_update_group", None)
+    if group is not None:
+        group.destroy()
 
 
 def _look_for_abort(address: str, key: str, seconds: float) -> Callable[[], bool]:

@@ -25,6 +25,8 @@ TENSORS = {
 }
 NAMES, SHAPES = list(TENSORS), [[6, 4], [4]]
 DTYPES = ["float32", "bfloat16"]
+JOIN = ["init_weight_transfer_engine"] * 2
+"""Ready to join, and joins."""
 
 
 class Communicator:
@@ -82,13 +84,14 @@ def test_nccl_broadcasts_whole_tensors_and_keeps_its_communicator(
     with closing(LivePushes(tmp_path, TENSORS, ranks=ranks, workers=2, transport="nccl", leads=True)) as pushes:
         first, second = deliver(pushes, engine, 1), deliver(pushes, engine, 2)
     assert methods(first) == [
-        "init_weight_transfer_engine",
+        *JOIN,
         "start_weight_update",
         "update_weights",
         "finish_weight_update",
     ]
-    init = first[0][1]
-    assert (init["backend"], init["index"]) == ("nccl", 0)
+    ready, init = first[0][1], first[1][1]
+    assert ready["info"] is None
+    assert (ready["backend"], ready["index"]) == (init["backend"], init["index"]) == ("nccl", 0)
     assert init["info"] | {"master_port": 0} == {
         "master_address": "127.0.0.1",
         "master_port": 0,
@@ -99,8 +102,8 @@ def test_nccl_broadcasts_whole_tensors_and_keeps_its_communicator(
         "packed_num_buffers": 2,
     }
     update = {"names": NAMES, "dtype_names": DTYPES, "shapes": SHAPES}
-    assert [call[1]["info"] for call in (first[2], second[1])] == [update, update]
-    assert methods(second) == methods(first)[1:]
+    assert [call[1]["info"] for call in (first[3], second[1])] == [update, update]
+    assert methods(second) == methods(first)[2:]
     (endpoint,), (group,) = nccl.endpoints, nccl.groups
     assert (endpoint.rank, endpoint.world_size, endpoint.master_port) == (0, 3, init["info"]["master_port"])
     assert [(sent[0], sent[1]) for sent in nccl.sent] == [(group, 0), (group, 0)]
@@ -117,12 +120,12 @@ def test_after_an_error_of_a_generator_the_next_push_makes_another_communicator(
         calls = deliver(pushes, engine, 1)
     served = methods(calls)
     assert served[: served.index("update_weights") + 1] == [
-        "init_weight_transfer_engine",
+        *JOIN,
         "start_weight_update",
         "update_weights",
     ]
-    assert served[-4:] == [
-        "init_weight_transfer_engine",
+    assert served[-5:] == [
+        *JOIN,
         "start_weight_update",
         "update_weights",
         "finish_weight_update",
@@ -165,8 +168,8 @@ def test_nccl_m2n_has_every_rank_reshard_its_own_rows(monkeypatch: pytest.Monkey
     with closing(LivePushes(tmp_path, TENSORS, ranks=2, workers=3, transport="nccl_m2n", leads=True)) as pushes:
         assert pushes.ranks[0].route == "nccl_m2n"
         calls = deliver(pushes, engine, 1)
-    assert methods(calls)[0] == "init_weight_transfer_engine"
-    info = calls[0][1]["info"]
+    assert methods(calls)[:2] == JOIN
+    info = calls[1][1]["info"]
     assert (info["rank_offset"], info["world_size"]) == (2, 5)
     assert (info["src_mesh_dims"], info["dst_mesh_dims"]) == ([1, 2], [1, 3])
     assert (info["names"], info["dtype_names"], info["shapes"]) == (NAMES, DTYPES, SHAPES)
@@ -229,7 +232,7 @@ def test_a_transport_that_fails_twice_in_a_row_gives_way_to_the_next_and_in_the_
             serve(engine, pushes.receivers[0], None)
         pushes.publish(2, TENSORS)
         wait_until(lambda: pushes.newest is not None and pushes.newest.policy_version == 2, "version 2 to be offered")
-        backends = [argument["backend"] for _, argument in engine.calls]
+        backends = [argument["backend"] for _, argument in engine.calls if argument["info"] is not None]
         assert pushes.receivers[0].poll(None) is None
     assert backends == ["nccl_m2n", "nccl_m2n", "nccl", "nccl"]
     assert ["by nccl from now on" in pushes.logged[0], "by the store" in pushes.logged[1]] == [True, True]
@@ -262,16 +265,16 @@ def test_ipc_sends_handles_of_its_buffer_as_json(monkeypatch: pytest.MonkeyPatch
     with closing(LivePushes(tmp_path, TENSORS, transport="ipc", leads=True)) as pushes:
         calls = deliver(pushes, engine, 1)
     assert methods(calls) == [
-        "init_weight_transfer_engine",
+        *JOIN,
         "start_weight_update",
         "update_weights",
         "update_weights",
         "finish_weight_update",
     ]
-    assert calls[0][1]["backend"] == "ipc"
-    assert calls[0][1]["info"] == {"packed": True}
+    assert calls[1][1]["backend"] == "ipc"
+    assert calls[1][1]["info"] == {"packed": True}
     assert sizes == [1 << 30]
-    for call, name in zip(calls[2:4], NAMES, strict=True):
+    for call, name in zip(calls[3:5], NAMES, strict=True):
         assert call[1]["info"]["names"] == [name]
         assert decode_handles(call[1]["info"])["ipc_handles"] == {"GPU-7": handle}
 

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,7 +47,7 @@ class ServingGenerator:
 
 @contextmanager
 def two_generators(
-    folder: Path, ranks: int, deadline_seconds: float = PATIENT
+    folder: Path, ranks: int, deadline_seconds: float = PATIENT, transport: str = "gloo"
 ) -> Iterator[tuple[LivePushes, list[ServingGenerator]]]:
     with ExitStack() as stack:
         pushes = stack.enter_context(
@@ -57,6 +58,7 @@ def two_generators(
                     ranks=ranks,
                     num_generators=2,
                     deadline_seconds=deadline_seconds,
+                    transport=transport,
                     leads=True,
                 )
             )
@@ -120,3 +122,53 @@ def test_a_generator_that_fails_to_join_keeps_no_other_waiting_for_the_deadline(
         pushes.publish(1, tensors_of(1))
         wait_until(all_hold(generators, 1), "both generators to hold version 1")
         assert len(joined) > 2
+
+
+@pytest.mark.parametrize("when", ["before all are ready", "while the others join"])
+def test_a_communicator_that_never_comes_about_is_left_behind_at_once(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL's constructor does not return if a member is missing."""
+    from vllm.distributed.weight_transfer import WeightTransferEngineFactory, nccl_engine
+
+    tensors, never = tensors_of(1), threading.Event()
+    made: list[str] = []
+    joining: list[str] = []
+    make = WeightTransferEngineFactory.create_engine
+
+    def create_engine(*arguments: Any) -> Any:
+        made.append("engine")
+        if when == "before all are ready" and len(made) == 1:
+            raise RuntimeError("out of memory")
+        return make(*arguments)
+
+    def join(who: str) -> SimpleNamespace:
+        joining.append(who)
+        # The first attempt of three members.
+        if when == "while the others join" and len(joining) <= 3:
+            if who == "generator 1":
+                raise RuntimeError("the GPU has fallen off the bus")
+            never.wait()
+        return SimpleNamespace(destroy=lambda: None)
+
+    monkeypatch.setattr(WeightTransferEngineFactory, "create_engine", create_engine)
+    monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", lambda info: join("trainer"))
+    monkeypatch.setattr(
+        nccl_engine,
+        "worker_init_process_group",
+        lambda info, parallel: join(f"generator {parallel.data_parallel_index}"),
+    )
+    monkeypatch.setattr(nccl_engine, "packed_nccl_broadcast_producer", lambda iterator, **_: list(iterator))
+    monkeypatch.setattr(
+        nccl_engine,
+        "packed_nccl_broadcast_consumer",
+        lambda post_unpack_func, **_: post_unpack_func(list(tensors.items())),
+    )
+    try:
+        with two_generators(tmp_path, 1, 10 * PATIENT, "nccl") as (pushes, generators):
+            pushes.publish(1, tensors)
+            wait_until(all_hold(generators, 1), "both generators to hold version 1")
+    finally:
+        never.set()
+    attempts = 1 if when == "before all are ready" else 2
+    assert sorted(joining) == sorted(["trainer", "generator 0", "generator 1"] * attempts)
