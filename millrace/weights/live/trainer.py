@@ -11,12 +11,13 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch.distributed.distributed_c10d import PrefixStore
+from vllm.device_allocator.alloc_conf import EXPANDABLE_SEGMENTS, with_conf_flag
 from vllm.distributed.weight_transfer.base import TrainerInitInfo, TrainerWeightTransferEngine
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
@@ -133,7 +134,8 @@ class LiveSender:
                 self._engine, self._source, self._members = engine, source, dict(members)
             assert self._source is not None
             self._source.nbytes, self._source.until = 0, until
-            self._engine.send_weights()
+            with _plain_segments() if self._transport == "ipc" else nullcontext():
+                self._engine.send_weights()
             return self._source.nbytes
 
     def _open_source(self, client: RendezvousClient, push: Push, until: float) -> SnapshotSource | ShardSource:
@@ -193,6 +195,21 @@ class LiveSender:
         _destroy(engine)
         if isinstance(source, SnapshotSource) and source.group is not None:
             source.group.destroy()
+
+
+@contextmanager
+def _plain_segments() -> Iterator[None]:
+    """In this block, this process's CUDA memory comes in segments of a fixed size, such as vLLM's buffer for IPC.
+
+    Another process maps an expandable segment by `pidfd_getfd`, which Docker, Kubernetes and Ubuntu refuse by default.
+    """
+    # torch resets what a string does not mention.
+    settings = torch._C._accelerator_getAllocatorSettings()
+    torch._C._accelerator_setAllocatorSettings(with_conf_flag(settings, EXPANDABLE_SEGMENTS, enabled=False))
+    try:
+        yield
+    finally:
+        torch._C._accelerator_setAllocatorSettings(settings)
 
 
 def _destroy(engine: TrainerWeightTransferEngine[Any] | None) -> None:

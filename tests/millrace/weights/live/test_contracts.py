@@ -238,7 +238,9 @@ def test_a_transport_that_fails_twice_in_a_row_gives_way_to_the_next_and_in_the_
     assert ["by nccl from now on" in pushes.logged[0], "by the store" in pushes.logged[1]] == [True, True]
 
 
-def test_ipc_sends_handles_of_its_buffer_as_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ipc_sends_handles_of_its_buffer_which_lies_in_a_plain_segment_as_json(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from vllm.distributed.weight_transfer import ipc_engine
     from vllm.distributed.weight_transfer.packed_tensor import PackedIpcChunk
 
@@ -250,9 +252,12 @@ def test_ipc_sends_handles_of_its_buffer_as_json(monkeypatch: pytest.MonkeyPatch
         *(0, b"handle\xff", 64, 0, False, b"counter\x00", 0, b"event\xfe", True),
     )
     sizes: list[int] = []
+    settings: list[str] = []
+    configured = "expandable_segments:True,max_split_size_mb:512"
 
     def pack(iterator: Any, gpu_uuid: str, post_iter_func: Any, buffer_size_bytes: int) -> Iterator[PackedIpcChunk]:
         sizes.append(buffer_size_bytes)
+        settings.append(torch._C._accelerator_getAllocatorSettings())
         for name, tensor in iterator:
             dtype = str(tensor.dtype).removeprefix("torch.")
             yield PackedIpcChunk([name], [list(tensor.shape)], [dtype], [tensor.nbytes], {gpu_uuid: handle})
@@ -262,8 +267,13 @@ def test_ipc_sends_handles_of_its_buffer_as_json(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="GPU-7"))
     monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
     engine = RecordingEngine()
-    with closing(LivePushes(tmp_path, TENSORS, transport="ipc", leads=True)) as pushes:
-        calls = deliver(pushes, engine, 1)
+    torch._C._accelerator_setAllocatorSettings(configured)
+    try:
+        with closing(LivePushes(tmp_path, TENSORS, transport="ipc", leads=True)) as pushes:
+            calls = deliver(pushes, engine, 1)
+        settings.append(torch._C._accelerator_getAllocatorSettings())
+    finally:
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
     assert methods(calls) == [
         *JOIN,
         "start_weight_update",
@@ -274,6 +284,8 @@ def test_ipc_sends_handles_of_its_buffer_as_json(monkeypatch: pytest.MonkeyPatch
     assert calls[1][1]["backend"] == "ipc"
     assert calls[1][1]["info"] == {"packed": True}
     assert sizes == [1 << 30]
+    # Where the buffer is allocated, and after the push.
+    assert settings == ["expandable_segments:False,max_split_size_mb:512", configured]
     for call, name in zip(calls[3:5], NAMES, strict=True):
         assert call[1]["info"]["names"] == [name]
         assert decode_handles(call[1]["info"])["ipc_handles"] == {"GPU-7": handle}
