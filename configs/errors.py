@@ -1,6 +1,12 @@
 """User errors as fields, and the formatter that makes a line of them."""
 
+import difflib
+import os
 from collections.abc import Sequence
+from pathlib import Path
+
+_SHOWN = 8
+"""Names that an error lists at most."""
 
 
 class UserError(ValueError):
@@ -51,3 +57,25 @@ class ConfigError(UserError):
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.mistakes))
+
+
+def near_names(path: str | os.PathLike[str]) -> str:
+    """What a missing file may be: near names in its folder, or the folder above it that is missing; "" if unknown."""
+    file = Path(path).expanduser()
+    if "://" in str(path) or file.exists():
+        return ""
+    missing = next((part for part in (*reversed(file.parents), file) if not part.exists()), file)
+    try:
+        names = sorted(each.name for each in missing.parent.iterdir())
+    except OSError:
+        return ""
+    near = difflib.get_close_matches(missing.name, names, n=_SHOWN, cutoff=0.5) if missing == file else []
+    if near:
+        return f"{' or '.join(near)} in {missing.parent}"
+    return "" if missing == file else f"{missing} to be there"
+
+
+def one_of(names: Sequence[str]) -> str:
+    """Names as an error lists them: all of a few, cut where they are long."""
+    shown = [name if len(name) <= 40 else f"{name[:39]}…" for name in names[:_SHOWN]]
+    return ", ".join([*shown, *([f"{len(names) - _SHOWN} more"] if len(names) > _SHOWN else [])])

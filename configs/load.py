@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 import yaml
 from pydantic import ValidationError
 
-from configs.errors import ConfigError, UserError
+from configs.errors import ConfigError, UserError, near_names
 from configs.schema import RunConfig, dotted_fields, known_fields, schema_key
 from configs.section import choices, is_section
 from configs.sources import key_in
@@ -192,7 +192,7 @@ def _read_mapping(file: str) -> dict[str, object]:
     except UnicodeDecodeError as error:
         read = f"byte {error.start} is not UTF-8"
     except OSError as error:
-        read = f"can't be read ({error.strerror})"
+        read, expected = f"can't be read ({error.strerror})", near_names(file) or expected
     except ValueError as error:
         read = str(error)
     else:

@@ -8,6 +8,8 @@ from typing import Annotated, TypeGuard, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from configs.other_names import ALGORITHMS
+
 Count = Annotated[int, Field(ge=1)]
 Replicas = Annotated[int, Field(ge=1, le=1024)]
 Positive = Annotated[float, Field(gt=0)]
@@ -41,6 +43,8 @@ def one_of_or_path(names: Sequence[str]) -> Callable[[str], str]:
 
     def check(value: str) -> str:
         module, _, function = value.partition(":")
+        if value not in names and (settings := ALGORITHMS.get(value.lower().replace("-", "_"))):
+            raise ValueError(f"the settings that make this algorithm: {settings}")
         if value not in names and not (module and function):
             choices = " or ".join(json.dumps(name) for name in names)
             raise ValueError(f"{choices} or package.module:function")

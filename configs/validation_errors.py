@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from configs import losses
 from configs.errors import ConfigError, UserError
+from configs.other_names import key_here
 from configs.schema import OF_SOURCE, known_fields, schema_key
 from configs.section import Section
 from configs.task import EvaluationSetConfig
@@ -82,7 +83,9 @@ def unknown_key(key: str, file: str, section: type[Section] | None = None) -> Us
         in_source = known.startswith(OF_SOURCE)
         fields = [candidate for candidate in _FIELDS if candidate.startswith(OF_SOURCE) == in_source]
         namesakes = [candidate for candidate in fields if candidate.rpartition(".")[2] == name]
-        names = difflib.get_close_matches(known, namesakes, n=1, cutoff=0.0)
+        other = key_here(known)
+        in_fields = f"{OF_SOURCE}{other}" if in_source and f"{OF_SOURCE}{other}" in _FIELDS else other
+        names = [in_fields] if in_fields else difflib.get_close_matches(known, namesakes, n=1, cutoff=0.0)
         names = names or difflib.get_close_matches(known, fields, n=1, cutoff=0.75)
         names = names or [candidate for candidate in fields if candidate.rpartition(".")[0] == parent]
         names = names or [candidate for candidate in fields if "." not in candidate]

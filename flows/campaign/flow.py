@@ -31,7 +31,7 @@ from configs.recipe import THREADS as BOOTSTRAP_THREADS
 from configs.schema import RunConfig
 from flows.campaign.attempt import StageTasks, attempt_under_way, run_together, submit_stages
 from flows.campaign.local_copies import with_local_copies
-from flows.campaign.prepare import Resume, check, claim, run_store
+from flows.campaign.prepare import Resume, check, check_run, claim, run_store
 from flows.campaign.remote_stages import run_remotely
 from flows.campaign.report import write_report, write_summary
 from flows.campaign.threads import with_threads
@@ -97,6 +97,7 @@ def campaign(
     if suspended_before and resume == "never":
         # The existing run belongs to this flow run.
         resume = "latest"
+    check_run(run_store(config, run_id), run_id, resume)
     config = with_local_copies(config, run_store(config, run_id), get_run_logger().info)
     inputs = check(config, run_id, resume=resume, accept_changed_inputs=accept_changed_inputs)
     config = with_threads(config, run_store(config, run_id))

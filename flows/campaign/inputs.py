@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from configs.errors import near_names
 from configs.schema import RunConfig
 from configs.sources import key_in, naming_source
 from millrace.errors import InputError
@@ -96,7 +97,7 @@ def run_inputs(
                 inputs[f"{key} {path}"] = content_hash(Path(path).expanduser())
             except OSError as error:
                 read = f"{path}, which can't be read: {error.strerror}"
-                raise InputError(read, key=key, expected="a file or a folder") from error
+                raise InputError(read, key=key, expected=near_names(path) or "a file or a folder") from error
     return inputs
 
 

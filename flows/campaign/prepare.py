@@ -1,7 +1,8 @@
 """Checks a campaign before it starts, and claims its run.
 
-config, run id ─► names, model, reward, prompts, inputs, GPUs, vLLM, pools, store: `check` ─┐
-                                                         run.json or attempts/: `claim` ◄───┘
+check   what reads files:       the run ─► model files ─► prompts ─► their lengths
+        what takes processes:   teachers ─► reward ─► tokens ─► inputs ─► GPUs ─► vLLM ─► pools ─► store
+claim   run.json or attempts/
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,13 +23,13 @@ from millrace.preflight import model_folder, teacher
 from millrace.preflight.memory import check_generator_gpus, check_memory, check_teacher_memory, check_trainer_gpus
 from millrace.preflight.model import check_training, read_model
 from millrace.preflight.model_folder import check_folder_files, check_weight_files
-from millrace.preflight.prompts import check_answers, check_prompts
+from millrace.preflight.prompts import check_answers, check_prompts, check_texts
 from millrace.preflight.vllm import Question as VllmQuestion
 from millrace.preflight.vllm import Requests, check_vllm
 from millrace.prompts.dataset import PromptSet, load_prompts
 from millrace.rewards.scorer import make_scorer
 from millrace.runs.provenance import Origin
-from millrace.runs.record import Attempt, changed_inputs, create_run, latest_attempt, resume_run
+from millrace.runs.record import Attempt, changed_inputs, create_run, latest_attempt, read_run, resume_run
 from millrace.runtime.arguments import attempt_config
 from millrace.runtime.devices import generator_devices
 from storage import layout
@@ -50,36 +51,45 @@ def check(
     *,
     resume: Resume,
     accept_changed_inputs: bool = False,
+    start: Callable[[], object] = lambda: None,
     meanwhile: Callable[[], object] = lambda: None,
 ) -> dict[str, str]:
     """Makes every check that changes nothing of a run; returns the content of its inputs, see `flows.campaign.inputs`.
 
     Hosts of work pools check for themselves what their stages need: GPUs, vLLM, and the model folder if it is not here.
-    `meanwhile` is called while another process checks the model folder. Raises InputError, BadName or StoreRefused
-    about the first user error, and StageDied if that process, or the check of vLLM, crashes.
+    `start` is called after the checks that only read files, `meanwhile` while another process checks the model folder.
+    Raises InputError, BadName or StoreRefused about the first user error, and StageDied if that process, or the check
+    of vLLM, crashes.
     """
     store, processes = run_store(config, run_id), processes_here(config)
     here = {stage for stage, _ in processes}
+    check_run(store, run_id, resume)
+    _check_resumed_config(store, config, run_id, resume)
     model = None
     if here or _has_model(config):
-        if config.model.path is not None:
-            warm_up(stages_here(config))
-        model, wait_for_folder = _check_model(config, here)
+        model = _check_model_files(config, here)
         _check_gpu_memory(config, here)
-    _check_teachers(config, here)
-    check_user_functions(config)
-    scorer = make_scorer(config.by_source())
-    rewards = scorer.check()
     prompts, requests = {}, {}
     for name, source in config.by_source().items():
         with naming_source(name):
-            environment_class(source.environment.name)
             prompts[name] = SourcePrompts.load(source)
+            if model is not None:
+                check_texts(source, model.get("max_position_embeddings"), prompts[name].asked)
+    scorer = make_scorer(config.by_source())
+    start()
+    wait_for_folder = _check_folder(config, warm=stages_here(config)) if model is not None else lambda: None
+    _check_teachers(config, here)
+    check_user_functions(config)
+    rewards = scorer.check()
+    for name, source in config.by_source().items():
+        with naming_source(name):
+            environment_class(source.environment.name)
             check_answers(scorer, name, prompts[name].asked)
             longest = None if model is None else _check_lengths(source, model, prompts[name].asked)
             requests[name] = _vllm_requests(source, prompts[name].prompts, longest)
     inputs = run_inputs(config, prompts=prompts, rewards=rewards, has_model=model is not None)
-    _check_resume(store, config, run_id, inputs, resume, accept_changed_inputs)
+    if _continues(store, resume) and not accept_changed_inputs:
+        _check_resumed_inputs(store, run_id, inputs)
     with leased_devices(config, processes, store.url):
         pass
     if "generate" in here and config.generation.engine == "vllm":
@@ -89,9 +99,8 @@ def check(
         from flows.campaign.remote_stages import check_pools
 
         check_pools(remote_jobs)
-    if model is not None:
-        meanwhile()
-        wait_for_folder()
+    meanwhile()
+    wait_for_folder()
     # Last, because it creates the root folder if there is none.
     probe(open_store(config.storage.root))
     return inputs
@@ -107,8 +116,9 @@ def check_on_host(config: RunConfig, stages: Collection[str], inputs: Mapping[st
     if is_checked and not uses_vllm:
         _check_gpu_memory(config, stages)
         return
-    model, wait_for_folder = _check_model(config, stages)
+    model = _check_model_files(config, stages)
     _check_gpu_memory(config, stages)
+    wait_for_folder = _check_folder(config, warm=())
     requests = {}
     for name, source in config.by_source().items():
         with naming_source(name):
@@ -124,13 +134,9 @@ def _has_model(config: RunConfig) -> bool:
     return config.model.path is None or Path(config.model.path).expanduser().is_dir()
 
 
-def _check_model(config: RunConfig, stages: Collection[str]) -> tuple[Mapping[str, Any], Callable[[], object]]:
-    """Checks the model for these stages of this host.
-
-    Returns the content of its config.json, and a function that waits for the check of the folder by another process.
-    """
+def _check_model_files(config: RunConfig, stages: Collection[str]) -> Mapping[str, Any]:
+    """Checks the model for these stages of this host by its files; returns the content of its config.json."""
     model = read_model(config.model, choose_recipe(config))
-    wait: Callable[[], object] = lambda: None  # noqa: E731
     if config.model.path is not None:
         folder = Path(config.model.path).expanduser()
         check_folder_files(folder, model)
@@ -144,9 +150,21 @@ def _check_model(config: RunConfig, stages: Collection[str]) -> tuple[Mapping[st
                 hosts=config.placement.train.hosts,
                 handover_dtype=config.generation_dtype if whole else None,
             )
-        wait = ask_in_background(model_folder.MODULE, {"folder": str(folder)}, "the model folder").result
     check_training(model, config.training)
-    return model, wait
+    return model
+
+
+def _check_folder(config: RunConfig, warm: Sequence[str]) -> Callable[[], object]:
+    """Has another process check the model folder, if there is one; returns a function that waits for it.
+
+    The fork server imports the packages of the stages `warm`.
+    """
+    if config.model.path is None:
+        return lambda: None
+    if warm:
+        warm_up(warm)
+    folder = str(Path(config.model.path).expanduser())
+    return ask_in_background(model_folder.MODULE, {"folder": folder}, "the model folder").result
 
 
 def _check_teachers(config: RunConfig, stages: Collection[str]) -> None:
@@ -212,26 +230,27 @@ def check_user_functions(config: RunConfig, losses: Sequence[str] = ()) -> None:
                     make_loss(training, loss)
 
 
-def _check_resume(
-    store: Store,
-    config: RunConfig,
-    run_id: str,
-    inputs: Mapping[str, str],
-    resume: Resume,
-    accept_changed_inputs: bool,
-) -> None:
-    """Raises InputError if the run exists and `resume` or a changed config or input forbids to continue it."""
-    if _continues(store, resume):
-        former = latest_attempt(store)
-        if changes := changed_immutably(attempt_config(former), config):
-            raise InputError(f"run {run_id!r} can't be resumed with another config: {'; '.join(changes)}")
-        if not accept_changed_inputs and (changes := changed_inputs(former, inputs)):
-            raise InputError(
-                f"run {run_id!r} can't be resumed with other inputs: {'; '.join(changes)}",
-                expected="the same, or --accept-changed-inputs (accept_changed_inputs of a deployment)",
-            )
-    elif store.exists(layout.RUN):
+def check_run(store: Store, run_id: str, resume: Resume) -> None:
+    """Raises RunExists if there is such a run and `resume` is never, and RunMissing if it is required and missing."""
+    if resume == "required":
+        read_run(store)
+    elif resume == "never" and store.exists(layout.RUN):
         raise RunExists(f"run {run_id!r} exists already at {store.url}", expected="another --run-id, or --resume")
+
+
+def _check_resumed_config(store: Store, config: RunConfig, run_id: str, resume: Resume) -> None:
+    """Raises InputError if the run exists and a changed setting forbids to continue it."""
+    if _continues(store, resume) and (changes := changed_immutably(attempt_config(latest_attempt(store)), config)):
+        raise InputError(f"run {run_id!r} can't be resumed with another config: {'; '.join(changes)}")
+
+
+def _check_resumed_inputs(store: Store, run_id: str, inputs: Mapping[str, str]) -> None:
+    """Raises InputError if a changed input forbids to continue the run."""
+    if changes := changed_inputs(latest_attempt(store), inputs):
+        raise InputError(
+            f"run {run_id!r} can't be resumed with other inputs: {'; '.join(changes)}",
+            expected="the same, or --accept-changed-inputs (accept_changed_inputs of a deployment)",
+        )
 
 
 def _vllm_requests(source: RunConfig, prompts: PromptSet, longest: int | None) -> Requests:

@@ -1,5 +1,6 @@
 """Runs one campaign at a terminal: checks it, shows it while it runs, prints its summary."""
 
+import contextlib
 import importlib
 import signal
 from collections.abc import Callable
@@ -11,8 +12,9 @@ from rich.console import Console
 from configs.schema import RunConfig
 from configs.stored import changed_keys
 from flows.campaign.local_copies import with_local_copies
-from flows.campaign.prepare import Resume, check, run_store, stored_values
+from flows.campaign.prepare import Resume, check, check_run, run_store, stored_values
 from flows.campaign.threads import with_threads
+from flows.deployment.server import prefect_server
 from flows.display.key_figures import already_finished
 from flows.display.live_view import LiveView, panel
 from flows.display.tables import echo
@@ -22,6 +24,8 @@ from millrace.runs.record import changed_inputs, latest_attempt
 from storage import failpoints, layout
 from storage.progress import read_progress
 from storage.stores.base import Store
+from tasks.jobs import stages_here
+from tasks.start import warm_up
 
 
 class Terminated(BaseException):
@@ -51,36 +55,57 @@ def run_campaign(
     run_id: str,
     resume: Resume,
     accept_changed_inputs: bool,
-    wait_for_server: Callable[[], None],
     command: str | None,
     profile: ProfileRequest | None = None,
 ) -> int:
     """Runs a campaign to its end. Returns 0, or CANCELLED or a code of STOPS if it was stopped.
 
-    `wait_for_server` is the value of `flows.deployment.server.prefect_server`. `command` is what a person types to
-    continue the run; None: it is not continued. `profile`: the steps that its stages record. Raises the errors of
-    `flows.campaign.prepare.check` before anything is created, and StageDied, with a note that holds the command.
+    `command` is what a person types to continue the run; None: it is not continued. `profile`: the steps that its
+    stages record. Raises the errors of `flows.campaign.prepare.check` before anything is created, and StageDied, with a
+    note that holds the command.
     """
     failpoints.arm("controller")
     console = Console()
     store = run_store(config, run_id)
+    check_run(store, run_id, resume)
     config = with_local_copies(config, store, echo)
-    with console.status("checking the config, the model, the reward and the prompts"):
-        inputs = check(
-            config,
-            run_id,
-            resume=resume,
-            accept_changed_inputs=accept_changed_inputs,
-            meanwhile=lambda: importlib.import_module("flows.campaign.flow"),
-        )
-    config = with_threads(config, store)
-    if profile is not None:
-        profile.write(store)
-    # Imported while the server starts.
+    with contextlib.ExitStack() as started:
+        wait_for_server: list[Callable[[], None]] = []
+
+        def start() -> None:
+            # Both start while this process makes the checks that take long, and imports the flow.
+            warm_up(stages_here(config))
+            wait_for_server.append(started.enter_context(prefect_server()))
+
+        with console.status("checking the config, the model, the reward and the prompts"):
+            inputs = check(
+                config,
+                run_id,
+                resume=resume,
+                accept_changed_inputs=accept_changed_inputs,
+                start=start,
+                meanwhile=lambda: importlib.import_module("flows.campaign.flow"),
+            )
+        config = with_threads(config, store)
+        if profile is not None:
+            profile.write(store)
+        return _run_checked(config, run_id, resume, inputs, wait_for_server[0], command)
+
+
+def _run_checked(
+    config: RunConfig,
+    run_id: str,
+    resume: Resume,
+    inputs: dict[str, str],
+    wait_for_server: Callable[[], None],
+    command: str | None,
+) -> int:
+    """Runs a campaign that `check` has accepted; the rest is as in `run_campaign`."""
     from prefect.exceptions import CancelledRun
 
     from flows.campaign.flow import run_attempt
 
+    console, store = Console(), run_store(config, run_id)
     echo(f"run {run_id} at {store.url}")
     if store.exists(layout.RUN):
         attempt = latest_attempt(store)

@@ -100,17 +100,11 @@ def _start(
     profile: "ProfileRequest | None" = None,
 ) -> int:
     """Runs the campaign to its end; see `flows.cli.run.run_campaign`."""
-    # The server and the warm process start while this one imports modules and makes its checks.
-    from flows.deployment.server import prefect_server
-    from tasks.jobs import stages_here
-    from tasks.start import warm_up
+    # Imported late: `--help` is quick.
+    from flows.cli.run import run_campaign
 
-    warm_up(stages_here(config))
-    with prefect_server() as wait_for_server:
-        from flows.cli.run import run_campaign
-
-        command = None if profile is not None else command_to_resume(arguments, run_id)
-        return run_campaign(config, run_id, resume, accept_changed_inputs, wait_for_server, command, profile)
+    command = None if profile is not None else command_to_resume(arguments, run_id)
+    return run_campaign(config, run_id, resume, accept_changed_inputs, command, profile)
 
 
 _CONFIG = option("config", type=Path, help="a YAML file, such as configs/presets/tiny-cpu.yaml")

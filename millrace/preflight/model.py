@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from configs.errors import near_names
 from configs.recipe import Recipe
 from configs.schema import ModelConfig
 from configs.training import ParallelConfig, TrainingConfig
@@ -50,7 +51,8 @@ def read_model(model: ModelConfig, recipe: Recipe) -> Mapping[str, Any]:
 def read_folder(folder: Path, key: str) -> Mapping[str, Any]:
     """Return config.json of the model folder that the setting `key` names. Raises ModelFolderError as `read_model`."""
     path, subject = folder / "config.json", f"'{folder}', which"
-    require(folder.is_dir(), f"{subject} is not a folder", "a Hugging Face model folder, or ORG/NAME of a hub", key=key)
+    expected = near_names(folder) or "a Hugging Face model folder, or ORG/NAME of a hub"
+    require(folder.is_dir(), f"{subject} is not a folder", expected, key=key)
     require(path.is_file(), f"{subject} has no config.json", "a model folder", key=key)
     config = read_object(path)
     _check_config(path, config)

@@ -8,28 +8,33 @@ The child process keeps transformers out of the parent, which does not need it o
 import hashlib
 import signal
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from configs.schema import ModelConfig
+from tokenizers import Tokenizer
+
+from configs.schema import ModelConfig, RunConfig
 from configs.task import EnvironmentConfig, PromptsConfig
 from millrace.errors import ChatError, InputError, PromptsError
 from millrace.preflight.child import serve
 from millrace.prompts.dataset import PromptSet
 from millrace.prompts.stored import is_stored_run
-from millrace.rewards.scorer import Scorer
 from millrace.runs.provenance import read_start_hashes
 from millrace.types import Prompt
 from storage.stores.factory import open_store
 
 if TYPE_CHECKING:
     from millrace.chat.encoder import PromptEncoder
+    from millrace.rewards.scorer import Scorer
 
 _LONGEST_SECONDS = 10
 """For one prompt: writing it takes milliseconds."""
 _TOKENIZER = "tokenizer.json"
+_LOOKED_AT = 64
+"""Longest prompts of a source whose tokens are counted without transformers."""
 _ONLY_CHAT = ("system_prompt", "response_prefix", "tools")
 
 
@@ -120,10 +125,7 @@ def longest_prompt(question: Mapping[str, Any]) -> int:
         if vocab_size is not None and highest >= vocab_size:
             read = f"it holds token {highest} of the tokenizer, and the model knows {vocab_size} tokens"
             raise InputError(read, file=place, expected="a tokenizer of the model's own")
-        if context is not None and length + max_new_tokens > context:
-            read = f"it has {length} tokens and generation.max_new_tokens is {max_new_tokens}"
-            expected = f"no more than the model's context together, {context} tokens"
-            raise InputError(read, file=place, expected=expected)
+        _check_length(prompt, length, max_new_tokens, context)
         longest = max(longest, length)
     return longest
 
@@ -146,11 +148,46 @@ def _encode(encoder: "PromptEncoder", prompt: Prompt, *, demonstrates: bool) -> 
         signal.alarm(0)
 
 
+def check_texts(config: RunConfig, context: int | None, prompt_set: PromptSet) -> None:
+    """Raises InputError about a prompt whose text alone is too long for the model's context, tokens.
+
+    Takes milliseconds, as the tokenizer is used without transformers and only for the longest prompts; `check_prompts`
+    counts exactly.
+    """
+    limit, max_new_tokens = config.generation.engine_args.get("max_model_len"), config.generation.max_new_tokens
+    room = min((size for size in (context, limit) if isinstance(size, int)), default=None)
+    file = None if config.model.path is None else Path(config.model.path).expanduser() / _TOKENIZER
+    if file is None or room is None or not file.is_file() or is_stored_run(config.prompts.source):
+        return
+    # A token has a byte at least.
+    prompts = [
+        each for each in (*prompt_set.train, *prompt_set.eval) if len(each.text.encode()) > room - max_new_tokens
+    ]
+    if not prompts:
+        return
+    # A file that is damaged is reported by the check of the folder.
+    with suppress(Exception):
+        tokenizer = Tokenizer.from_file(str(file))
+        longest = sorted(prompts, key=lambda prompt: len(prompt.text), reverse=True)[:_LOOKED_AT]
+        encoded = tokenizer.encode_batch([each.text.strip() for each in longest], add_special_tokens=False)
+        lengths = [len(each.ids) for each in encoded]
+    for prompt, length in zip(longest, lengths, strict=True):
+        _check_length(prompt, length, max_new_tokens, room)
+
+
+def _check_length(prompt: Prompt, length: int, max_new_tokens: int, context: int | None) -> None:
+    if context is not None and length + max_new_tokens > context:
+        read = f"it has {length} tokens and generation.max_new_tokens is {max_new_tokens}"
+        raise InputError(read, file=_name(prompt), expected=f"no more than the context together, {context} tokens")
+
+
 def _name(prompt: Prompt) -> str:
-    return f"prompt {prompt.prompt_id}"
+    """The prompt with its file: its own id does not name that."""
+    is_row = prompt.prompt_id.startswith(f"{prompt.source}:")
+    return f"prompt {prompt.prompt_id}" if is_row else f"prompt {prompt.prompt_id} of {prompt.source}"
 
 
-def check_answers(scorer: Scorer, source: str, prompt_set: PromptSet) -> None:
+def check_answers(scorer: "Scorer", source: str, prompt_set: PromptSet) -> None:
     """Raises PromptsError, naming the prompt, if no response to some prompt of this source can be scored."""
     if (unusable := scorer.first_unusable(source, (*prompt_set.train, *prompt_set.eval))) is not None:
         prompt, reason = unusable

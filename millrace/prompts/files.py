@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from configs.errors import near_names, one_of
 from configs.task import PromptsConfig
 from millrace.errors import PromptsError, one_line
 from millrace.prompts.answers import EXPECTED, reference_answer
@@ -59,22 +60,39 @@ def read_prompts(source: str, config: PromptsConfig, *, learned: bool = False) -
         if not isinstance(record, dict):
             expected = f"one with the keys {config.prompt_field} and {config.answer_field}"
             raise PromptsError("no object", file=where, expected=expected)
-        messages, shown_turns = _conversation(record, config, where, learned=learned)
-        prompt = Prompt(
-            prompt_id=checked_text_or_number(record, "id", where) if "id" in record else f"{name}:{number}",
-            text=str(messages[-1]["content"]) if messages else checked_text(record, config.prompt_field, where),
-            answer=_answer(record, config, shown_turns, where),
-            source=name,
-            messages=messages,
-            tools=checked_tools(record[_TOOLS], where) if record.get(_TOOLS) else (),
-            demonstration=Demonstration(messages=shown_turns) if shown_turns else None,
-        )
+        try:
+            prompt = _prompt(record, config, f"{name}:{number}", where, learned=learned)
+        except PromptsError as error:
+            if error.key is not None and error.key not in record:
+                error.expected = _setting(error.key, config, list(record)) or error.expected
+            raise
         if prompt.prompt_id in prompts:
             raise PromptsError(f'"{prompt.prompt_id}" again', file=where, key="id", expected="each id once")
         prompts[prompt.prompt_id] = prompt
     if not prompts:
         raise PromptsError("no prompts", file=source, expected="at least one")
     return list(prompts.values())
+
+
+def _prompt(record: dict[str, Any], config: PromptsConfig, place: str, where: str, *, learned: bool) -> Prompt:
+    """The prompt in a record; `place`, its file's name and number, identifies it unless it has an id."""
+    messages, shown_turns = _conversation(record, config, where, learned=learned)
+    return Prompt(
+        prompt_id=checked_text_or_number(record, "id", where) if "id" in record else place,
+        text=str(messages[-1]["content"]) if messages else checked_text(record, config.prompt_field, where),
+        answer=_answer(record, config, shown_turns, where),
+        source=place.rpartition(":")[0],
+        messages=messages,
+        tools=checked_tools(record[_TOOLS], where) if record.get(_TOOLS) else (),
+        demonstration=Demonstration(messages=shown_turns) if shown_turns else None,
+    )
+
+
+def _setting(key: str, config: PromptsConfig, names: Sequence[str]) -> str | None:
+    """What is expected where no key or column `key` is among these `names`: the setting that chooses it."""
+    settings = ("prompt_field", "answer_field", "response_field")
+    setting = next((setting for setting in settings if getattr(config, setting) == key), None)
+    return None if setting is None else f"prompts.{setting} to name one of {one_of(names)}"
 
 
 def _conversation(
@@ -130,6 +148,8 @@ def _bytes(path: str) -> bytes:
     try:
         with fsspec.open(path, "rb") as file:
             data: bytes = file.read()
+    except FileNotFoundError as error:
+        raise PromptsError("no such file", file=path, expected=near_names(path) or _EXPECTED_SOURCE) from error
     except (OSError, ValueError, ImportError) as error:
         raise PromptsError(f"can't be read ({error})", file=path, expected=_EXPECTED_SOURCE) from error
     return data
@@ -188,7 +208,8 @@ def _saved_table(source: str, choose: _Choose) -> pa.Table:
             files = [part["filename"] for part in parse_json(file.read())["_data_files"]]
     except (OSError, ValueError, LookupError, TypeError, ImportError) as error:
         read = f'"{source}" ({type(error).__name__}: {one_line(error)})'
-        raise PromptsError(read, key="prompts.source", expected=_EXPECTED_SOURCE) from error
+        near = near_names(source) if "/" in source else ""
+        raise PromptsError(read, key="prompts.source", expected=near or _EXPECTED_SOURCE) from error
     tables = [pa.ipc.open_stream(_bytes(f"{folder}/{file}")).read_all() for file in files]
     return pa.concat_tables([table.select(choose(table.column_names)) for table in tables])
 
@@ -228,7 +249,8 @@ def _chosen_columns(names: Sequence[str], source: str, config: PromptsConfig) ->
     used = (prompt,) if config.demonstrations else (prompt, config.answer_field)
     optional = (config.answer_field, config.response_field) if config.demonstrations else ()
     if missing := [name for name in used if name not in names]:
-        raise PromptsError("missing", file=source, key=f"column {missing[0]}", expected=f"it among {', '.join(names)}")
+        expected = _setting(missing[0], config, names)
+        raise PromptsError("missing", file=source, key=f"column {missing[0]}", expected=expected)
     chosen = [name for name in names if name in (*used, *optional, "id", _TOOLS)]
     if twice := [name for name in chosen if chosen.count(name) > 1]:
         raise PromptsError("there twice", file=source, key=f"column {twice[0]}", expected="each once")

@@ -1,10 +1,11 @@
 """A user's mistake, as fields and as one line."""
 
 import pickle
+from pathlib import Path
 
 import pytest
 
-from configs.errors import ConfigError, UserError
+from configs.errors import ConfigError, UserError, near_names
 from millrace.errors import InputError, MissingExtra
 
 
@@ -35,3 +36,22 @@ def test_a_mistake_reaches_another_process_whole(error: UserError) -> None:
     copied = pickle.loads(pickle.dumps(error))
     assert (str(copied), copied.fields()) == (str(error), error.fields())
     assert UserError(**error.fields()).fields() == error.fields()
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("data/trian.jsonl", "train.jsonl in {folder}/data"),
+        ("dta/train.jsonl", "{folder}/dta to be there"),
+        ("data/unlike", ""),
+        ("data/train.jsonl", ""),
+        ("s3://bucket/x", ""),
+    ],
+)
+def test_a_missing_file_may_be_one_of_a_near_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, found: str
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    assert near_names(path if "://" in path else tmp_path / path) == found.format(folder=tmp_path)

@@ -13,7 +13,7 @@ from configs.schema import RunConfig
 from configs.stored import changed_keys
 from flows.campaign.from_preset import Preset, preset_config
 from flows.campaign.prepare import check, check_on_host, claim, stored_values
-from millrace.errors import InputError, PromptsError
+from millrace.errors import InputError, PromptsError, RunExists, RunMissing
 from millrace.runs.record import latest_attempt
 
 PRESET = PRESETS / "tiny-cpu.yaml"
@@ -204,3 +204,45 @@ def test_a_start_with_the_same_config_changes_no_setting_and_records_its_command
     _, second = claim(config, "run", resume="required", inputs={}, command=command)
     assert changed_keys(first.config, stored_values(config)) == second.changes == []
     assert latest_attempt(store).origin.command == command
+
+
+# --- the order of checks
+
+
+def never() -> None:
+    pytest.fail("a check that only reads files came after the start of other processes")
+
+
+@pytest.mark.parametrize(
+    ("settings", "fields"),
+    [
+        (["prompts.source={file}", "prompts.prompt_field=question"], {"key": "question", "read": "missing"}),
+        (["prompts.source={folder}/row.jsonl"], {"read": "no such file", "expected": "rows.jsonl in {folder}"}),
+        (["model.path={model}", "generation.max_new_tokens=2000"], {"file": "prompt rows.jsonl:1"}),
+        (["model.path={model}s"], {"key": "model.path"}),
+        (["scoring.reward=telepathy"], {"key": "scoring.reward"}),
+    ],
+)
+def test_mistakes_in_files_are_found_before_anything_is_started(
+    tmp_path: Path, settings: list[str], fields: dict[str, str]
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"prompt": "a" * 10_000, "answer": "b"}) + '\n{"prompt": "c", "answer": "d"}')
+    places = {"file": str(file), "folder": str(tmp_path), "model": str(start_model())}
+    settings = [f"prompts.source={file}", "prompts.num_eval=1", f"storage.root={tmp_path}", *settings]
+    config = load_config(PRESET, [setting.format(**places) for setting in settings])
+    with pytest.raises(InputError) as caught:
+        check(config, "run", resume="never", start=never)
+    found = caught.value.fields()
+    assert {name: found[name] for name in fields} == {name: text.format(**places) for name, text in fields.items()}
+
+
+def test_a_run_that_exists_or_is_missing_is_found_before_anything_is_started(tmp_path: Path) -> None:
+    config = load_config(PRESET, [f"storage.root={tmp_path}"])
+    with pytest.raises(RunMissing):
+        check(config, "run", resume="required", start=never)
+    claim(config, "run", resume="never", inputs={})
+    with pytest.raises(RunExists):
+        check(config, "run", resume="never", start=never)
+    with pytest.raises(InputError):
+        check(load_config(PRESET, [f"storage.root={tmp_path}", "seed=5"]), "run", resume="latest", start=never)

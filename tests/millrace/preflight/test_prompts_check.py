@@ -112,7 +112,7 @@ def test_demonstrations_are_measured_with_their_prompts(tmp_path: Path, folder: 
     ("content", "context", "part"),
     [
         ("A long answer.", 2048, "its demonstration has 15 tokens and generation.max_new_tokens is 8"),
-        ("5.", 30, "no more than the model's context together, 30 tokens"),
+        ("5.", 30, "no more than the context together, 30 tokens"),
     ],
 )
 def test_a_demonstration_that_is_too_long_is_refused(

@@ -210,3 +210,13 @@ def test_a_source_of_an_unknown_kind_is_named() -> None:
         read("a.txt")
     assert caught.value.key == "prompts.source"
     assert caught.value.read.startswith('"a.txt" (')
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+def test_a_missing_key_is_answered_with_the_rows_keys_and_its_setting(tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"rows.{suffix}"
+    file.write_text('{"question": "1+1=", "solution": "2"}' if suffix == "jsonl" else "question,solution\n1+1=,2\n")
+    for settings, setting in (({}, "prompt_field"), ({"prompt_field": "question"}, "answer_field")):
+        with pytest.raises(PromptsError) as caught:
+            read_prompts(str(file), PromptsConfig(**settings))
+        assert caught.value.expected == f"prompts.{setting} to name one of question, solution"
