@@ -2,6 +2,9 @@
 
 from configs.errors import UserError, plain_line
 
+INSTALL = ".venv/bin/pip install --constraint constraints.txt --editable '.[{}]'"
+"""The command that installs an extra of Millrace."""
+
 
 class MillraceError(Exception):
     """Root of the tree."""
@@ -17,7 +20,7 @@ class MissingExtra(InputError):
     def __init__(self, what: str, package: str, extra: str) -> None:
         super().__init__(
             f"{what} needs the package {package}, which is not installed",
-            expected=f"`pip install --constraint constraints.txt --editable '.[{extra}]'`, run where Millrace is",
+            expected=f"`{INSTALL.format(extra)}`, run where Millrace is",
         )
         self.args = (what, package, extra)
         self.package = package

@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from millrace.doctor.driver import check_driver
 from millrace.doctor.machine import DASHBOARD_PORT, PREFECT_PORT, PREFECT_URL, Machine
-from millrace.errors import InputError
+from millrace.errors import INSTALL, InputError
 from storage.stores.memory import SHARED_MEMORY
 
 State = Literal["ok", "wrong", "absent"]
@@ -25,9 +25,8 @@ _LEAST_FILES = 1024
 _LEAST_FREE = _GIB
 _SHOWN = ("torch", "transformers", "prefect", "pyarrow")
 """Packages whose versions are shown."""
-_EXTRAS = {"peft": ("LoRA", "lora"), "renderers": ("chat templates", "chat")}
-"""Optional packages: the purpose, and Millrace's extra."""
-_INSTALL = "pip install --constraint constraints.txt --editable '.[{}]'"
+_EXTRAS = {"peft": ("no LoRA", "lora"), "renderers": ("models' own chat templates write conversations", "chat")}
+"""Optional packages: what is so without, and Millrace's extra."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,10 +116,10 @@ def _packages(machine: Machine) -> Iterator[Line]:
     shown = "".join(f", {name} {machine.packages[name]}" for name in _SHOWN if name in machine.packages)
     yield _needed("packages", "millrace", value + shown, fine=bool(requirements) and not wrong, remedy=remedy)
     yield _vllm(machine)
-    for name, (purpose, extra) in _EXTRAS.items():
+    for name, (without, extra) in _EXTRAS.items():
         version = machine.packages.get(name)
-        value = version or f"not installed: no {purpose}"
-        yield _optional("packages", name, value, "ok" if version else "absent", _INSTALL.format(extra))
+        value = version or f"not installed: {without}"
+        yield _optional("packages", name, value, "ok" if version else "absent", INSTALL.format(extra))
 
 
 def _vllm(machine: Machine) -> Line:
@@ -140,7 +139,7 @@ def _vllm(machine: Machine) -> Line:
 def _storage(machine: Machine) -> Iterator[Line]:
     spaces = [("temporary files", machine.temporary_space, "", "Free some, or set TMPDIR.")]
     if machine.run_folder is not None:
-        remedy = "millrace gc frees space in a run; or choose another --root."
+        remedy = ".venv/bin/millrace gc frees space in a run; or choose another --root."
         spaces.insert(0, ("space for runs", machine.run_space, f" at {machine.run_folder}", remedy))
     for what, free, place, remedy in spaces:
         value = f"{free / _GIB:.1f} GiB free{place}"
@@ -165,7 +164,7 @@ def _network(machine: Machine) -> Iterator[Line]:
     yield _needed("network", "Prefect server", value, fine=fine, remedy=remedy)
     ports = (
         (PREFECT_PORT, "port of make server", "make server PORT=4300", PREFECT_URL in machine.prefect_servers),
-        (DASHBOARD_PORT, "port of millrace dashboard", "millrace dashboard --port 8051", False),
+        (DASHBOARD_PORT, "port of millrace dashboard", ".venv/bin/millrace dashboard --port 8051", False),
     )
     for port, what, other, answers in ports:
         is_free = port in machine.free_ports

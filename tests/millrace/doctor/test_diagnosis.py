@@ -1,6 +1,7 @@
 """The diagnosis of a machine: faults that stop campaigns on CPUs differ from others, and each has its remedy."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -154,3 +155,16 @@ def test_a_store_of_an_unknown_kind_is_an_error() -> None:
     machine = Machine("ftp://example/runs")
     assert machine.run_folder is None
     assert "not the URL of a store" in (machine.store_error or "")
+
+
+def test_remedies_call_programs_where_make_installs_them() -> None:
+    lines = diagnose(scripted_machine(free_ports=frozenset({0}), run_space=GIB // 2))
+    called = [
+        found for each in lines for found in re.findall(r"(\S*)\b(pip|millrace) (?=install|gc|dashboard)", each.remedy)
+    ]
+    assert {program for _, program in called} == {"pip", "millrace"}
+    assert {folder for folder, _ in called} == {".venv/bin/"}
+
+
+def test_without_renderers_templates_of_models_are_used() -> None:
+    assert "no chat" not in line(scripted_machine(), "renderers").value
