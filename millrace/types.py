@@ -29,6 +29,8 @@ class Demonstration:
     """[R] token ids, end tokens included; empty if there are messages."""
     environment_spans: tuple[tuple[int, int], ...] = ()
     """Of `tokens`, as in `Response`."""
+    unlearned: tuple[int, ...] = ()
+    """Indices in `messages` of turns of the assistant that are not learned, ascending."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

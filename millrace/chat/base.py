@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 
 from millrace.types import Message
 
+THOUGHT_BEGIN, THOUGHT_END = "<think>", "</think>"
+"""Around the thought before a turn, in most families."""
+
 
 class Rendered(NamedTuple):
     """Tokens before the policy's next turn: messages up to where that turn begins, or plain text."""

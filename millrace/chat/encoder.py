@@ -8,21 +8,23 @@ messages ───────────────────────�
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
 from configs.schema import ModelConfig
 from configs.task import PromptsConfig
-from millrace.chat.base import ChatRenderer, Rendered
+from millrace.chat.base import THOUGHT_BEGIN, THOUGHT_END, ChatRenderer, Rendered
 from millrace.chat.family import FamilyRenderer, family_of
 from millrace.chat.template import TemplateRenderer
 from millrace.errors import ChatError, InputError
 from millrace.models.loading import end_token_ids, load_tokenizer
 from millrace.prompts.messages import checked_tools, templated
-from millrace.types import Message, Prompt, Response
+from millrace.types import Demonstration, Message, Prompt, Response
 
 
 class PromptEncoder:
@@ -47,6 +49,7 @@ class PromptEncoder:
         ends = [*(stop_token_ids or [tokenizer.eos_token_id]), *(renderer.stop_token_ids if renderer else ())]
         self.stop_token_ids = tuple(dict.fromkeys(ends))
         """Tokens that end a response."""
+        self._marks = _marks(tokenizer, renderer, self.stop_token_ids)
         self._prompts = prompts
         prefix = prompts.response_prefix
         self._prefix = [] if prefix is None else tokenizer(prefix, add_special_tokens=False)["input_ids"]
@@ -54,17 +57,18 @@ class PromptEncoder:
     def encode(self, prompt: Prompt) -> Rendered:
         """The prompt's tokens. Raises ChatError, naming the prompt, if its conversation can't be written."""
         if self.renderer is None:
-            text = templated(self._prompts.template, prompt.text)
-            return Rendered(tuple(self.tokenizer(text)["input_ids"]))
+            return Rendered(self._text_tokens(templated(self._prompts.template, prompt.text)))
+        messages, tools = self.messages_of(prompt), self.tools_of(prompt)
         with _naming(prompt):
-            tokens, starts = self.renderer.render(self._messages(prompt), self.tools_of(prompt))
+            self.refuse_marks((*messages, *tools))
+            tokens, starts = self.renderer.render(messages, tools)
         return Rendered((*tokens, *self._prefix), starts)
 
     def demonstrate(self, prompt: Prompt) -> Response:
         """The response that the prompt's source demonstrates, after the tokens of `encode`. Its log μ are 0.
 
-        What others say between the assistant's turns belongs to an environment. Raises ChatError, naming the prompt, if
-        the conversation can't be written turn after turn.
+        What others say between the assistant's turns belongs to an environment, and so do unlearned turns. Raises
+        ChatError, naming the prompt, if the conversation can't be written turn after turn.
         """
         shown = prompt.demonstration
         assert shown is not None
@@ -75,9 +79,13 @@ class PromptEncoder:
         elif self.renderer is None:
             text = str(shown.messages[0]["content"])
             tokens = (*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.stop_token_ids[0])
+            if set(tokens[:-1]) & set(self.stop_token_ids):
+                read = "its demonstration holds a token that ends a response"
+                raise ChatError(read, file=f"prompt {prompt.prompt_id}", expected="text without it; it is appended")
         else:
             with _naming(prompt):
-                tokens, spans, starts = self._turns(prompt, shown.messages, self.renderer)
+                self.refuse_marks(shown.messages)
+                tokens, spans, starts = self._turns(prompt, shown, self.renderer)
         return Response(
             tokens=tokens,
             rollout_logprobs=(0.0,) * len(tokens),
@@ -87,7 +95,31 @@ class PromptEncoder:
             message_starts=starts,
         )
 
-    def _messages(self, prompt: Prompt) -> tuple[Message, ...]:
+    def refuse_marks(self, messages: Sequence[Message]) -> None:
+        """Raises ChatError if text of `messages`, or of descriptions of tools, would be read as marks of the template.
+
+        A user could write the assistant's turns with them, and a demonstration would end early.
+        """
+        for message in messages:
+            if (found := self._marks.search(json.dumps(message, ensure_ascii=False))) is not None:
+                owner = f"the {message['role']}'s message" if "role" in message else "a tool"
+                read = f'{owner} holds "{found[0]}", which the tokenizer takes for a mark between messages'
+                raise ChatError(read, expected="text without it")
+
+    def _text_tokens(self, text: str) -> tuple[int, ...]:
+        """The tokens of plain text after those that the tokenizer begins a text with.
+
+        Those that it would append are left out: after an end token nothing follows. A beginning that the text has
+        already, as a chat template's text does, is not doubled.
+        """
+        encoded = self.tokenizer(text, return_special_tokens_mask=True)
+        pairs = list(zip(encoded["input_ids"], encoded["special_tokens_mask"], strict=True))
+        begin = tuple(token for token, _ in takewhile(lambda pair: pair[1], pairs))
+        tokens = tuple(token for token, is_added in pairs if not is_added)
+        return tokens if tokens[: len(begin)] == begin else (*begin, *tokens)
+
+    def messages_of(self, prompt: Prompt) -> tuple[Message, ...]:
+        """The conversation before the policy's turn, with the run's system prompt."""
         messages = prompt.messages or ({"role": "user", "content": prompt.text},)
         system = self._prompts.system_prompt
         if system is not None and messages[0]["role"] != "system":
@@ -95,15 +127,15 @@ class PromptEncoder:
         return messages
 
     def _turns(
-        self, prompt: Prompt, turns: Sequence[Message], renderer: ChatRenderer
+        self, prompt: Prompt, shown: Demonstration, renderer: ChatRenderer
     ) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...], tuple[tuple[str, int], ...]]:
         """Tokens, environment spans and message starts of a response of several messages, each as in `Response`.
 
         Turns follow each other as those do that a policy samples: none is written anew.
         """
-        tools, conversation = self.tools_of(prompt), (*self._messages(prompt), *turns)
+        tools, conversation = self.tools_of(prompt), (*self.messages_of(prompt), *shown.messages)
         context = self.encode(prompt).tokens
-        known = len(conversation) - len(turns)
+        first = known = len(conversation) - len(shown.messages)
         turn = self._turn(conversation[: known + 1], context, tools, renderer)
         tokens, spans, starts = turn, list[tuple[int, int]](), list[tuple[str, int]]()
         for number in range(known + 1, len(conversation)):
@@ -111,11 +143,12 @@ class PromptEncoder:
                 continue
             before = (*context, *tokens[: len(tokens) - len(turn)])
             between = renderer.next_turn(before, turn, conversation[known + 1 : number], tools)
-            spans.append((len(tokens), len(tokens) + len(between.tokens)))
+            masked = spans.pop()[0] if spans and spans[-1][1] == len(tokens) else len(tokens)
             starts += [(role, len(tokens) + at) for role, at in between.message_starts]
             opened = renderer.render(conversation[:number], tools).tokens
             turn = self._turn(conversation[: number + 1], opened, tools, renderer)
             tokens, known = (*tokens, *between.tokens, *turn), number
+            spans.append((masked, len(tokens) - (0 if number - first in shown.unlearned else len(turn))))
         return tokens, tuple(spans), tuple(starts)
 
     def _turn(
@@ -179,6 +212,16 @@ def is_chat(config: PromptsConfig, prompts: Sequence[Prompt]) -> bool:
         read = f"text, and {len(prompts) - len(texts)} others are lists of messages"
         raise InputError(read, key=f"prompt {texts[0].prompt_id}", expected="all alike, or prompts.chat")
     return False
+
+
+def _marks(tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer | None, ends: Sequence[int]) -> re.Pattern[str]:
+    """Matches what messages must not hold: special tokens, and others that end a turn or stand around one."""
+    used = {*ends, *(renderer.render([{"role": "user", "content": "ping"}]).tokens if renderer else ())}
+    added = tokenizer.added_tokens_decoder.items()
+    marks = {token.content for number, token in added if token.special or number in used}
+    # Data may hold thoughts, and some vocabularies hold line breaks as added tokens.
+    texts = sorted(mark for mark in marks - {THOUGHT_BEGIN, THOUGHT_END} if mark.strip())
+    return re.compile("|".join(map(re.escape, texts)) or r"(?!)")
 
 
 def _renderer(folder: Path, model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> ChatRenderer:

@@ -17,7 +17,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from millrace.chat.base import ChatRenderer, Rendered, ToolCall, Turn
+from millrace.chat.base import THOUGHT_BEGIN, THOUGHT_END, ChatRenderer, Rendered, ToolCall, Turn
 from millrace.errors import ChatError, one_line
 from millrace.types import Message
 
@@ -25,7 +25,6 @@ _USER: Message = {"role": "user", "content": "ping"}
 _ANSWER = "pong"
 _ASSISTANT: Message = {"role": "assistant", "content": _ANSWER}
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
-_THINK_END = "</think>"
 
 
 class TemplateRenderer(ChatRenderer):
@@ -66,11 +65,11 @@ class TemplateRenderer(ChatRenderer):
         special = {self._tokenizer.eos_token_id, self._end}
         kept = [token for token in turn if token not in special]
         text = str(self._tokenizer.decode(kept, clean_up_tokenization_spaces=False))
-        thought, end, said = text.rpartition(_THINK_END)
+        thought, end, said = text.rpartition(THOUGHT_END)
         calls = tuple(_tool_call(body, bool(closed)) for body, closed in _CALL.findall(said)) if tools else ()
         return Turn(
             content=(_CALL.sub("", said) if tools else said).strip(),
-            reasoning=thought.replace("<think>", "").strip() if end else None,
+            reasoning=thought.replace(THOUGHT_BEGIN, "").strip() if end else None,
             tool_calls=calls,
         )
 
@@ -82,15 +81,16 @@ class TemplateRenderer(ChatRenderer):
                 "the chat template writes a finished turn of the assistant otherwise than it begins one, so the tokens "
                 "of several turns would not be those that were sampled"
             )
-        self.next_turn([], [self._end], [{"role": "user", "content": "ping"}], tools)
-        if tools:
-            answer = {"role": "tool", "content": "ping", "name": str(tools[0]["function"]["name"])}
-            self.next_turn([], [self._end], [answer], tools)
-            if "<tool_call>" not in str(self._tokenizer.chat_template):
-                raise ChatError(
-                    "the chat template does not write tool calls as <tool_call>…</tool_call>, the only form read here",
-                    expected="the name of a renderer in model.renderer",
-                )
+        result = {**_USER, "role": "tool", "name": str(tools[0]["function"]["name"])} if tools else None
+        for answer in filter(None, (_USER, result)):
+            added = self.next_turn([], [self._end], [answer], tools).tokens
+            if answer["content"] not in self._tokenizer.decode(list(added)):
+                raise ChatError(f"the chat template leaves out what the {answer['role']} answers")
+        if tools and "<tool_call>" not in str(self._tokenizer.chat_template):
+            raise ChatError(
+                "the chat template does not write tool calls as <tool_call>…</tool_call>, the only form read here",
+                expected="the name of a renderer in model.renderer",
+            )
 
     def _turn_end(self) -> int:
         """The token behind the assistant's content."""

@@ -27,6 +27,7 @@ from millrace.types import Prompt
 from storage.stores.factory import open_store
 
 if TYPE_CHECKING:
+    from millrace.chat.completeness import CompletenessCheck
     from millrace.chat.encoder import PromptEncoder
     from millrace.rewards.scorer import Scorer
 
@@ -88,6 +89,7 @@ def _check_tokenizer(run_url: str, folder: Path) -> None:
 
 def longest_prompt(question: Mapping[str, Any]) -> int:
     """The child process: return and raise what `check_prompts` does. Imports transformers."""
+    from millrace.chat.completeness import CompletenessCheck
     from millrace.generation.environments.base import environment_class
     from millrace.generation.environments.episodes import check_demonstration, prompt_encoder
 
@@ -113,10 +115,10 @@ def longest_prompt(question: Mapping[str, Any]) -> int:
     context, vocab_size, max_new_tokens = (
         question["limits"][name] for name in ("context", "vocab_size", "max_new_tokens")
     )
-    longest = 0
+    longest, completeness = 0, CompletenessCheck(encoder)
     learned = train if prompts.demonstrations else ()
     for number, prompt in enumerate((*train, *held_out)):
-        tokens, response = _encode(encoder, prompt, demonstrates=number < len(learned))
+        tokens, response = _encode(encoder, completeness, prompt, demonstrates=number < len(learned))
         length, place = len(tokens), _name(prompt)
         check_demonstration(prompt.prompt_id, len(response), max_new_tokens)
         if not tokens:
@@ -130,10 +132,12 @@ def longest_prompt(question: Mapping[str, Any]) -> int:
     return longest
 
 
-def _encode(encoder: "PromptEncoder", prompt: Prompt, *, demonstrates: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _encode(
+    encoder: "PromptEncoder", completeness: "CompletenessCheck", prompt: Prompt, *, demonstrates: bool
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the tokens of the prompt and of its demonstration, () unless `demonstrates`.
 
-    Raises ChatError for a chat template that does not come to an end.
+    Raises ChatError for a chat template that leaves a part out, or does not come to an end.
     """
 
     def give_up(signal_number: int, frame: FrameType | None) -> NoReturn:
@@ -143,6 +147,7 @@ def _encode(encoder: "PromptEncoder", prompt: Prompt, *, demonstrates: bool) -> 
     signal.signal(signal.SIGALRM, give_up)
     signal.alarm(_LONGEST_SECONDS)
     try:
+        completeness.check(prompt, demonstrates=demonstrates)
         return encoder.encode(prompt).tokens, encoder.demonstrate(prompt).tokens if demonstrates else ()
     finally:
         signal.alarm(0)

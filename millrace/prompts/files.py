@@ -76,15 +76,15 @@ def read_prompts(source: str, config: PromptsConfig, *, learned: bool = False) -
 
 def _prompt(record: dict[str, Any], config: PromptsConfig, place: str, where: str, *, learned: bool) -> Prompt:
     """The prompt in a record; `place`, its file's name and number, identifies it unless it has an id."""
-    messages, shown_turns = _conversation(record, config, where, learned=learned)
+    messages, demonstration = _conversation(record, config, where, learned=learned)
     return Prompt(
         prompt_id=checked_text_or_number(record, "id", where) if "id" in record else place,
         text=str(messages[-1]["content"]) if messages else checked_text(record, config.prompt_field, where),
-        answer=_answer(record, config, shown_turns, where),
+        answer=_answer(record, config, demonstration, where),
         source=place.rpartition(":")[0],
         messages=messages,
         tools=checked_tools(record[_TOOLS], where) if record.get(_TOOLS) else (),
-        demonstration=Demonstration(messages=shown_turns) if shown_turns else None,
+        demonstration=demonstration,
     )
 
 
@@ -97,29 +97,29 @@ def _setting(key: str, config: PromptsConfig, names: Sequence[str]) -> str | Non
 
 def _conversation(
     record: dict[str, Any], config: PromptsConfig, where: str, *, learned: bool
-) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
-    """The messages of a record that the policy answers, () for plain text, and those of its demonstration."""
+) -> tuple[tuple[Message, ...], Demonstration | None]:
+    """The messages of a record that the policy answers, () for plain text, and its demonstration."""
     conversation = parsed_messages(record.get(config.prompt_field, record.get(_MESSAGES)), where)
     is_list = isinstance(conversation, list)
     has_response = record.get(config.response_field) is not None
     if config.demonstrations and (has_response or (learned and not is_list)):
         response = {"role": "assistant", "content": checked_text(record, config.response_field, where)}
-        return checked_messages(conversation, where) if is_list else (), (response,)
+        return checked_messages(conversation, where) if is_list else (), Demonstration(messages=(response,))
     if not isinstance(conversation, list):
-        return (), ()
+        return (), None
     if config.demonstrations and (learned or _ends_with_assistant(conversation)):
         return checked_demonstration(conversation, where)
-    return checked_messages(conversation, where), ()
+    return checked_messages(conversation, where), None
 
 
 def _ends_with_assistant(conversation: list[Any]) -> bool:
     return bool(conversation) and isinstance(conversation[-1], dict) and conversation[-1].get("role") == "assistant"
 
 
-def _answer(record: dict[str, Any], config: PromptsConfig, turns: Sequence[Message], where: str) -> str:
+def _answer(record: dict[str, Any], config: PromptsConfig, shown_turns: Demonstration | None, where: str) -> str:
     """The reference answer of a record; by default that of a demonstration is its last turn."""
-    if turns and record.get(config.answer_field) is None:
-        return str(turns[-1]["content"])
+    if shown_turns is not None and record.get(config.answer_field) is None:
+        return str(shown_turns.messages[-1]["content"])
     written = checked_text_or_number(record, config.answer_field, where)
     answer = reference_answer(written, config.answer_format)
     if answer is None:

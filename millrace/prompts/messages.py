@@ -1,7 +1,7 @@
 """Texts and conversations of a user's data, checked before anything else reads them.
 
 A message is what chat templates take: an object with `role` and `content`, and of an assistant perhaps `tool_calls`.
-`where` names the file and the line or row in errors.
+Marks that exclude a turn from training are read and taken out. `where` names the file and the line or row in errors.
 """
 
 import json
@@ -11,11 +11,16 @@ from decimal import Decimal
 from typing import Any
 
 from millrace.errors import PromptsError
-from millrace.types import Message
+from millrace.types import Demonstration, Message
 from storage.json_text import parse_json
 
 _LIKE_MESSAGES = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']\s*:""")
 ROLES = ("system", "developer", "user", "assistant", "tool")
+REASONING = ("reasoning_content", "reasoning", "thinking")
+"""Keys under which data sets and templates keep the thought before a turn."""
+_MARKS = ("weight", "loss_mask", "trainable", "train")
+"""Keys that say whether a turn is trained, in the formats of OpenAI and of training libraries."""
+_KEYS = ("role", "content", "name", *REASONING, "tool_calls", "tool_call_id", *_MARKS)
 
 
 class WrittenNumber(float):
@@ -100,7 +105,7 @@ def checked_messages(value: object, where: str) -> tuple[Message, ...]:
 
     Parts of text are joined; the arguments of tool calls become objects. Raises PromptsError for anything else.
     """
-    messages = _messages(value, where)
+    messages = tuple(message for message, _ in _messages(value, where))
     if messages[-1]["role"] == "assistant":
         raise PromptsError(
             "the assistant's", file=where, key="the last message", expected="one for the policy to answer"
@@ -108,23 +113,28 @@ def checked_messages(value: object, where: str) -> tuple[Message, ...]:
     return messages
 
 
-def checked_demonstration(value: object, where: str) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
-    """A conversation that the assistant ends: the messages before its first turn, at least one, and those from there.
+def checked_demonstration(value: object, where: str) -> tuple[tuple[Message, ...], Demonstration]:
+    """A conversation that the assistant ends: the messages before its first trained turn, at least one, and the rest.
 
-    Raises PromptsError for anything else.
+    Messages after the last trained turn are left out. Raises PromptsError for anything else.
     """
-    messages = _messages(value, where)
+    messages, trained = zip(*_messages(value, where), strict=True)
     roles = [message["role"] for message in messages]
     if roles[-1] != "assistant":
         read = f"the {roles[-1]}'s"
         raise PromptsError(read, file=where, key="the last message", expected="a turn of the assistant to learn from")
-    first = roles.index("assistant")
+    turns = [n for n, role in enumerate(roles) if role == "assistant"]
+    learned = [n for n in turns if trained[n]]
+    if not learned:
+        raise PromptsError("not trained", file=where, key="each turn of the assistant", expected="one to learn from")
+    first, last = learned[0], learned[-1]
     if first == 0:
         raise PromptsError("the assistant's", file=where, key="the first message", expected="one that it answers")
     if doubled := [n for n in range(1, len(roles)) if roles[n - 1] == roles[n] == "assistant"]:
         expected = "one of another between its turns"
         raise PromptsError("the assistant's too", file=where, key=f"message {doubled[0] + 1}", expected=expected)
-    return messages[:first], messages[first:]
+    unlearned = tuple(n - first for n in turns if first < n < last and not trained[n])
+    return messages[:first], Demonstration(messages=messages[first : last + 1], unlearned=unlearned)
 
 
 def checked_tools(value: object, where: str) -> tuple[Message, ...]:
@@ -142,13 +152,14 @@ def checked_tools(value: object, where: str) -> tuple[Message, ...]:
     return tuple(_without_nulls(tool) for tool in tools)
 
 
-def _messages(value: object, where: str) -> tuple[Message, ...]:
+def _messages(value: object, where: str) -> tuple[tuple[Message, bool], ...]:
+    """(message without marks, whether its turn is trained) of each."""
     if not isinstance(value, list) or not value:
         raise PromptsError(shown(value), file=where, key="the conversation", expected="a list of at least one message")
     return tuple(_message(item, f"{where} message {number}") for number, item in enumerate(value, start=1))
 
 
-def _message(value: object, where: str) -> Message:
+def _message(value: object, where: str) -> tuple[Message, bool]:
     if not isinstance(value, Mapping):
         raise PromptsError(shown(value), file=where, key="the message", expected="an object with role and content")
     # Columns of Parquet files give every message every key, most of them null.
@@ -156,6 +167,12 @@ def _message(value: object, where: str) -> Message:
     role, calls, content = message.get("role"), message.get("tool_calls"), message.get("content")
     if role not in ROLES:
         raise PromptsError(shown(role), file=where, key="role", expected=f"one of {', '.join(ROLES)}")
+    if unknown := [key for key in message if key not in _KEYS]:
+        raise PromptsError("unknown", file=where, key=shown(unknown[0]), expected=f"one of {', '.join(_KEYS)}")
+    marks = {key: message.pop(key) for key in _MARKS if key in message}
+    for key, mark in marks.items():
+        if mark not in (0, 1):
+            raise PromptsError(shown(mark), file=where, key=key, expected="0 or 1")
     if calls and role != "assistant":
         raise PromptsError(f"set by the {role}", file=where, key="tool_calls", expected="calls by the assistant only")
     if calls:
@@ -167,9 +184,8 @@ def _message(value: object, where: str) -> Message:
                     shown(part), file=where, key="a part of content", expected="text, the only kind read"
                 )
         content = "".join(checked_text(part, "text", where) for part in content)
-    if calls and not content:
-        return {**message, "content": ""}
-    return {**message, "content": checked_text({"content": content}, "content", where)}
+    content = checked_text({"content": content}, "content", where) if content or not calls else ""
+    return {**message, "content": content}, all(marks.values())
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:

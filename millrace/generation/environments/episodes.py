@@ -290,7 +290,10 @@ def _play(episode: _Episode, environment: AnyEnvironment, prompt: Prompt, turn: 
         text = (*episode.request.prompt_tokens, *episode.response.tokens)
         context = text[: len(text) - len(turn)]
         observation = environment.step(renderer.parse(turn, context, tools))
-        return None if observation.done else renderer.next_turn(context, turn, observation.messages, tools)
+        if observation.done:
+            return None
+        encoder.refuse_marks(observation.messages)
+        return renderer.next_turn(context, turn, observation.messages, tools)
     assert isinstance(environment, Environment)
     sampled = turn[:-1] if turn[-1] in encoder.stop_token_ids else turn
     observation = environment.step(str(encoder.tokenizer.decode(list(sampled), clean_up_tokenization_spaces=False)))

@@ -168,6 +168,14 @@ def without_template() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+def with_calls_alone() -> PreTrainedTokenizerFast:
+    """ChatML with tool calls, and without their results."""
+    tokenizer = with_template("chatml_tools.jinja")
+    tokenizer.chat_template = str(tokenizer.chat_template).replace("message.role == 'tool'", "false")
+    tokenizer.chat_template = tokenizer.chat_template.replace("!= 'system'", "not in ('system', 'tool')")
+    return tokenizer
+
+
 @pytest.mark.parametrize(
     ("refused", "said"),
     [
@@ -175,6 +183,7 @@ def without_template() -> PreTrainedTokenizerFast:
         (lambda: TemplateRenderer(without_template()), "model.chat_template"),
         # Tools need a template whose calls can be read.
         (lambda: RENDERERS["granite"].check_several_turns(CalculatorTool.tools), "model.renderer"),
+        (lambda: TemplateRenderer(with_calls_alone()).check_several_turns(CalculatorTool.tools), "the tool answers"),
         # A template's own words.
         (lambda: RENDERERS["gemma"].render([{"role": "system", "content": "a"}]), "System role not supported"),
         (lambda: FamilyRenderer("qwen33", TOKENIZERS["qwen3"]), "expected auto, template, "),

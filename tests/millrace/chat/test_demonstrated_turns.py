@@ -1,5 +1,6 @@
 """Demonstrated conversations as tokens: the assistant's turns are learned, and what others say is not."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -74,6 +75,18 @@ def test_prompt_and_turns_together_are_what_the_template_writes(name: str) -> No
     assert encoder.renderer is not None
     whole = (*encoder.encode(demonstrated()).tokens, *encoder.demonstrate(demonstrated()).tokens)
     assert tuple(encoder.renderer.write((*ASKED, *TURNS)))[: len(whole)] == whole
+
+
+def test_a_turn_that_is_excluded_is_read_and_not_learned() -> None:
+    encoder = encoder_of("chatml")
+    prompt = demonstrated((*TURNS, *TURNS[1:]))
+    whole = encoder.demonstrate(prompt)
+    assert prompt.demonstration is not None
+    response = encoder.demonstrate(replace(prompt, demonstration=replace(prompt.demonstration, unlearned=(2,))))
+    assert response.tokens == whole.tokens
+    assert pieces(encoder, response)[0] == "pong<|im_end|>pong, pong<|im_end|>"
+    ((start, end),) = response.environment_spans
+    assert (start, end) == (whole.environment_spans[0][0], whole.environment_spans[1][1])
 
 
 def test_a_system_prompt_and_a_beginning_of_the_response_are_part_of_the_prompt() -> None:

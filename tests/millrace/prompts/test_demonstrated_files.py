@@ -38,6 +38,19 @@ def test_a_conversation_is_learned_from_the_first_turn_of_the_assistant_on(tmp_p
     assert prompt.answer == "pong, pong"
 
 
+def turn(text: str, **marks: object) -> dict[str, Any]:
+    return {**ASSISTANT, "content": text, **marks}
+
+
+@pytest.mark.parametrize("mark", [{"weight": 0}, {"loss_mask": 0}, {"trainable": False}, {"train": 0.0}])
+def test_a_turn_that_the_data_excludes_is_not_learned(tmp_path: Path, mark: dict[str, Any]) -> None:
+    said = [USER, turn("a", **mark), USER, turn("b", train=True), USER, turn("c", **mark), USER, turn("d", weight=1)]
+    (prompt,) = read(written(tmp_path, {"messages": [*said, USER, turn("e", **mark)]}))
+    assert prompt.messages == (USER, turn("a"), USER)
+    assert prompt.demonstration == Demonstration(messages=(turn("b"), USER, turn("c"), USER, turn("d")), unlearned=(2,))
+    assert prompt.answer == "d"
+
+
 def test_a_response_of_its_own_is_all_that_is_learned_of_its_row(tmp_path: Path) -> None:
     rows = [
         {"prompt": "ping", "response": "pong", "answer": "PONG"},
@@ -66,6 +79,7 @@ def test_tables_have_demonstrations_too(tmp_path: Path) -> None:
         ({"messages": [ASSISTANT]}, "the first message"),
         ({"messages": [USER, ASSISTANT, ASSISTANT]}, "message 3"),
         ({"messages": []}, "the conversation"),
+        ({"messages": [USER, turn("a", weight=0)]}, "each turn of the assistant"),
         ({"prompt": "ping"}, "response"),
         ({"prompt": "ping", "response": ""}, "response"),
         ({"prompt": [USER, ASSISTANT], "response": "pong"}, "the last message"),
@@ -99,6 +113,6 @@ def test_a_source_without_responses_is_refused(source: str) -> None:
 
 
 def test_a_demonstration_survives_json() -> None:
-    shown = Demonstration(messages=(ASSISTANT,), tokens=(1, 2))
+    shown = Demonstration(messages=(ASSISTANT,), tokens=(1, 2), unlearned=(2,))
     prompt = Prompt(prompt_id="p", text="ping", answer="", source="test", demonstration=shown)
     assert Prompt.from_json(json.loads(json.dumps(asdict(prompt)))) == prompt

@@ -70,6 +70,8 @@ def test_parts_are_joined_and_arguments_read() -> None:
         ([USER, {"role": "assistant", "content": "5"}], "", "the last message", "the assistant's"),
         ([{"role": "user", "content": [{"type": "image"}]}], " message 1", "a part of content", '{"type": "image"}'),
         ([{**USER, "tool_calls": [CALL]}], " message 1", "tool_calls", "set by the user"),
+        ([{**USER, "masked": 1}], " message 1", '"masked"', "unknown"),
+        ([{"role": "assistant", "content": "5", "weight": 0.5}, USER], " message 1", "weight", "0.5"),
         ([{"role": "assistant", "tool_calls": [{}]}, USER], " message 1", "a tool call", "{}"),
         ([calling("{a")], " message 1", "arguments of a tool call", "not JSON"),
         ([calling([1])], " message 1", "arguments of a tool call", "[1]"),
