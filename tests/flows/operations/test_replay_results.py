@@ -14,7 +14,7 @@ LOSSES = ("aipo", "reinforce", "ppo_clip", "cispo")
 def comparison() -> LossComparison:
     """Two steps; a loss's gradient norm is its position, and its cosine to another is 0."""
     rows = [
-        {"step": step, "loss": loss, "grad_norm": place} | {f"{COSINE}{other}": float(other == loss) for other in LOSSES}
+        {"step": step, "loss": loss, "grad_norm": place, **{f"{COSINE}{other}": other == loss for other in LOSSES}}
         for step in (1, 2)
         for place, loss in enumerate(LOSSES)
     ]
