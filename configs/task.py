@@ -110,7 +110,8 @@ class EndpointConfig(Section):
     """Maximum number of attempts in a run, kills and resumes included; its scorers get equal shares. null: no limit. To
     go on, resume with a higher limit."""
     max_cost: Positive | None = None
-    """The same limit for the cost at `scoring.judge.input_price` and `output_price`, in their currency; null: none."""
+    """The same limit for the cost at `scoring.judge.input_price` and `output_price`, in their currency; null: none. The
+    first answer without `usage` reaches it."""
     at_limit: Literal["end", "pause"] = "end"
     """At `max_requests` or `max_cost`: `end`: the run ends with one line; `pause`: scoring waits for the run's end, and
     an automation on the event `service.limit-reached` may suspend it."""

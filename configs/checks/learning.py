@@ -102,6 +102,20 @@ LEARNING_RULES = (
         "no arguments, or the engine vllm",
     ),
     Rule(
+        "scoring.endpoint.max_cost scoring.reward",
+        lambda c: c.scoring.endpoint.max_cost is not None and "http" in (c.scoring.reward, *c.scoring.weights),
+        "null, because only judges have prices; scoring.endpoint.max_requests limits http",
+    ),
+    Rule(
+        "scoring.endpoint.max_cost scoring.judge.input_price scoring.judge.output_price scoring.judge.model",
+        lambda c: (
+            c.scoring.endpoint.max_cost is not None
+            and "judge" in (c.scoring.reward, *c.scoring.weights)
+            and not (c.scoring.judge.model and (c.scoring.judge.input_price or c.scoring.judge.output_price))
+        ),
+        "null, or a price above 0 of a judge at a service, because without one nothing ever costs anything",
+    ),
+    Rule(
         "training.lora.rank generation.engine",
         lambda c: c.sends_adapters and c.generation.engine == "vllm" and (c.training.lora.rank or 0) > VLLM_RANKS[-1],
         f"at most {VLLM_RANKS[-1]}, the highest rank that vLLM serves",

@@ -115,10 +115,27 @@ def demonstrated(**changes: dict[str, object]) -> dict[str, object]:
     return {name: {**section, **changes.get(name, {})} for name, section in sections.items()}
 
 
+def judged(judge: dict[str, object], **scoring: object) -> dict[str, object]:
+    """Sections of a run whose judge may cost 1."""
+    return {"scoring": {"reward": "judge", "judge": judge, "endpoint": {"url": "http://h", "max_cost": 1}, **scoring}}
+
+
 IMPOSSIBLE: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
     "experts": (
         {"training": {"max_steps": 3, "router_replay": True}, "generation": {"engine": "vllm"}},
         ("training.router_replay", "generation.engine"),
+    ),
+    "the cost of a judge without prices": (
+        judged({"model": "large"}),
+        ("scoring.endpoint.max_cost", "scoring.judge.input_price", "scoring.judge.output_price"),
+    ),
+    "the cost of a judge that the scorers load": (
+        judged({"input_price": 1}, model="folder"),
+        ("scoring.endpoint.max_cost", "scoring.judge.model"),
+    ),
+    "the cost of http": (
+        judged({"model": "large", "input_price": 1}, reward="weighted_sum", weights={"judge": 1, "http": 1}),
+        ("scoring.endpoint.max_cost", "scoring.reward"),
     ),
     "rank": (
         {"training": {"max_steps": 3, "lora": {"rank": 513}}, "generation": {"engine": "vllm"}},
@@ -362,6 +379,8 @@ def test_adaptive_control_scales_the_learning_rate_by_the_effective_sample_size(
     "sections",
     [
         {"prompts": {"eval_source": "held.jsonl", "num_eval": 1}},
+        judged({"model": "large", "output_price": 1}),
+        {"sources": {"judged": judged({"model": "large", "input_price": 1}), "sums": {}}},
         {"prompts": {"source": "a.jsonl", "template": "<{prompt}>"}},
         demonstrated(prompts={"source": "runs/mine", "where": "reward >= 1"}),
         demonstrated(training={"loss": "my_losses:gentle"}),

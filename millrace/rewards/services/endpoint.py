@@ -31,7 +31,7 @@ from millrace.errors import InputError
 from millrace.rewards.base import ScoreStatus
 from millrace.rewards.services.meter import LimitReached, Meter, Prices, Usage
 
-_TRANSIENT = frozenset({408, 429, *range(500, 600)})
+_TRANSIENT = frozenset(map(str, (408, 429, *range(500, 600))))
 _LONGEST_ANSWER = 4 << 20
 """Bytes."""
 _DEEPEST_ANSWER = 100
@@ -59,7 +59,7 @@ class _Transient(_EndpointError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What came of a request."""
+    """The outcome of a request."""
 
     values: Mapping[str, Any] | None
     """The JSON object; None unless `status` is `ok`."""
@@ -178,20 +178,15 @@ class Endpoint:
     def _answer(self, response: httpx.Response, answer: Any) -> dict[str, Any]:
         """Counts the tokens of `answer` and returns it. Raises an error that shows its beginning if it is unusable."""
         shown = (answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False))[:200]
-        if response.status_code in _TRANSIENT:
-            raise _Transient(f"status {response.status_code}: {shown}", _retry_after(response))
-        if not response.is_success:
-            raise _EndpointError(f"status {response.status_code}: {shown}")
+        status, error = response.status_code, answer.get("error") if isinstance(answer, dict) else None
+        if error or not response.is_success:
+            code = error.get("code") if response.is_success and isinstance(error, dict) else status
+            reason = f"status {status}: {shown}"
+            raise _Transient(reason, _retry_after(response)) if str(code) in _TRANSIENT else _EndpointError(reason)
         if not isinstance(answer, dict):
             encoding = response.headers.get("content-encoding", "identity")[:20]
             raise _EndpointError(f"an answer that is not a JSON object, with content encoding {encoding}: {shown}")
-        tokens, error = _tokens(answer), answer.get("error")
-        if tokens is not None or not error:
-            self.meter.count_tokens(tokens)
-        if error:
-            code = error.get("code") if isinstance(error, dict) else None
-            kind = _Transient if str(code) in map(str, _TRANSIENT) else _EndpointError
-            raise kind(f"an error with status {response.status_code}: {shown}")
+        self.meter.count_tokens(_tokens(answer))
         return answer
 
     def _read(self, content: bytearray) -> Any:

@@ -31,6 +31,7 @@ _REASONING = re.compile(
 )
 _OPEN_REASONING = re.compile(r"<(?:think|thinking|thought)>|<\|channel\|>analysis", re.I)
 _VERDICT = re.compile(r'\{\s*"grades"\s*:\s*\[[^][{}"]*\]\s*\}')
+_GRADES = re.compile(r"[^\w\s]grades[^\w\s]")
 _ALONE = re.compile(rf"[\s\ufeff]*(?:```\w*)?\s*{_VERDICT.pattern}\s*(?:```)?\s*(?:<\|\w+\|>)?\s*")
 
 
@@ -114,7 +115,8 @@ class Judge(RemoteReward):
     def read(self, answer: Mapping[str, Any], asked: Asked) -> list[Score]:
         """The grades of the one verdict in the answer, after the judge's reasoning. Raises ValueError if there is none.
 
-        A judge may quote a response. So where task or responses speak of grades, the verdict must stand alone.
+        A judge may quote a response. So if that holds a verdict, the judge's own must stand alone after its reasoning;
+        without any reasoning if the response holds an end of such.
         """
         try:
             choice = answer["choices"][0]
@@ -128,7 +130,8 @@ class Judge(RemoteReward):
         verdicts = _VERDICT.findall(said)
         if len(verdicts) != 1 or said.count('"grades"') != 1 or _OPEN_REASONING.search(said):
             raise ValueError(f"not exactly one verdict: {said or json.dumps(choice)}")
-        if "grades" in asked.body["messages"][1]["content"] and not _ALONE.fullmatch(said):
+        graded = json.dumps(json.loads(asked.body["messages"][1]["content"]), ensure_ascii=False)
+        if _GRADES.search(graded) and not _ALONE.fullmatch(text if _REASONING.match(graded) else said):
             raise ValueError(f"a verdict that the judge may have quoted: {said}")
         grades, highest = [], self._config.highest
         with suppress(ValueError):

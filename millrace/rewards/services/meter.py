@@ -1,6 +1,6 @@
 """Counts the requests and tokens used at a service, and enforces the limits on them."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from threading import Lock
 
 from configs.task import EndpointConfig
@@ -23,11 +23,7 @@ class Usage:
     output_tokens: int = 0
 
     def __add__(self, other: "Usage") -> "Usage":
-        return Usage(
-            requests=self.requests + other.requests,
-            input_tokens=self.input_tokens + other.input_tokens,
-            output_tokens=self.output_tokens + other.output_tokens,
-        )
+        return Usage(**{name: count + getattr(other, name) for name, count in asdict(self).items()})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
