@@ -24,7 +24,8 @@ REWARD_COMPONENT = "reward_component/"
 """Prefix of the metrics of components; the component's name follows."""
 MOST_COMPONENTS = 16
 """Such metrics per step: a reward may name its components freely, and each name is a separate series."""
-_LONGEST_NAME = 80
+_LONGEST_NAME, _LONGEST_STORED_NAME, _MOST_STORED = 80, 1000, 1000
+"""Characters of a component's name in a metric and in a score, and components of a score."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +53,13 @@ class Score:
             raise ValueError(f"status is {self.status}, reward is {self.reward} and error is {self.error!r}")
         if self.reward is not None and not abs(self.reward) <= _LARGEST:
             raise ValueError(f"reward is {self.reward:.6g}; expected a number between -3.4e38 and 3.4e38, as float32")
+        if len(self.components) > _MOST_STORED:
+            raise ValueError(f"there are {len(self.components):,} components; expected at most {_MOST_STORED:,}")
+        for name in self.components:
+            if not _is_name(name, _LONGEST_STORED_NAME):
+                raise ValueError(
+                    f"a component is named {name[:_LONGEST_NAME]!a}; expected 1 to 1,000 printable characters"
+                )
 
 
 class Reward(ABC):
@@ -127,12 +135,17 @@ def component_means(texts: Iterable[str]) -> dict[str, float]:
     """Return the mean of each component over the responses that have it, by the metric's name.
 
     `texts` holds the components of each response as JSON. Of more than `MOST_COMPONENTS`, the first by name. Infinite
-    and NaN values, and names of more than 80 characters, are left out.
+    and NaN values are left out, and so are names that are empty, not printable or longer than 80 characters.
     """
     values: dict[str, list[float]] = {}
     for components in map(json.loads, texts):
         for name, value in components.items():
-            if math.isfinite(value) and len(name) <= _LONGEST_NAME:
+            if math.isfinite(value) and _is_name(name, _LONGEST_NAME):
                 values.setdefault(name, []).append(value)
     names = sorted(values)[:MOST_COMPONENTS]
     return {f"{REWARD_COMPONENT}{name}": sum(values[name]) / len(values[name]) for name in names}
+
+
+def _is_name(name: str, longest: int) -> bool:
+    """Half a surrogate pair, which UTF-8 can't encode, and control characters are not printable."""
+    return 0 < len(name) <= longest and name.isprintable()

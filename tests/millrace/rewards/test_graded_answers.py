@@ -1,6 +1,6 @@
 """Answers that a person graded, in `graded_answers.csv`: `math` accepts no wrong one and misses no right one.
 
-At least 400 rows were labelled before the grader was read or run on them. `pytest -s` shows plain math-verify's figures.
+At least 400 rows were labelled before the grader was read or run on them. `pytest -s` shows both graders' figures.
 """
 
 import csv
