@@ -23,9 +23,9 @@ PORT ?= 4200
 demo: install  ## runs a complete asynchronous campaign on this machine's CPU, in about a minute and a half
 	$(BIN)/millrace run configs/presets/tiny-cpu.yaml
 
-# Two workers share the tests, a file at a time, in the order of the files. Each process gets one thread: more than one
-# per core crawl. At the end, the slowest tests are named.
-TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20
+# A worker per core, at most four, share the tests, a file at a time, in the order of the files. Each process gets one
+# thread: more than one per core crawl. At the end, the slowest tests are named.
+TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=20
 
 SLOW := slow or campaign or vllm or browser or ceph
 

@@ -13,7 +13,6 @@ import pytest
 import yaml
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.objects import FlowRun
-from prefect.server.schemas.actions import WorkPoolCreate
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_HOME, temporary_settings
 from prefect.utilities.schema_tools import ValidationError, validate
 from prefect.utilities.templating import find_placeholders
@@ -118,6 +117,9 @@ def test_kubernetes_would_not_accept_a_field_it_does_not_know() -> None:
 
 
 def test_prefects_server_accepts_the_template() -> None:
+    # Late: every process that collects the tests would wait for the server's packages.
+    from prefect.server.schemas.actions import WorkPoolCreate
+
     pool = WorkPoolCreate(name="gpus", type="kubernetes", base_job_template=TEMPLATE)
     assert pool.base_job_template == TEMPLATE
 

@@ -35,11 +35,14 @@ FORMATS = {
 }
 
 
-@pytest.mark.parametrize("suffix", FORMATS)
-def test_own_prompts_train_an_own_model(checkout: Checkout, exported: str, suffix: str) -> None:
-    checkout.write(f"own.{suffix}", FORMATS[suffix](QUESTIONS))
-    settings = f"model.path={exported} prompts.source=own.{suffix}"
-    checkout.millrace(f"run {PRESET} --run-id own-{suffix} {SHORT} {settings}").succeeded()
+def test_own_prompts_in_each_format_train_an_own_model(checkout: Checkout, exported: str) -> None:
+    for suffix, write in FORMATS.items():
+        checkout.write(f"own.{suffix}", write(QUESTIONS))
+    sources = json.dumps({suffix: {"prompts": {"source": f"own.{suffix}"}} for suffix in FORMATS})
+    settings = f"model.path={exported} 'sources={sources}'"
+    checkout.millrace(f"run {PRESET} --run-id own {SHORT} {settings}").succeeded()
+    summary = json.loads((checkout.folder / "runs" / "own" / "summary.json").read_text())
+    assert all(summary["sources"][suffix]["groups_trained"] for suffix in FORMATS)
 
 
 def test_an_own_reward_trains_an_own_chat_model(checkout: Checkout) -> None:

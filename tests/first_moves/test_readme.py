@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from support.campaigns.first_moves import ROOT, SHORT, Checkout, wait_for_page
 
-ELSEWHERE = {"make test", "make vllm", "make faults"}
-"""`make test` runs in CI and `make faults` takes hours; `make vllm` is part of `make test-slow`."""
+ELSEWHERE = {"make test", "make docs", "make vllm", "make faults"}
+"""`make test` and `make docs` run in CI and `make faults` takes hours; `make smollm` includes `make vllm`."""
 
 
 def commands() -> list[str]:
@@ -80,7 +80,6 @@ RUN_AS = {
     "millrace dashboard": _serves_a_dashboard,
     "millrace show runs/mine --step 40": _works("millrace show runs/mine --step 2"),
     # Last, because they add packages to the environment.
-    "make docs": _installs("make docs"),
     "make smollm": _installs("make smollm"),
     "millrace run configs/presets/smollm2-cpu.yaml": _works(
         "millrace run configs/presets/smollm2-cpu.yaml --set training.max_steps=1 prompts.num_eval=8 "

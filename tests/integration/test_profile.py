@@ -48,6 +48,7 @@ def test_three_steps_leave_a_table_and_a_trace_of_trainer_and_generator_on_one_c
     }
 
 
+@pytest.mark.extended
 def test_a_run_that_ends_early_shows_the_steps_there_were(millrace: Millrace) -> None:
     output = millrace.run(*arguments(millrace, 3, **{"budget.max_steps": 5})).expect_success()
     assert "2 of 3 steps" in output

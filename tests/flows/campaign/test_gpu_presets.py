@@ -92,7 +92,7 @@ def test_a_controller_without_a_gpu_accepts_each_preset(site: Path, name: str, m
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen3-1.7b-1gpu", "qwen3-8b-8gpu"])
+@pytest.mark.parametrize("name", ["qwen3-1.7b-1gpu", pytest.param("qwen3-8b-8gpu", marks=pytest.mark.extended)])
 def test_a_host_without_a_gpu_refuses_a_preset_that_needs_it_here(site: Path, name: str) -> None:
     with pytest.raises(InputError) as caught:
         check(preset(site, name), name, resume="never")

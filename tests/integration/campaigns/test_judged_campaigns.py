@@ -81,6 +81,7 @@ def test_a_limit_ends_the_run_and_a_higher_one_goes_on(millrace: Millrace) -> No
     assert [row["row_id"] for row in scored] == [row["row_id"] for row in generated][: len(scored)]
 
 
+@pytest.mark.extended
 def test_a_judge_that_never_grades_ends_the_run_with_one_line(millrace: Millrace) -> None:
     with stub_service(lambda _: (200, {"choices": [{"message": {"content": "Lovely."}}]})) as service:
         ended = millrace.run(*millrace.campaign("lovely", **judged_by(service)))

@@ -39,7 +39,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield site
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def worker(site: Site) -> Iterator[Terminal]:
     with site.worker("CAMPAIGNS=2") as terminal:
         yield terminal

@@ -19,14 +19,16 @@ PLACED = {
 }
 
 
-@pytest.fixture
-def worker(millrace: Millrace, prefect_api: str, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+@pytest.fixture(scope="module")
+def worker(
+    module_millrace: Millrace, prefect_api: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[subprocess.Popen[bytes]]:
     """`make host POOL=hosts`."""
-    with (tmp_path / "worker.log").open("wb") as log:
+    with (tmp_path_factory.mktemp("worker") / "worker.log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "flows.deployment.deploy", "--host", "hosts"],
             cwd=REPOSITORY,
-            env={**millrace.environment, "PREFECT_WORKER_QUERY_SECONDS": "1"},
+            env={**module_millrace.environment, "PREFECT_WORKER_QUERY_SECONDS": "1"},
             stdout=log,
             stderr=log,
         )

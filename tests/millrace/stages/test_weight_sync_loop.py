@@ -321,7 +321,7 @@ def test_a_restarted_stage_pushes_and_measures_an_unacknowledged_version(world: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [*range(5), *(pytest.param(n, marks=pytest.mark.extended) for n in range(5, 20))])
 def test_no_older_version_is_ever_offered_after_a_newer_one(seed: int) -> None:
     chooser, world = random.Random(seed), World(num_generators=4)
     handed_over: list[WeightsId] = []

@@ -135,15 +135,11 @@ def test_a_checkpoint_becomes_a_folder_with_the_same_policy(
 
 
 ON_VLLM = [name for name, case in CASES.items() if case.vllm == "yes"]
-IN_EACH_RUN = ("gemma2", "qwen3_moe")
-"""Starting vLLM takes some 20 seconds: the others are `extended`."""
 
 
 @pytest.mark.extended
 @pytest.mark.vllm
-@pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=[] if name in IN_EACH_RUN else pytest.mark.extended) for name in ON_VLLM]
-)
+@pytest.mark.parametrize("family", ON_VLLM)
 def test_vllm_samples_from_the_trainers_policy(family: str, offer: Offer, tmp_path: Path) -> None:
     models = {version: CASES[family].model(seed=version) for version in range(2)}
     with running_vllm(models[0], tmp_path) as engine:

@@ -106,8 +106,10 @@ def test_only_attention_and_experts_are_left_out_of_the_graphs(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("fresh")
-@pytest.mark.parametrize("kl_coefficient", [0.0, 0.1])
-@pytest.mark.parametrize("entropy_coefficient", [0.0, 0.1])
+@pytest.mark.parametrize(
+    ("kl_coefficient", "entropy_coefficient"),
+    [(0.0, 0.0), (0.1, 0.1), *(pytest.param(*each, marks=pytest.mark.extended) for each in [(0.0, 0.1), (0.1, 0.0)])],
+)
 def test_after_a_warm_up_no_step_compiles(
     monkeypatch: pytest.MonkeyPatch, kl_coefficient: float, entropy_coefficient: float
 ) -> None:

@@ -217,8 +217,15 @@ def test_a_token_that_was_the_only_one_kept_is_certain_and_teaches_nothing() -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scale", [LogitScale(), LogitScale(divisor=0.5, cap=2.0)], ids=str)
-@pytest.mark.parametrize("truncated", [False, True])
+@pytest.mark.parametrize(
+    ("scale", "truncated"),
+    [
+        (LogitScale(), False),
+        (LogitScale(divisor=0.5, cap=2.0), True),
+        pytest.param(LogitScale(), True, marks=pytest.mark.extended),
+        pytest.param(LogitScale(divisor=0.5, cap=2.0), False, marks=pytest.mark.extended),
+    ],
+)
 def test_compiled_chunks_have_the_same_values_and_gradients(scale: LogitScale, truncated: bool) -> None:
     hidden, weight, offset, targets, temperatures = inputs(torch.float64, bias=True)
     kept = kept_tokens([[n, (n + 1) % V] if place % 2 else [] for place, n in enumerate(targets.tolist())])
