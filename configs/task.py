@@ -55,8 +55,8 @@ class PromptsConfig(Section):
     """Key or column with the response of a demonstration: text that follows the prompt. Without it, all turns of the
     assistant in the conversation are learned."""
     where: Text | None = None
-    """SQL condition on the rollouts of a stored run that are learned, such as `reward >= 1 and staleness = 0`, over the
-    columns of `consumed`; null: all that have a reward."""
+    """SQL condition on the rollouts of a stored run that are learned, such as `reward > 0 and staleness = 0`, over the
+    columns of `consumed`; null: `reward >= 1`."""
     template: Text | None = None
     """Text the policy reads, with `{prompt}` where the prompt goes; null: the prompt alone. Not for chat, which has
     the model's own template."""

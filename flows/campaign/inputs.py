@@ -11,15 +11,13 @@ import socket
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple, Self
 
 from configs.errors import near_names
 from configs.schema import RunConfig
-from configs.sources import key_in, naming_source
+from configs.sources import key_in
 from millrace.errors import InputError
-from millrace.evaluation.examiner import EvaluationSet, evaluation_sets, with_evaluation_sets
 from millrace.preflight.teacher import START
-from millrace.prompts.dataset import PromptSet, load_prompts
+from millrace.prompts.dataset import PromptSet, load_all_prompts
 from millrace.prompts.stored import is_stored_run, stored_parts
 from millrace.rewards.function import source_hash
 from millrace.rewards.scorer import make_scorer
@@ -30,29 +28,11 @@ from millrace.types import Prompt
 _ALL_STAGES = ("generate", "score", "teach", "train", "evaluate")
 
 
-class SourcePrompts(NamedTuple):
-    """What the policy is asked of a source."""
-
-    prompts: PromptSet
-    sets: Mapping[str, EvaluationSet]
-
-    @classmethod
-    def load(cls, config: RunConfig, *, with_sets: bool = True) -> Self:
-        """Those of a source with this config. Raises InputError for prompts that can't be read."""
-        prompts = load_prompts(config.prompts)
-        return cls(prompts, evaluation_sets(config.evaluation, config.prompts, prompts) if with_sets else {})
-
-    @property
-    def asked(self) -> PromptSet:
-        """With the prompts of the further evaluation sets among those for evaluation."""
-        return with_evaluation_sets(self.prompts, self.sets)
-
-
 def run_inputs(
     config: RunConfig,
     stages: Collection[str] = _ALL_STAGES,
     *,
-    prompts: Mapping[str, SourcePrompts] | None = None,
+    prompts: Mapping[str, PromptSet] | None = None,
     rewards: Mapping[str, str] | None = None,
     has_model: bool = True,
 ) -> dict[str, str]:
@@ -66,10 +46,9 @@ def run_inputs(
     files: dict[str, str | None] = {}
     sources, evaluates = config.by_source(), "evaluate" in stages
     if evaluates or "generate" in stages:
+        prompts = prompts or load_all_prompts(config)
         for name, source in sources.items():
-            with naming_source(name):
-                loaded = prompts[name] if prompts else SourcePrompts.load(source, with_sets=evaluates)
-            inputs |= _prompt_hashes(name, source, loaded, with_sets=evaluates)
+            inputs |= _prompt_hashes(name, source, prompts[name], with_sets=evaluates)
     if evaluates or "score" in stages:
         rewards = rewards or make_scorer(sources).check()
         inputs |= {f"reward {name}": version for name, version in rewards.items()}
@@ -101,9 +80,8 @@ def run_inputs(
     return inputs
 
 
-def _prompt_hashes(name: str, config: RunConfig, loaded: SourcePrompts, *, with_sets: bool) -> dict[str, str]:
+def _prompt_hashes(name: str, config: RunConfig, prompts: PromptSet, *, with_sets: bool) -> dict[str, str]:
     """Hashes of the prompts of the source `name`, whose config this is."""
-    prompts, sets = loaded
     source = f"{key_in(name, 'prompts.source')} {config.prompts.source}"
     eval_source = f"{key_in(name, 'prompts.eval_source')} {config.prompts.eval_source}"
     if config.prompts.eval_source is None:
@@ -115,7 +93,7 @@ def _prompt_hashes(name: str, config: RunConfig, loaded: SourcePrompts, *, with_
     for set_name, settings in config.evaluation.sets.items() if with_sets else ():
         # With the number: a change of it is a changed setting, not a changed input.
         key = f"{key_in(name, f'evaluation.sets.{set_name}')} {settings.source}, first {settings.num_prompts}"
-        hashes[key] = _hash_prompts(sets[set_name].prompts)
+        hashes[key] = _hash_prompts(prompts.sets[set_name])
     return hashes
 
 

@@ -15,7 +15,7 @@ from configs.operation import SHARDED
 from configs.recipe import choose_recipe
 from configs.schema import RunConfig
 from configs.sources import naming_source
-from flows.campaign.inputs import SourcePrompts, has_model_input, run_inputs
+from flows.campaign.inputs import has_model_input, run_inputs
 from millrace.doctor.driver import query_gpus
 from millrace.errors import InputError, RunExists
 from millrace.generation.environments.base import environment_class
@@ -26,7 +26,7 @@ from millrace.preflight.model_folder import check_folder_files, check_weight_fil
 from millrace.preflight.prompts import check_answers, check_prompts, check_texts
 from millrace.preflight.vllm import Question as VllmQuestion
 from millrace.preflight.vllm import Requests, check_vllm
-from millrace.prompts.dataset import PromptSet, load_prompts
+from millrace.prompts.dataset import PromptSet, load_all_prompts
 from millrace.rewards.scorer import make_scorer
 from millrace.runs.provenance import Origin
 from millrace.runs.record import Attempt, changed_inputs, create_run, latest_attempt, read_run, resume_run
@@ -69,10 +69,9 @@ def check(
     if here or _has_model(config):
         model = _check_model_files(config, here)
         _check_gpu_memory(config, here)
-    prompts, requests = {}, {}
+    prompts, requests = load_all_prompts(config), {}
     for name, source in config.by_source().items():
         with naming_source(name):
-            prompts[name] = SourcePrompts.load(source)
             if model is not None:
                 check_texts(source, model.get("max_position_embeddings"), prompts[name].asked)
     scorer = make_scorer(config.by_source())
@@ -86,7 +85,7 @@ def check(
             environment_class(source.environment.name)
             check_answers(scorer, name, prompts[name].asked)
             longest = None if model is None else _check_lengths(source, model, prompts[name].asked)
-            requests[name] = _vllm_requests(source, prompts[name].prompts, longest)
+            requests[name] = _vllm_requests(source, prompts[name], longest)
     inputs = run_inputs(config, prompts=prompts, rewards=rewards, has_model=model is not None)
     if _continues(store, resume) and not accept_changed_inputs:
         _check_resumed_inputs(store, run_id, inputs)
@@ -119,11 +118,10 @@ def check_on_host(config: RunConfig, stages: Collection[str], inputs: Mapping[st
     model = _check_model_files(config, stages)
     _check_gpu_memory(config, stages)
     wait_for_folder = _check_folder(config, warm=())
-    requests = {}
+    prompts, requests = load_all_prompts(config), {}
     for name, source in config.by_source().items():
         with naming_source(name):
-            prompts = load_prompts(source.prompts)
-            requests[name] = _vllm_requests(source, prompts, _check_lengths(source, model, prompts))
+            requests[name] = _vllm_requests(source, prompts[name], _check_lengths(source, model, prompts[name].asked))
     if uses_vllm:
         check_vllm(_vllm_question(config, requests, replicas=1))
     wait_for_folder()

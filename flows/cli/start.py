@@ -35,8 +35,7 @@ def _sft(arguments: argparse.Namespace) -> int:
 
     settings = list(SUPERVISED)
     if arguments.source is not None:
-        where = _DEFAULT_WHERE if arguments.where is None else arguments.where
-        settings += [f"prompts.source={json.dumps(arguments.source)}", f"prompts.where={json.dumps(where)}"]
+        settings += [f"prompts.source={json.dumps(arguments.source)}", f"prompts.where={json.dumps(arguments.where)}"]
     elif arguments.where is not None:
         from millrace.errors import InputError
 
@@ -128,7 +127,6 @@ _OF_A_RUN = [
         help="continue although prompts, rewards or another input have changed; this is recorded",
     ),
 ]
-_DEFAULT_WHERE = "reward >= 1"
 COMMANDS = [
     Command("run", _run, "run a campaign", _OF_A_RUN),
     Command(
@@ -138,7 +136,7 @@ COMMANDS = [
         [
             *_OF_A_RUN,
             option("--from", dest="source", metavar="RUN_URL", help="learn rollouts of this run, a folder or URL"),
-            option("--where", metavar="SQL", help=f"only rollouts for which this holds (default: '{_DEFAULT_WHERE}')"),
+            option("--where", metavar="SQL", help="only rollouts for which this holds (default: 'reward >= 1')"),
         ],
     ),
     Command(

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from configs.task import EvaluationConfig, PromptsConfig
+from configs.task import EvaluationConfig
 from millrace.evaluation.answers import AnsweredPrompt
 from millrace.evaluation.measures import Answered, accuracy, answer_given, sampled_measures
 from millrace.evaluation.results import HELD_OUT
 from millrace.models.decoder import decoder_of
-from millrace.prompts.dataset import PromptSet, load_source
+from millrace.prompts.dataset import PromptSet
 from millrace.rewards.scorer import Scorer
 from millrace.types import Prompt, Sampling
 
@@ -35,21 +35,12 @@ class EvaluationSet:
     """Answers sampled per prompt, besides the greedy one; 1: only the greedy one."""
 
 
-def evaluation_sets(
-    evaluation: EvaluationConfig, config: PromptsConfig, prompts: PromptSet
-) -> dict[str, EvaluationSet]:
-    """The configured sets by name, the held-out ones of `prompts` first. Raises InputError as `load_prompts` does."""
+def evaluation_sets(evaluation: EvaluationConfig, prompts: PromptSet) -> dict[str, EvaluationSet]:
+    """The configured sets by name, the held-out ones of `prompts` first."""
     sets = {HELD_OUT: EvaluationSet(prompts=prompts.eval, samples=evaluation.samples)}
     for name, further in evaluation.sets.items():
-        loaded = load_source(further.source, config, key=f"evaluation.sets.{name}.source")[: further.num_prompts]
-        sets[name] = EvaluationSet(prompts=tuple(loaded), samples=further.samples)
+        sets[name] = EvaluationSet(prompts=prompts.sets[name], samples=further.samples)
     return sets
-
-
-def with_evaluation_sets(prompts: PromptSet, sets: Mapping[str, EvaluationSet]) -> PromptSet:
-    """Adds the prompts of the further sets to the evaluation prompts: everything that the policy is asked."""
-    further = [prompt for name, part in sets.items() if name != HELD_OUT for prompt in part.prompts]
-    return replace(prompts, eval=(*prompts.eval, *further))
 
 
 class Stopped(Exception):

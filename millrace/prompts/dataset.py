@@ -8,11 +8,13 @@ verifiers ───────────┘                      └─► ev
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from configs.schema import RunConfig
+from configs.sources import naming_source
 from configs.task import PromptsConfig
 from millrace.errors import PromptsError
 from millrace.prompts.files import read_prompts
@@ -33,6 +35,13 @@ class PromptSet:
     """Prompts to train on, at least one."""
     eval: tuple[Prompt, ...]
     """Prompts to evaluate on, at least one."""
+    sets: Mapping[str, tuple[Prompt, ...]] = field(default_factory=dict)
+    """Those of further evaluation sets, by name."""
+
+    @property
+    def asked(self) -> "PromptSet":
+        """Everything that the policy is asked: with the prompts of the further sets among those for evaluation."""
+        return replace(self, eval=(*self.eval, *(prompt for prompts in self.sets.values() for prompt in prompts)))
 
 
 class PromptOrder:
@@ -68,6 +77,31 @@ class PromptOrder:
             generator = np.random.Generator(np.random.PCG64([self._seed, epoch]))
             self._order, self._epoch = generator.permutation(len(self._prompts)).tolist(), epoch
         return self._order[position]
+
+
+def load_all_prompts(config: RunConfig) -> dict[str, PromptSet]:
+    """The prompts of each source by name. What one holds out, or evaluates in a further set, none is trained on.
+
+    Raises InputError as `load_prompts` does, naming the source.
+    """
+    loaded: dict[str, PromptSet] = {}
+    for name, source in config.by_source().items():
+        with naming_source(name):
+            sets = {
+                key: tuple(
+                    load_source(part.source, source.prompts, f"evaluation.sets.{key}.source")[: part.num_prompts]
+                )
+                for key, part in source.evaluation.sets.items()
+            }
+            loaded[name] = replace(load_prompts(source.prompts), sets=sets)
+    held_out = {_question(prompt) for prompts in loaded.values() for prompt in prompts.asked.eval}
+    for name, prompts in loaded.items():
+        train = tuple(prompt for prompt in prompts.train if _question(prompt) not in held_out)
+        if not train:
+            read = f"all {len(prompts.train)} training prompts are held out or in evaluation sets"
+            raise PromptsError(read, file=f"source {name}", expected="some to train on")
+        loaded[name] = replace(prompts, train=train)
+    return loaded
 
 
 def load_prompts(config: PromptsConfig) -> PromptSet:
@@ -147,6 +181,13 @@ def _hold_out(
     held_out = list(distinct.values())[:num_eval]
     held_out_identities = {identity(prompt) for prompt in held_out}
     return [prompt for prompt in prompts if identity(prompt) not in held_out_identities], held_out
+
+
+def _question(prompt: Prompt) -> str:
+    """The same for one question in several sources, as text or as a user's only message."""
+    if prompt.source == ARITHMETIC:
+        return f"{commuted(prompt)}="
+    return str(prompt.messages[0]["content"]) if len(prompt.messages) == 1 else _asked(prompt)
 
 
 def _asked(prompt: Prompt) -> str:

@@ -7,8 +7,10 @@ tokenizer. Prompts are written anew, with the template and the system prompt of 
 """
 
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import replace
+from threading import Timer
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,12 @@ from storage.stores.factory import open_store
 from storage.streams.record import Record
 from storage.streams.stream import StreamReader, read_part, read_removed
 
+_DEFAULT_WHERE = "reward >= 1"
+_LONGEST_SECONDS = 60.0
+_TEXT = re.compile(r"'(?:[^']|'')*'")
+# Those that DuckDB does not list as functions, or lists as functions that do not change.
+_CHANGING = {"sample", "tablesample", "age", "ago", "current_time", "current_timestamp", "current_localtime",
+             "current_localtimestamp", "localtime", "localtimestamp"}  # fmt: skip
 _COLUMNS = ["prompt_id", "prompt_tokens", "response_tokens", "loss_mask", "finish_reason", "meta"]
 _LISTS = ("prompt_tokens", "response_tokens", "loss_mask")
 _WITHOUT_FILES = {
@@ -58,8 +66,9 @@ def stored_demonstrations(url: str, where: str | None) -> list[Prompt]:
     store = open_store(url)
     rows = read_consumed(store)
     rows = rows.filter(pc.is_valid(rows["reward"]))
+    where = where or _DEFAULT_WHERE
     try:
-        chosen = rows if where is None else rows_where(rows, where)
+        chosen = rows_where(rows, where)
     except InputError as error:
         raise PromptsError(error.read, key="prompts.where", expected=error.expected) from error
     prompts: dict[tuple[bytes, bytes], Prompt] = {}
@@ -68,8 +77,7 @@ def stored_demonstrations(url: str, where: str | None) -> list[Prompt]:
         for key, prompt in _read(store, generator, np.sort(row_ids)):
             prompts.setdefault(key, prompt)
     if not prompts:
-        condition = "" if where is None else f" and fulfils {where!r}"
-        read = f"none of its {rows.num_rows} rollouts with a reward is whole{condition}"
+        read = f"none of its {rows.num_rows} rollouts with a reward is whole and fulfils {where!r}"
         raise PromptsError(read, file=url, expected="at least one to learn from")
     return list(prompts.values())
 
@@ -87,15 +95,31 @@ def stored_parts(url: str) -> str:
     return ", ".join(digests)
 
 
-def rows_where(rows: pa.Table, condition: str) -> pa.Table:
-    """The rows that fulfil an SQL condition, which can't read files or other tables. Raises InputError."""
+def rows_where(rows: pa.Table, condition: str, longest_seconds: float = _LONGEST_SECONDS) -> pa.Table:
+    """The rows that fulfil an SQL condition, which can't read files or other tables: the same in every process.
+
+    Raises InputError, also for a condition that takes longer than `longest_seconds`.
+    """
     # Imported late: only a condition needs it.
     import duckdb
 
     try:
         with duckdb.connect(config=_WITHOUT_FILES) as database:
-            # As an expression it can't end the statement and begin another.
-            return database.from_arrow(rows).filter(condition).to_arrow_table()
+            unstable = database.sql("select function_name from duckdb_functions() where stability <> 'CONSISTENT'")
+            words = {*re.findall(r"\w+", _TEXT.sub("", condition).lower())} - {*rows.column_names}
+            if changing := sorted(words & {*_CHANGING, *(name for (name,) in unstable.fetchall())}):
+                expected = "the same rows whenever they are chosen"
+                raise InputError(f"{condition!r}, which changes with {changing[0]}", expected=expected)
+            limit = Timer(longest_seconds, database.interrupt)
+            limit.start()
+            try:
+                # As an expression it can't end the statement and begin another.
+                return database.from_arrow(rows).filter(condition).to_arrow_table()
+            finally:
+                limit.cancel()
+    except duckdb.InterruptException as error:
+        read = f"{condition!r}, which has not come to an end within {longest_seconds:.0f} s"
+        raise InputError(read, expected="a condition that takes less") from error
     except duckdb.Error as error:
         reason = " ".join(str(error).partition("\n\n")[0].split())
         expected = f"an SQL condition over {', '.join(rows.column_names)}"

@@ -9,10 +9,9 @@ from pathlib import Path
 import torch
 
 from configs.recipe import THREADS, choose_recipe
-from configs.sources import naming_source
 from millrace.bootstrap.tiny_model import Lesson, bootstrap
 from millrace.models.start_folder import store_start_model
-from millrace.prompts.dataset import load_prompts
+from millrace.prompts.dataset import load_all_prompts
 from millrace.runtime.stage import Stage, run_stage
 from storage import layout
 from storage.failpoints import failpoint
@@ -24,15 +23,16 @@ def main(stage: Stage) -> None:
     if stage.store.exists(layout.START_MANIFEST):
         return
     recipe = choose_recipe(config)
-    lessons: dict[str, Lesson] = {}
-    for name, source in config.by_source().items():
-        with naming_source(name):
-            lessons[name] = Lesson(
-                prompts=load_prompts(source.prompts).train,
-                recipe=choose_recipe(source),
-                max_new_tokens=source.generation.max_new_tokens,
-                environment=source.environment,
-            )
+    prompts = load_all_prompts(config)
+    lessons = {
+        name: Lesson(
+            prompts=prompts[name].train,
+            recipe=choose_recipe(source),
+            max_new_tokens=source.generation.max_new_tokens,
+            environment=source.environment,
+        )
+        for name, source in config.by_source().items()
+    }
 
     def report(step: int, progress: str) -> None:
         stage.update_status(step=step)

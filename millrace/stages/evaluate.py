@@ -27,7 +27,6 @@ from millrace.evaluation.examiner import (
     Rules,
     Stopped,
     evaluation_sets,
-    with_evaluation_sets,
 )
 from millrace.evaluation.results import HELD_OUT, as_result, measures_by_set, read_result, set_name, write_result
 from millrace.evaluation.schedule import due, stop_if_no_better
@@ -36,7 +35,7 @@ from millrace.generation.engines.transformers import TransformersEngine
 from millrace.generation.environments.episodes import EpisodeRules, Episodes, load_rules, sampling_of
 from millrace.models.loading import load_model
 from millrace.models.start_folder import start_folder
-from millrace.prompts.dataset import load_prompts
+from millrace.prompts.dataset import load_all_prompts
 from millrace.rewards.scorer import make_scorer
 from millrace.rewards.services.meter import LimitReached
 from millrace.runs.record import read_attempt
@@ -204,16 +203,16 @@ class EvaluatedPolicy:
         episodes: dict[str, EpisodeRules] = {}
         with stage.loading():
             self._folder = start_folder(stage.store, config.model.path, stage.arguments.handover)
+            prompts = load_all_prompts(config)
             for name, source in config.by_source().items():
+                self._sets[name] = evaluation_sets(source.evaluation, prompts[name])
                 with naming_source(name):
-                    prompts = load_prompts(source.prompts)
-                    sets = self._sets[name] = evaluation_sets(source.evaluation, source.prompts, prompts)
                     rules = episodes[name] = load_rules(
                         self._folder,
                         source.model,
                         source.prompts,
                         source.environment,
-                        with_evaluation_sets(prompts, sets),
+                        prompts[name].asked,
                     )
                 self._rules[name] = Rules(
                     encoder=rules.encoder,

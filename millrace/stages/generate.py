@@ -21,7 +21,7 @@ from millrace.generation.engines.no_model import NoModel
 from millrace.generation.environments.episodes import EpisodeRules, Episodes, load_rules, sampling_of
 from millrace.models.start_folder import start_folder
 from millrace.profiling.recorder import profiled
-from millrace.prompts.dataset import PromptSet, load_prompts
+from millrace.prompts.dataset import load_all_prompts
 from millrace.rollouts.writer import TrajectoryWriter
 from millrace.runtime.device_sharing import Device, DeviceTurns
 from millrace.runtime.stage import Stage, run_stage
@@ -43,11 +43,10 @@ def main(stage: Stage) -> None:
     started = time.monotonic()
     with stage.loading():
         folder = start_folder(stage.store, config.model.path, stage.arguments.handover)
-        prompts: dict[str, PromptSet] = {}
+        prompts = load_all_prompts(config)
         rules: dict[str, EpisodeRules] = {}
         for name, source in config.by_source().items():
             with naming_source(name):
-                prompts[name] = load_prompts(source.prompts)
                 of_source = load_rules(folder, config.model, source.prompts, source.environment, prompts[name])
                 rules[name] = replace(of_source, demonstrates=source.prompts.demonstrations)
         sampling = {name: sampling_of(source.generation) for name, source in config.by_source().items()}

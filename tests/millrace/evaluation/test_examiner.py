@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import cast
 
 import pytest
@@ -11,10 +10,9 @@ from support.engines.scripted_engine import ScriptedEngine
 from configs.task import EvaluationConfig, PromptsConfig
 from millrace.bootstrap.tiny_model import character_tokenizer
 from millrace.chat.encoder import PromptEncoder
-from millrace.errors import InputError
-from millrace.evaluation.examiner import EvaluationSet, Examiner, Rules, Stopped, evaluation_sets, with_evaluation_sets
+from millrace.evaluation.examiner import EvaluationSet, Examiner, Rules, Stopped, evaluation_sets
 from millrace.evaluation.results import HELD_OUT
-from millrace.prompts.dataset import load_prompts
+from millrace.prompts.dataset import PromptSet
 from millrace.rewards.base import Score, failed
 from millrace.rewards.scorer import Scorer
 from millrace.types import Prompt, Request, Sampling
@@ -142,26 +140,10 @@ def test_a_stopped_evaluation_leaves_nothing_in_flight() -> None:
     assert engine.in_flight == 0
 
 
-def test_sets_are_loaded_and_cut_to_their_number_of_prompts(tmp_path: Path) -> None:
-    file = tmp_path / "hard.jsonl"
-    file.write_text("".join(f'{{"prompt": "{n}+1=", "answer": "{n + 1}"}}\n' for n in range(5)))
-    prompts = PromptsConfig(source="arithmetic", num_eval=6, digits=1)
-    config = EvaluationConfig.model_validate({"sets": {"hard": {"source": str(file), "num_prompts": 3, "samples": 4}}})
-    loaded = load_prompts(prompts)
-    sets = evaluation_sets(config, prompts, loaded)
-    assert with_evaluation_sets(loaded, sets).eval == (*loaded.eval, *sets["hard"].prompts)
-    assert list(sets) == [HELD_OUT, "hard"]
-    assert len(sets[HELD_OUT].prompts) == 6
-    assert [prompt.text for prompt in sets["hard"].prompts] == ["0+1=", "1+1=", "2+1="]
-    assert sets["hard"].samples == 4
-    file.write_text("{}")
-    with pytest.raises(InputError):
-        evaluation_sets(config, prompts, loaded)
-
-
-def test_an_unknown_source_is_named_with_its_set() -> None:
-    config = EvaluationConfig.model_validate({"sets": {"hard": {"source": "nobody/nothing-of-this-name"}}})
-    prompts = PromptsConfig(digits=1, num_eval=4)
-    with pytest.raises(InputError) as caught:
-        evaluation_sets(config, prompts, load_prompts(prompts))
-    assert caught.value.key == "evaluation.sets.hard.source"
+def test_each_set_has_its_number_of_samples() -> None:
+    config = EvaluationConfig.model_validate({"samples": 2, "sets": {"hard": {"source": "chains", "samples": 4}}})
+    sets = evaluation_sets(config, PromptSet(train=(), eval=tuple(PROMPTS), sets={"hard": tuple(PROMPTS[:1])}))
+    assert [(name, len(each.prompts), each.samples) for name, each in sets.items()] == [
+        (HELD_OUT, len(PROMPTS), 2),
+        ("hard", 1, 4),
+    ]

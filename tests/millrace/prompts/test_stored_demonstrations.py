@@ -10,9 +10,9 @@ from support.replay.trained_run import TrainedRun, rewrite
 from support.streams.rows import read_rows
 
 from configs.task import PromptsConfig
-from millrace.errors import PromptsError
+from millrace.errors import InputError, PromptsError
 from millrace.prompts.dataset import load_prompts
-from millrace.prompts.stored import is_stored_run, stored_demonstrations, stored_parts
+from millrace.prompts.stored import is_stored_run, rows_where, stored_demonstrations, stored_parts
 from millrace.rollouts.consumed import read_consumed
 from millrace.types import Prompt
 from storage import layout
@@ -57,19 +57,47 @@ def test_equal_pairs_of_prompt_and_response_are_learned_once(unchanged: TrainedR
     shutil.copytree(unchanged.folder, tmp_path / "run")
     copy = TrainedRun(tmp_path / "run")
     rewrite(copy, layout.trajectories(0), TRAJECTORY, doubled)
-    prompts = stored_demonstrations(copy.store.url, None)
-    assert 0 < len(prompts) < len(stored_demonstrations(unchanged.store.url, None))
+    prompts = stored_demonstrations(copy.store.url, "true")
+    assert 0 < len(prompts) < len(stored_demonstrations(unchanged.store.url, "true"))
     pairs = [(prompt.text, tokens([prompt])[0]) for prompt in prompts]
     assert len(set(pairs)) == len(pairs)
 
 
-def test_without_a_condition_all_with_a_reward_are_learned(unchanged: TrainedRun) -> None:
-    everything = stored_demonstrations(unchanged.store.url, None)
-    assert len(everything) > len(stored_demonstrations(unchanged.store.url, WHERE))
+def test_without_a_condition_only_right_answers_are_learned(unchanged: TrainedRun) -> None:
+    assert len(stored_demonstrations(unchanged.store.url, "true")) > len(
+        stored_demonstrations(unchanged.store.url, WHERE)
+    )
+    # No reward of this run is 1.
+    with pytest.raises(PromptsError) as caught:
+        stored_demonstrations(unchanged.store.url, None)
+    assert "reward >= 1" in caught.value.read
+
+
+def test_a_condition_that_does_not_end_is_interrupted(unchanged: TrainedRun) -> None:
+    endless = "reward >= (select count(*) from range(1000000000) a, range(1000000000) b)"
+    with pytest.raises(InputError) as caught:
+        rows_where(read_consumed(unchanged.store), endless, longest_seconds=0.2)
+    assert "within" in caught.value.read
+
+
+def test_a_text_may_hold_the_name_of_a_function(unchanged: TrainedRun) -> None:
+    assert rows_where(read_consumed(unchanged.store), "outcome <> 'random()'").num_rows > 0
 
 
 @pytest.mark.parametrize(
-    ("where", "part"), [("reward > 9", "reward > 9"), ("rewards > 0", "rewards"), ("1; 2", "1; 2")]
+    ("where", "part"),
+    [
+        ("reward > 9", "reward > 9"),
+        ("rewards > 0", "rewards"),
+        ("1; 2", "1; 2"),
+        *(
+            (where, "changes with")
+            for where in ("random() < 2", "now() > '2020-01-01'", "uuid() > ''", "Random () < 2")
+        ),
+        ("current_date > '2020-01-01'", "changes with"),
+        ("current_timestamp > '2020-01-01'", "changes with"),
+        ("1 = (select count(*) from range(1) using sample 1)", "changes with"),
+    ],
 )
 def test_a_condition_that_chooses_nothing_or_is_none_is_refused(unchanged: TrainedRun, where: str, part: str) -> None:
     with pytest.raises(PromptsError) as caught:
@@ -104,5 +132,5 @@ def test_rollouts_that_were_removed_are_named(unchanged: TrainedRun, tmp_path: P
     store = TrainedRun(tmp_path / "run").store
     write_removed(store, layout.trajectories(0), parts=2, why="a test")
     with pytest.raises(PromptsError) as caught:
-        stored_demonstrations(store.url, None)
+        stored_demonstrations(store.url, "true")
     assert "first 2 parts" in caught.value.read
