@@ -91,6 +91,6 @@ class LedgerMismatch(MillraceError, RuntimeError):
     """The generated amount is not the sum of trained, dropped, buffered and in flight."""
 
 
-def one_line(error: BaseException) -> str:
-    """The text of an error of another library, on one line; its type where it has none."""
+def one_line(error: BaseException | str) -> str:
+    """An error of a library, a service or a user's code on one line; its type where it has no text."""
     return plain_line(" ".join(str(error).split())) or type(error).__name__

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from configs.errors import plain_line
 from configs.stored import DEFAULT_SOURCE
+from millrace.errors import one_line
 from millrace.types import Prompt
 
 ScoreStatus = Literal["ok", "timeout", "error"]
@@ -126,7 +126,7 @@ def safe_score(reward: Reward, prompt: Prompt, response: str) -> Score:
 
 def failed(reason: str, status: ScoreStatus = "error") -> Score:
     """Make a score without a reward. `reason` is put on one line, shortened, and its control characters are escaped."""
-    line = plain_line(" ".join(reason[: 2 * _LONGEST_ERROR].split()))
+    line = one_line(reason[: 2 * _LONGEST_ERROR])
     shown = line if len(line) <= _LONGEST_ERROR else f"{line[: _LONGEST_ERROR - 1]}…"
     return Score(reward=None, status=status, error=shown)
 

@@ -147,7 +147,7 @@ def _row_score(values: Any) -> Score:
     """The score of a row, or an error that shows what is there instead."""
     row = values if isinstance(values, dict) else {"reward": values}
     if row.get("error") is not None:
-        return failed(str(row["error"]))
+        return failed(f"the service: {row['error']}")
     components = {} if row.get("components") is None else row["components"]
     if isinstance(components, dict) and all(map(_is_number, (row.get("reward"), *components.values()))):
         with suppress(ValueError):
