@@ -175,3 +175,26 @@ def test_a_scorer_that_pauses_at_its_limit_waits_until_it_is_asked_to_drain(
     assert len(service.asked) == PARTS * ROWS / 2
     assert [row["status"] for row in read_rows(store, SCORES, SCORE)] == ["ok"] * (PARTS * ROWS // 2)
     assert [message.kind for message in sent if isinstance(message, Event)] == ["service.limit-reached"]
+
+
+def test_neither_a_key_nor_a_control_character_reaches_a_record(
+    store: DictStore, tokenizer: PreTrainedTokenizerFast, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sent: list[object] = []
+
+    class HeardStage(HurriedStage):
+        def _send(self, message: object) -> None:
+            sent.append(message)
+
+    refusal = {"error": "\x1b[31mIncorrect API key provided: sk-s3cret\x07\x00"}
+    with stub_service(lambda _: (401, refusal)) as service, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JUDGE_KEY", "sk-s3cret\n")
+        patch.setitem(globals(), "HurriedStage", HeardStage)
+        score(store, tokenizer, service, api_key="JUDGE_KEY")
+    rows = read_rows(store, SCORES, SCORE)
+    sentences = [message.payload["sentence"] for message in sent if isinstance(message, Event)]
+    lines = [message for message in sent if isinstance(message, str)]
+    shown = [*sentences, *lines, *(row["error"] for row in rows), *capfd.readouterr().err.splitlines()]
+    assert len(sentences) == 1
+    assert [text for text in shown if not text.isprintable()] == []
+    assert "s3cret" not in f"{shown}{rows}"
