@@ -68,7 +68,10 @@ class Candidate:
         if self.outcome is None or self.costs is None:
             return ""
         is_sync, seconds = self.config.pipeline.mode == "sync", self.outcome.step_seconds
-        return find_bottleneck(self.outcome.idle, sync=is_sync, step_seconds=seconds, push=self.costs.push).sentence
+        found = find_bottleneck(self.outcome.idle, sync=is_sync, step_seconds=seconds, push=self.costs.push)
+        return (
+            f"{found.sentence}; raise scoring.workers or scoring.replicas" if found.stage == "score" else found.sentence
+        )
 
     @property
     def trainer(self) -> str:

@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import inspect
 import math
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 from millrace.errors import InputError
 from millrace.forking.process_settings import working_folder_first
-from millrace.rewards.base import Reward, Score
+from millrace.rewards.base import Reward, Score, failed
 from millrace.types import Prompt
 
 _KINDS_WITHOUT_RESULT = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
@@ -45,16 +46,26 @@ class PythonReward(Reward):
         self.version = f"{self.name} {digest}"
 
     def score(self, prompt: Prompt, response: str) -> Score:
-        """Raises the function's exceptions, and TypeError if it returned no reward."""
+        """An exception of the function is an error with its place. Raises TypeError if it returned no reward."""
         meta = asdict(prompt)
         text, answer = meta.pop("text"), meta.pop("answer")
-        result = self._function(text, response, answer, meta)
+        try:
+            result = self._function(text, response, answer, meta)
+        except BaseException as error:  # noqa: BLE001 — as in `safe_score`
+            return failed(f"{_place(error)}{type(error).__name__}: {error}")
         values = dict(result) if isinstance(result, Mapping) else {"reward": result}
         key = "reward" if "reward" in values else "score"
         if key not in values:
             raise TypeError(f"the function returned {sorted(values)}; expected a dict with the key reward or score")
         numbers = {str(name): _number(str(name), value) for name, value in values.items()}
         return Score(reward=numbers.pop(key), components=numbers)
+
+
+def _place(error: BaseException) -> str:
+    """The file of the function that was called, and the last line in it that the error passed: "rewards.py:3: "."""
+    _, *frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    lines = [line for file, line in frames if file == frames[0][0]]
+    return f"{frames[0][0].removeprefix(f'{Path.cwd()}/')}:{lines[-1]}: " if lines else ""
 
 
 def _number(name: str, value: object) -> float:

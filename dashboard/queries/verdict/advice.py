@@ -121,7 +121,7 @@ ADVICE: dict[str, Callable[[Facts], str | None]] = {
     "generator-bound": lambda facts: (
         "Raise generation.replicas or give generators more devices: the trainer waits for them."
     ),
-    "scorer-bound": lambda facts: "Raise scoring.replicas: the trainer waits for scores.",
+    "scorer-bound": lambda facts: "Raise scoring.workers or scoring.replicas: the trainer waits for scores.",
     "sync-bound": _sync_bound,
     "waits": _waits,
     "trainer-bound": _trainer_bound,

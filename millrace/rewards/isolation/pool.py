@@ -70,8 +70,9 @@ class Pool:
         if not loaded["can_fork"]:
             self._server.close()
             self._server, _ = self._start(late=True)
-        # Forked before it is needed.
-        self._spare = self._server.order({})
+        # Forked before they are needed: with a new process per response, several at once.
+        num_spares = 2 * self._limits.workers if self._tasks_per_worker == 1 else 1
+        self._spares = deque(self._server.order({}) for _ in range(num_spares))
         return self
 
     def __exit__(
@@ -80,7 +81,8 @@ class Pool:
         for worker in self._workers:
             worker.socket.close()
         self._workers.clear()
-        self._spare.socket.close()
+        for spare in self._spares:
+            spare.socket.close()
         # The kernel then kills its workers.
         self._server.close()
 
@@ -148,7 +150,8 @@ class Pool:
                 if len(worker.tasks) < ahead and worker.num_tasks < self._tasks_per_worker
             ]
             if len(self._workers) < self._limits.workers:
-                birth, self._spare = self._spare, self._server.order({})
+                birth = self._spares.popleft()
+                self._spares.append(self._server.order({}))
                 worker = _RewardWorker(birth.wait(), birth.socket)
                 self._workers.append(worker)
             elif ready:

@@ -67,6 +67,12 @@ def test_weights_that_travel_for_longer_than_a_step_are_the_bottleneck() -> None
     assert "bound by weight sync: a version takes 10 s to the generators" in (winner.bottleneck)
 
 
+def test_a_plan_that_waits_for_scores_names_the_settings_that_help() -> None:
+    winner = search(SmallMachine(extra={"score": 10.0})).chosen
+    assert winner.bottleneck.startswith("scorer-bound")
+    assert {"scoring.workers", "scoring.replicas"} <= set(winner.bottleneck.split())
+
+
 def test_a_synchronous_config_gets_a_synchronous_plan() -> None:
     result = search(SmallMachine(), pipeline={"mode": "sync"})
     assert {entry.config.pipeline.mode for entry in result.simulated} == {"sync"}

@@ -1,6 +1,7 @@
 """A user's function as the reward: its result, or one line before anything runs if it can't be called."""
 
 import pytest
+from support.rewards import own_rewards
 from support.rewards.one_source import score_pairs, scorer_of
 
 from configs.task import ScoringConfig
@@ -48,11 +49,16 @@ def test_a_number_or_a_dict_is_the_reward_and_its_components(returned: str, comp
         ("10**400", "OverflowError: int too large to convert to float"),
         ("{}", "TypeError: the function returned []; expected a dict with the key reward or score"),
         ("{'reward': 1, 'part': float('inf')}", "TypeError: part is inf; expected a finite number"),
-        ("1/0", "ZeroDivisionError: division by zero"),
     ],
 )
 def test_any_other_result_is_an_error(returned: str, error: str) -> None:
     assert safe_score(loaded(f"{OWN}:evaluate"), PROMPT, returned).error == error
+
+
+def test_an_exception_of_the_function_is_an_error_with_its_file_and_line() -> None:
+    line = own_rewards.evaluate.__code__.co_firstlineno + 2
+    error = safe_score(loaded(f"{OWN}:evaluate"), PROMPT, "1/0").error
+    assert error == f"tests/support/rewards/own_rewards.py:{line}: ZeroDivisionError: division by zero"
 
 
 def test_the_version_is_that_of_the_source() -> None:
