@@ -162,6 +162,11 @@ LEARNING_RULES = (
         "above 0, or the forward KL on a top_k",
     ),
     Rule(
+        "training.distillation.forward_coefficient training.distillation.top_k",
+        lambda c: c.training.distillation.forward_coefficient != 1 and c.training.distillation.top_k is None,
+        "1, or a top_k, whose forward KL it weights",
+    ),
+    Rule(
         "prompts.where prompts.demonstrations",
         lambda c: c.prompts.where is not None and not c.prompts.demonstrations,
         "null, because only rollouts that are learned are chosen",

@@ -46,7 +46,7 @@ def run_inputs(
     files: dict[str, str | None] = {}
     sources, evaluates = config.by_source(), "evaluate" in stages
     if evaluates or "generate" in stages:
-        prompts = prompts or load_all_prompts(config)
+        prompts = prompts or load_all_prompts(sources)
         for name, source in sources.items():
             inputs |= _prompt_hashes(name, source, prompts[name], with_sets=evaluates)
     if evaluates or "score" in stages:

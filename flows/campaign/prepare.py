@@ -69,7 +69,7 @@ def check(
     if here or _has_model(config):
         model = _check_model_files(config, here)
         _check_gpu_memory(config, here)
-    prompts, requests = load_all_prompts(config), {}
+    prompts, requests = load_all_prompts(config.by_source()), {}
     for name, source in config.by_source().items():
         with naming_source(name):
             if model is not None:
@@ -85,6 +85,9 @@ def check(
             environment_class(source.environment.name)
             check_answers(scorer, name, prompts[name].asked)
             longest = None if model is None else _check_lengths(source, model, prompts[name].asked)
+            if (taught_by := source.training.distillation.teacher) is not None:
+                num_tokens = (longest or 0) + source.generation.max_new_tokens
+                teacher.check_context(taught_by, config.teachers[taught_by].path, num_tokens)
             requests[name] = _vllm_requests(source, prompts[name], longest)
     inputs = run_inputs(config, prompts=prompts, rewards=rewards, has_model=model is not None)
     if _continues(store, resume) and not accept_changed_inputs:
@@ -118,7 +121,7 @@ def check_on_host(config: RunConfig, stages: Collection[str], inputs: Mapping[st
     model = _check_model_files(config, stages)
     _check_gpu_memory(config, stages)
     wait_for_folder = _check_folder(config, warm=())
-    prompts, requests = load_all_prompts(config), {}
+    prompts, requests = load_all_prompts(config.by_source()), {}
     for name, source in config.by_source().items():
         with naming_source(name):
             requests[name] = _vllm_requests(source, prompts[name], _check_lengths(source, model, prompts[name].asked))

@@ -2,8 +2,7 @@
 
 conversation ─► words that occur nowhere else, in place of its texts ─► tokens ─► text: is every word there?
 
-Templates skip in silence what they were not written for. They are programs, so each shape of conversation is tried: its
-roles, and the parts that each message has.
+Templates skip what they were not written for. Each shape of conversation is tried: roles, and parts of each message.
 """
 
 from dataclasses import replace
@@ -21,29 +20,26 @@ class CompletenessCheck:
     """Tries each shape of conversation once, as `encoder` writes it."""
 
     def __init__(self, encoder: PromptEncoder) -> None:
-        self._encoder, ends = encoder, encoder.stop_token_ids
+        self.encoder, ends = encoder, encoder.stop_token_ids
         # Words stand for the run's system prompt and tools too, and do not begin with its response prefix.
         self._bare = PromptEncoder(encoder.tokenizer, PromptsConfig(), renderer=encoder.renderer, stop_token_ids=ends)
         self._tried: set[tuple[str, ...]] = set()
 
     def check(self, prompt: Prompt, *, demonstrates: bool) -> None:
-        """Raises ChatError, naming the prompt, for a part of its conversation that is not in its tokens.
-
-        `demonstrates`: whether its demonstration follows the prompt.
-        """
-        if (renderer := self._encoder.renderer) is None:
+        """Raises ChatError for a part of the prompt, and of its demonstration if it is learned, that has no tokens."""
+        if (renderer := self.encoder.renderer) is None:
             return
         shown = prompt.demonstration.messages if demonstrates and prompt.demonstration is not None else ()
-        asked, words = self._encoder.messages_of(prompt), dict[str, str]()
+        asked, words = self.encoder.messages_of(prompt), dict[str, str]()
         messages = tuple(_in_words(message, words) for message in (*asked, *shown))
-        tools = tuple(_with_name(tool, words, "the name of a tool") for tool in self._encoder.tools_of(prompt))
+        tools = tuple(_with_name(tool, words, "the name of a tool") for tool in self.encoder.tools_of(prompt))
         if (shape := tuple(words.values())) in self._tried:
             return
         self._tried.add(shape)
         asked, turns = messages[: len(asked)], messages[len(asked) :]
         stand_in = replace(prompt, messages=asked, tools=tools, demonstration=Demonstration(messages=turns))
         tokens = (*self._bare.encode(stand_in).tokens, *(self._bare.demonstrate(stand_in).tokens if turns else ()))
-        text = str(self._encoder.tokenizer.decode(list(tokens)))
+        text = str(self.encoder.tokenizer.decode(list(tokens)))
         left_out = [part for word, part in words.items() if word not in text]
         if left_out or not self._opens_turn(renderer, stand_in):
             raise ChatError(
@@ -58,7 +54,7 @@ class CompletenessCheck:
         if opened != tuple(renderer.write(prompt.messages, prompt.tools)):
             return True
         written = renderer.write((*prompt.messages, {"role": "assistant", "content": "answer"}), prompt.tools)
-        return not str(self._encoder.tokenizer.decode(list(written[len(opened) :]))).partition("answer")[0].strip()
+        return not str(self.encoder.tokenizer.decode(list(written[len(opened) :]))).partition("answer")[0].strip()
 
 
 def _in_words(message: Message, words: dict[str, str]) -> Message:

@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import takewhile
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -96,10 +95,7 @@ class PromptEncoder:
         )
 
     def refuse_marks(self, messages: Sequence[Message]) -> None:
-        """Raises ChatError if text of `messages`, or of descriptions of tools, would be read as marks of the template.
-
-        A user could write the assistant's turns with them, and a demonstration would end early.
-        """
+        """Raises ChatError if text of `messages`, or of descriptions of tools, would become a mark between messages."""
         for message in messages:
             if (found := self._marks.search(json.dumps(message, ensure_ascii=False))) is not None:
                 owner = f"the {message['role']}'s message" if "role" in message else "a tool"
@@ -107,15 +103,11 @@ class PromptEncoder:
                 raise ChatError(read, expected="text without it")
 
     def _text_tokens(self, text: str) -> tuple[int, ...]:
-        """The tokens of plain text after those that the tokenizer begins a text with.
-
-        Those that it would append are left out: after an end token nothing follows. A beginning that the text has
-        already, as a chat template's text does, is not doubled.
-        """
+        """The tokens of plain text, with those that the tokenizer puts before it, once, and none that it appends."""
         encoded = self.tokenizer(text, return_special_tokens_mask=True)
-        pairs = list(zip(encoded["input_ids"], encoded["special_tokens_mask"], strict=True))
-        begin = tuple(token for token, _ in takewhile(lambda pair: pair[1], pairs))
-        tokens = tuple(token for token, is_added in pairs if not is_added)
+        ids, added = encoded["input_ids"], encoded["special_tokens_mask"]
+        begin = tuple(ids[: [*added, 0].index(0)])
+        tokens = tuple(token for token, is_added in zip(ids, added, strict=True) if not is_added)
         return tokens if tokens[: len(begin)] == begin else (*begin, *tokens)
 
     def messages_of(self, prompt: Prompt) -> tuple[Message, ...]:

@@ -37,10 +37,11 @@ class EvaluationSet:
 
 def evaluation_sets(evaluation: EvaluationConfig, prompts: PromptSet) -> dict[str, EvaluationSet]:
     """The configured sets by name, the held-out ones of `prompts` first."""
-    sets = {HELD_OUT: EvaluationSet(prompts=prompts.eval, samples=evaluation.samples)}
-    for name, further in evaluation.sets.items():
-        sets[name] = EvaluationSet(prompts=prompts.sets[name], samples=further.samples)
-    return sets
+    held_out = EvaluationSet(prompts=prompts.eval, samples=evaluation.samples)
+    further = {
+        name: EvaluationSet(prompts=prompts.sets[name], samples=s.samples) for name, s in evaluation.sets.items()
+    }
+    return {HELD_OUT: held_out, **further}
 
 
 class Stopped(Exception):

@@ -28,7 +28,6 @@ from storage.stores.factory import open_store
 
 if TYPE_CHECKING:
     from millrace.chat.completeness import CompletenessCheck
-    from millrace.chat.encoder import PromptEncoder
     from millrace.rewards.scorer import Scorer
 
 _LONGEST_SECONDS = 10
@@ -118,7 +117,7 @@ def longest_prompt(question: Mapping[str, Any]) -> int:
     longest, completeness = 0, CompletenessCheck(encoder)
     learned = train if prompts.demonstrations else ()
     for number, prompt in enumerate((*train, *held_out)):
-        tokens, response = _encode(encoder, completeness, prompt, demonstrates=number < len(learned))
+        tokens, response = _encode(completeness, prompt, demonstrates=number < len(learned))
         length, place = len(tokens), _name(prompt)
         check_demonstration(prompt.prompt_id, len(response), max_new_tokens)
         if not tokens:
@@ -132,9 +131,7 @@ def longest_prompt(question: Mapping[str, Any]) -> int:
     return longest
 
 
-def _encode(
-    encoder: "PromptEncoder", completeness: "CompletenessCheck", prompt: Prompt, *, demonstrates: bool
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _encode(check: "CompletenessCheck", prompt: Prompt, *, demonstrates: bool) -> tuple[tuple[int, ...], ...]:
     """Return the tokens of the prompt and of its demonstration, () unless `demonstrates`.
 
     Raises ChatError for a chat template that leaves a part out, or does not come to an end.
@@ -147,8 +144,8 @@ def _encode(
     signal.signal(signal.SIGALRM, give_up)
     signal.alarm(_LONGEST_SECONDS)
     try:
-        completeness.check(prompt, demonstrates=demonstrates)
-        return encoder.encode(prompt).tokens, encoder.demonstrate(prompt).tokens if demonstrates else ()
+        check.check(prompt, demonstrates=demonstrates)
+        return check.encoder.encode(prompt).tokens, check.encoder.demonstrate(prompt).tokens if demonstrates else ()
     finally:
         signal.alarm(0)
 

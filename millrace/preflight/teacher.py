@@ -1,4 +1,4 @@
-"""Checks teachers: the folder is a model's, and its tokenizer is the policy's.
+"""Checks teachers: the folder is a model's, its tokenizer is the policy's, and its context holds the sequences.
 
 path   a model folder ────────────────────────────┐
        start: the policy before its first update ─┴─► config.json, weights ─► tokenizer = the policy's?
@@ -35,6 +35,15 @@ def check_teacher(name: str, path: str, policy: Path | None) -> None:
     check_trainable(model)
     if policy is not None:
         check_same_tokenizer(name, folder, policy)
+
+
+def check_context(name: str, path: str, num_tokens: int) -> None:
+    """Raises InputError if the teacher of that name can't read a sequence of so many tokens."""
+    key = f"teachers.{name}.path"
+    context = None if path == START else read_folder(Path(path).expanduser(), key).get("max_position_embeddings")
+    if context is not None and context < num_tokens:
+        expected = f"at least {num_tokens}, the tokens of the longest prompt and of generation.max_new_tokens"
+        raise InputError(f"a model with a context of {context} tokens", key=key, expected=expected)
 
 
 def check_same_tokenizer(name: str, folder: Path, policy: Path) -> int:

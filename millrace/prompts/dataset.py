@@ -10,12 +10,12 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 
-from configs.schema import RunConfig
 from configs.sources import naming_source
-from configs.task import PromptsConfig
+from configs.task import EvaluationConfig, PromptsConfig
 from millrace.errors import PromptsError
 from millrace.prompts.files import read_prompts
 from millrace.prompts.packages import listed_prompts, prompt_sources
@@ -79,13 +79,20 @@ class PromptOrder:
         return self._order[position]
 
 
-def load_all_prompts(config: RunConfig) -> dict[str, PromptSet]:
-    """The prompts of each source by name. What one holds out, or evaluates in a further set, none is trained on.
+class AskedSource(Protocol):
+    """The sections of a source's config that decide what the policy is asked."""
+
+    prompts: PromptsConfig
+    evaluation: EvaluationConfig
+
+
+def load_all_prompts(sources: Mapping[str, AskedSource]) -> dict[str, PromptSet]:
+    """The prompts of each source, as `RunConfig.by_source` returns them. None trains on what any is evaluated on.
 
     Raises InputError as `load_prompts` does, naming the source.
     """
     loaded: dict[str, PromptSet] = {}
-    for name, source in config.by_source().items():
+    for name, source in sources.items():
         with naming_source(name):
             sets = {
                 key: tuple(
@@ -98,8 +105,8 @@ def load_all_prompts(config: RunConfig) -> dict[str, PromptSet]:
     for name, prompts in loaded.items():
         train = tuple(prompt for prompt in prompts.train if _question(prompt) not in held_out)
         if not train:
-            read = f"all {len(prompts.train)} training prompts are held out or in evaluation sets"
-            raise PromptsError(read, file=f"source {name}", expected="some to train on")
+            read = f"all {len(prompts.train)} training prompts are evaluated on"
+            raise PromptsError(read, file=f"source {name}", expected="others to train on")
         loaded[name] = replace(prompts, train=train)
     return loaded
 

@@ -10,7 +10,6 @@ import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from threading import Timer
 from typing import Any
 
 import numpy as np
@@ -31,12 +30,8 @@ from storage.stores.factory import open_store
 from storage.streams.record import Record
 from storage.streams.stream import StreamReader, read_part, read_removed
 
-_DEFAULT_WHERE = "reward >= 1"
-_LONGEST_SECONDS = 60.0
-_TEXT = re.compile(r"'(?:[^']|'')*'")
 # Those that DuckDB does not list as functions, or lists as functions that do not change.
-_CHANGING = {"sample", "tablesample", "age", "ago", "current_time", "current_timestamp", "current_localtime",
-             "current_localtimestamp", "localtime", "localtimestamp"}  # fmt: skip
+_CHANGING = re.compile("(table)?sample|age|ago|(current_|local)(local)?time(stamp)?")
 _COLUMNS = ["prompt_id", "prompt_tokens", "response_tokens", "loss_mask", "finish_reason", "meta"]
 _LISTS = ("prompt_tokens", "response_tokens", "loss_mask")
 _WITHOUT_FILES = {
@@ -66,7 +61,7 @@ def stored_demonstrations(url: str, where: str | None) -> list[Prompt]:
     store = open_store(url)
     rows = read_consumed(store)
     rows = rows.filter(pc.is_valid(rows["reward"]))
-    where = where or _DEFAULT_WHERE
+    where = where or "reward >= 1"
     try:
         chosen = rows_where(rows, where)
     except InputError as error:
@@ -95,34 +90,27 @@ def stored_parts(url: str) -> str:
     return ", ".join(digests)
 
 
-def rows_where(rows: pa.Table, condition: str, longest_seconds: float = _LONGEST_SECONDS) -> pa.Table:
+def rows_where(rows: pa.Table, condition: str, longest_ms: int = 60_000) -> pa.Table:
     """The rows that fulfil an SQL condition, which can't read files or other tables: the same in every process.
 
-    Raises InputError, also for a condition that takes longer than `longest_seconds`.
+    Raises InputError, also for a condition that takes longer than `longest_ms`, milliseconds.
     """
     # Imported late: only a condition needs it.
     import duckdb
 
     try:
-        with duckdb.connect(config=_WITHOUT_FILES) as database:
+        with duckdb.connect(config={"max_execution_time": str(longest_ms), **_WITHOUT_FILES}) as database:
             unstable = database.sql("select function_name from duckdb_functions() where stability <> 'CONSISTENT'")
-            words = {*re.findall(r"\w+", _TEXT.sub("", condition).lower())} - {*rows.column_names}
-            if changing := sorted(words & {*_CHANGING, *(name for (name,) in unstable.fetchall())}):
-                expected = "the same rows whenever they are chosen"
-                raise InputError(f"{condition!r}, which changes with {changing[0]}", expected=expected)
-            limit = Timer(longest_seconds, database.interrupt)
-            limit.start()
-            try:
-                # As an expression it can't end the statement and begin another.
-                return database.from_arrow(rows).filter(condition).to_arrow_table()
-            finally:
-                limit.cancel()
-    except duckdb.InterruptException as error:
-        read = f"{condition!r}, which has not come to an end within {longest_seconds:.0f} s"
-        raise InputError(read, expected="a condition that takes less") from error
+            names = {name for (name,) in unstable.fetchall()} - {*rows.column_names}
+            for word in re.findall(r"'[^']*'|\w+", condition.lower()):
+                if word in names or _CHANGING.fullmatch(word):
+                    expected = "one that chooses the same rows in every process"
+                    raise InputError(f"{condition!r}, which changes with {word}", expected=expected)
+            # As an expression it can't end the statement and begin another.
+            return database.from_arrow(rows).filter(condition).to_arrow_table()
     except duckdb.Error as error:
         reason = " ".join(str(error).partition("\n\n")[0].split())
-        expected = f"an SQL condition over {', '.join(rows.column_names)}"
+        expected = f"an SQL condition over {', '.join(rows.column_names)} that takes at most {longest_ms // 1000} s"
         raise InputError(f"{condition!r}: {reason}", expected=expected) from error
 
 

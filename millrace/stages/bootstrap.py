@@ -23,7 +23,7 @@ def main(stage: Stage) -> None:
     if stage.store.exists(layout.START_MANIFEST):
         return
     recipe = choose_recipe(config)
-    prompts = load_all_prompts(config)
+    prompts = load_all_prompts(config.by_source())
     lessons = {
         name: Lesson(
             prompts=prompts[name].train,

@@ -203,7 +203,7 @@ class EvaluatedPolicy:
         episodes: dict[str, EpisodeRules] = {}
         with stage.loading():
             self._folder = start_folder(stage.store, config.model.path, stage.arguments.handover)
-            prompts = load_all_prompts(config)
+            prompts = load_all_prompts(config.by_source())
             for name, source in config.by_source().items():
                 self._sets[name] = evaluation_sets(source.evaluation, prompts[name])
                 with naming_source(name):

@@ -43,7 +43,7 @@ def main(stage: Stage) -> None:
     started = time.monotonic()
     with stage.loading():
         folder = start_folder(stage.store, config.model.path, stage.arguments.handover)
-        prompts = load_all_prompts(config)
+        prompts = load_all_prompts(config.by_source())
         rules: dict[str, EpisodeRules] = {}
         for name, source in config.by_source().items():
             with naming_source(name):

@@ -88,3 +88,9 @@ def test_without_a_forward_kl_the_reverse_one_has_a_coefficient() -> None:
     (mistake,) = mistakes(settings, "training.distillation.coefficient=0", "sources.sums.training.distillation.top_k=4")
     assert mistake.key == "training.distillation.coefficient"
     with_overrides(settings, ["training.distillation.coefficient=0", "training.distillation.top_k=4"], where="run.yaml")
+
+
+def test_a_coefficient_of_a_forward_kl_that_is_not_there_is_refused() -> None:
+    settings, change = values("expert", sums="before"), "training.distillation.forward_coefficient=0.5"
+    assert "training.distillation.forward_coefficient" in {mistake.key for mistake in mistakes(settings, change)}
+    with_overrides(settings, [change, "training.distillation.top_k=4"], where="run.yaml")

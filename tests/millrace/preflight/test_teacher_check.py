@@ -1,5 +1,6 @@
 """Teachers are checked before a run: their folder, and their tokenizer."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from millrace.bootstrap.tiny_model import character_tokenizer
 from millrace.errors import InputError
 from millrace.models.loading import save_model
-from millrace.preflight.teacher import check_same_tokenizer, check_teacher
+from millrace.preflight.teacher import check_context, check_same_tokenizer, check_teacher
 
 KEY = "teachers.expert.path"
 
@@ -36,6 +37,15 @@ def test_another_tokenizer_is_refused(policy: Path, tmp_path: Path) -> None:
         check_teacher("expert", str(tmp_path / "expert"), policy)
     assert caught.value.key == KEY
     assert "its token" in str(caught.value)
+
+
+def test_a_teacher_whose_context_is_shorter_than_the_sequences_is_refused(policy: Path) -> None:
+    context = json.loads((policy / "config.json").read_text())["max_position_embeddings"]
+    check_context("expert", str(policy), context)
+    check_context("expert", "start", context + 1)
+    with pytest.raises(InputError) as caught:
+        check_context("expert", str(policy), context + 1)
+    assert caught.value.key == KEY
 
 
 @pytest.mark.parametrize("missing", ["", "model.safetensors", "tokenizer.json"])

@@ -164,22 +164,22 @@ def test_too_few_prompts_to_train_on_are_refused(tmp_path: Path) -> None:
         load(digits=1, num_eval=55)
 
 
-def run_config(tmp_path: Path, numbers: dict[str, range], **sections: Any) -> RunConfig:
+def sources(tmp_path: Path, numbers: dict[str, range], **sections: Any) -> dict[str, RunConfig]:
     """A mixture whose sources ask for `n + 1` of their numbers; `b` as messages."""
     for name, wanted in numbers.items():
         texts = [f"{n}+1?" for n in wanted]
         asked = [[{"role": "user", "content": text}] if name == "b" else text for text in texts]
         lines = [json.dumps({"prompt": prompt, "answer": "1"}) for prompt in asked]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
-    sources = {name: {"prompts": {"source": str(tmp_path / f"{name}.jsonl"), "num_eval": 4}} for name in "ab"}
-    values = {"training": {"max_steps": 1}, "sources": sources, "model": {"path": "m"}, **sections}
-    return RunConfig.model_validate(values)
+    mixed = {name: {"prompts": {"source": str(tmp_path / f"{name}.jsonl"), "num_eval": 4}} for name in "ab"}
+    values = {"training": {"max_steps": 1}, "sources": mixed, "model": {"path": "m"}, **sections}
+    return RunConfig.model_validate(values).by_source()
 
 
 def test_no_source_trains_on_what_another_holds_out_or_a_set_measures(tmp_path: Path) -> None:
     sets = {"sets": {"hard": {"source": str(tmp_path / "c.jsonl"), "num_prompts": 3}}}
     numbers = {"a": range(30), "b": range(20, 50), "c": range(10, 50)}
-    prompts = load_all_prompts(run_config(tmp_path, numbers, evaluation=sets))
+    prompts = load_all_prompts(sources(tmp_path, numbers, evaluation=sets))
     assert [prompt.text for prompt in prompts["a"].sets["hard"]] == ["10+1?", "11+1?", "12+1?"]
     assert prompts["a"].asked.eval == (*prompts["a"].eval, *prompts["a"].sets["hard"])
     trained = {name: {prompt.text for prompt in each.train} for name, each in prompts.items()}
@@ -194,7 +194,7 @@ def test_a_source_of_which_nothing_is_left_is_named(tmp_path: Path) -> None:
     sets = {"sets": {"all": {"source": str(tmp_path / "c.jsonl")}}}
     numbers = {"a": range(10), "b": range(20, 40), "c": range(10)}
     with pytest.raises(PromptsError) as caught:
-        load_all_prompts(run_config(tmp_path, numbers, evaluation=sets))
+        load_all_prompts(sources(tmp_path, numbers, evaluation=sets))
     assert (caught.value.file, caught.value.read[:5]) == ("source a", "all 6")
 
 
@@ -202,5 +202,5 @@ def test_an_unknown_source_is_named_with_its_set(tmp_path: Path) -> None:
     sets = {"sets": {"hard": {"source": "nobody/nothing-of-this-name"}}}
     numbers = {"a": range(10), "b": range(20, 40)}
     with pytest.raises(PromptsError) as caught:
-        load_all_prompts(run_config(tmp_path, numbers, evaluation=sets))
+        load_all_prompts(sources(tmp_path, numbers, evaluation=sets))
     assert caught.value.key == "sources.a.evaluation.sets.hard.source"

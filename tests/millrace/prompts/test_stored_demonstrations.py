@@ -74,10 +74,10 @@ def test_without_a_condition_only_right_answers_are_learned(unchanged: TrainedRu
 
 
 def test_a_condition_that_does_not_end_is_interrupted(unchanged: TrainedRun) -> None:
-    endless = "reward >= (select count(*) from range(1000000000) a, range(1000000000) b)"
+    endless = "reward >= (select count(*) from range(1000000) a, range(1000000) b where (a.range + b.range) % 7 = 3)"
     with pytest.raises(InputError) as caught:
-        rows_where(read_consumed(unchanged.store), endless, longest_seconds=0.2)
-    assert "within" in caught.value.read
+        rows_where(read_consumed(unchanged.store), endless, longest_ms=100)
+    assert "maximum execution time" in caught.value.read
 
 
 def test_a_text_may_hold_the_name_of_a_function(unchanged: TrainedRun) -> None:
