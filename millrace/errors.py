@@ -1,5 +1,9 @@
 """The errors that Millrace raises on purpose. Each also inherits the standard error that it refines."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 from configs.errors import UserError, plain_line
 
 INSTALL = ".venv/bin/pip install --constraint constraints.txt --editable '.[{}]'"
@@ -94,3 +98,15 @@ class LedgerMismatch(MillraceError, RuntimeError):
 def one_line(error: BaseException | str) -> str:
     """An error of a library, a service or a user's code on one line; its type where it has no text."""
     return plain_line(" ".join(str(error).split())) or type(error).__name__
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Makes an error of the file system in the block an InputError about `path`, which a user chose."""
+    try:
+        yield
+    except OSError as error:
+        # Errors of ours that are an OSError have no number.
+        if error.errno is None:
+            raise
+        raise InputError(f"can't be written ({error.strerror})", file=path, expected="another place") from error

@@ -177,6 +177,15 @@ LEARNING_RULES = (
         lambda c: c.environment.name is not None and c.environment.max_turns == 1,
         "at least 2, because with a single turn the policy never reads the environment's answer",
     ),
+    Rule(
+        "storage.commit_unfinished_seconds environment.name",
+        lambda c: (
+            c.storage.commit_unfinished_seconds is not None
+            and c.environment.name is not None
+            and c.pipeline.mode == "async"
+        ),
+        "null, because an environment's state can't be stored: each commit begins its episodes again, maybe for ever",
+    ),
     # ---- learning rate ----
     Rule(
         "training.schedule.steps training.schedule.decay",

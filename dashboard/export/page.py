@@ -19,7 +19,7 @@ from pathlib import Path
 from dashboard.read.model import RunData
 from dashboard.views.blocks import Block, Chart, Rows, View
 from dashboard.views.figures import PLOTLY_FILE
-from millrace.errors import InputError
+from millrace.errors import InputError, writing
 
 _STYLE = Path(__file__).parents[1] / "assets" / "style.css"
 _STARTER = """
@@ -41,14 +41,12 @@ def export(runs: Sequence[RunData], views: Sequence[View], path: Path) -> None:
         raise InputError("is a folder", file=path, expected="the name of a file to write")
     data = page(runs, views, datetime.now(UTC)).encode()
     written = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
+    with writing(path):
         try:
             written.write_bytes(data)
             written.replace(path)
         finally:
             written.unlink(missing_ok=True)
-    except OSError as error:
-        raise InputError(f"can't be written: {error.strerror or error}", file=path) from error
 
 
 def page(runs: Sequence[RunData], views: Sequence[View], made: datetime) -> str:

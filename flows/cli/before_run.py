@@ -48,6 +48,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
 def _plan(arguments: argparse.Namespace) -> int:
     from configs.requests import PlanRequest
     from flows.operations.planning import answer, headline, sections, write_config
+    from millrace.errors import writing
 
     values = {name: value for name, value in vars(arguments).items() if name in PlanRequest.model_fields}
     plan = answer(_config(arguments), PlanRequest(**values))
@@ -58,7 +59,8 @@ def _plan(arguments: argparse.Namespace) -> int:
         if str(arguments.json) == "-":
             print(text)
             return 0
-        arguments.json.write_text(f"{text}\n", encoding="utf-8")
+        with writing(arguments.json):
+            arguments.json.write_text(f"{text}\n", encoding="utf-8")
     echo(plain(headline(plan), "bold"))
     for section in sections(plan):
         echo(*for_terminal(section))

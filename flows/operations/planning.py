@@ -15,7 +15,7 @@ from configs.operation import PlacementConfig
 from configs.requests import PlanRequest
 from configs.schema import RunConfig
 from flows.display.tables import TitledTable
-from millrace.errors import InputError
+from millrace.errors import InputError, writing
 from millrace.planning.candidate import Candidate, Machine, explicit_values
 from millrace.planning.durations import max_group_size, mean_group_size
 from millrace.planning.gpus import GpuMachine
@@ -92,11 +92,8 @@ def write_config(plan: Plan, path: Path) -> None:
         f"# Predicted: {outcome.step_seconds:.4g} s per step, {outcome.tokens_per_second:,.4g} tokens per second, "
         f"mean staleness {outcome.staleness_mean:.2f}, {outcome.dropped_share:.1%} of the rollouts dropped.\n"
     )
-    try:
+    with writing(path):
         path.write_text(comment + text, encoding="utf-8")
-    except OSError as error:
-        read = f"can't be written ({error.strerror})"
-        raise InputError(read, file=path, expected="a path for the planned config") from error
 
 
 def headline(plan: Plan) -> str:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from millrace.errors import InputError
+from millrace.errors import InputError, writing
 from millrace.evaluation.results import Result, comparable, read_result
 from storage import layout
 from storage.checkpoints import Checkpoint, read_latest
@@ -144,16 +144,17 @@ def promotion_of(record: Checkpoint) -> Promotion:
 def new_folder(folder: Path) -> Iterator[Path]:
     """Yields a folder to fill, which becomes `folder` at the end: with all files, or after an error not at all.
 
-    Raises InputError unless `folder` is empty or missing, so that a model is not mixed with other files.
+    Raises InputError if it can't be written, or unless it is empty or missing: a model is not mixed with other files.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError("it exists", file=folder, expected="a new or empty folder for the model")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".tmp-") as temporary:
-        made = Path(temporary) / "made"
-        made.mkdir()
-        yield made
-        made.rename(folder)
+    with writing(folder):
+        folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.absolute().parent, prefix=".tmp-") as temporary:
+            made = Path(temporary) / "made"
+            made.mkdir()
+            yield made
+            made.rename(folder)
 
 
 def fetch_promoted(store: Store, folder: Path) -> Promotion:

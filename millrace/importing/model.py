@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from millrace.chat.encoder import read_text
 from millrace.chat.template import TemplateRenderer
 from millrace.errors import ChatError, InputError, MissingExtra
+from millrace.evaluation.promotion import new_folder
 from millrace.models.loading import load_model, load_tokenizer, refuse_differences, save_model
 from millrace.models.supported import check_trainable
 
@@ -212,10 +213,8 @@ def _token(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
 
 
 def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, dtype: str) -> None:
-    """Writes a temporary folder, checks that it reads back the same, and renames it to `folder`."""
-    folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=folder.absolute().parent, prefix=".tmp-import-") as temporary:
-        written = Path(temporary) / "model"
+    """Writes the folder, unless it does not read back the same."""
+    with new_folder(folder) as written:
         save_model(model, written)
         tokenizer.save_pretrained(written)
         stored = dict(load_model(written, dtype).named_parameters())
@@ -223,4 +222,3 @@ def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: P
             if not torch.equal(parameter, stored.pop(name)):
                 raise InputError(f"{name} read back differs from the written tensor", file=folder)
         load_tokenizer(written)
-        written.rename(folder)

@@ -141,7 +141,9 @@ class LocalStore(Store):
             yield
         except OSError as error:
             kind = _KINDS.get(error.errno or 0)
-            if kind is None and done == "written" and error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
+            # In /proc no root can be made, which is "no such file".
+            is_taken = error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR) or not self.root.exists()
+            if kind is None and done == "written" and is_taken:
                 kind = StoreRefused
             if kind is None:
                 raise

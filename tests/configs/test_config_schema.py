@@ -213,6 +213,10 @@ IMPOSSIBLE: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
         {"generation": {"max_new_tokens": 16384}},
         ("generation.max_new_tokens", "training.max_tokens_per_microbatch"),
     ),
+    "episodes begun again": (
+        {"environment": {"name": "calculator"}, "storage": {"commit_unfinished_seconds": 60.0}},
+        ("storage.commit_unfinished_seconds", "environment.name"),
+    ),
     "one turn": (
         {"environment": {"name": "calculator", "max_turns": 1}},
         ("environment.name", "environment.max_turns"),

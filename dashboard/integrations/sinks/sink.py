@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from millrace.errors import InputError
+from millrace.errors import InputError, writing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,10 +117,11 @@ class MirrorState:
 
     def save(self, path: Path) -> None:
         """Replaces the file at `path` atomically."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        written = path.with_name(f".{path.name}.{os.getpid()}")
-        written.write_text(json.dumps(self.__dict__, indent=1))
-        written.replace(path)
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            written = path.with_name(f".{path.name}.{os.getpid()}")
+            written.write_text(json.dumps(self.__dict__, indent=1))
+            written.replace(path)
 
 
 def read_state(path: Path, run: Mapping[str, Any]) -> MirrorState:

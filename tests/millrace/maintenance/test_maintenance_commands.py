@@ -10,7 +10,9 @@ import pytest
 from support.campaigns.command import run_command
 
 from millrace.errors import InputError, RunMissing
+from millrace.evaluation.promotion import new_folder
 from storage import layout
+from storage.errors import StoreRefused
 from storage.schema import METRIC
 from storage.stores.local import LocalStore
 from storage.streams.stream import StreamWriter
@@ -141,3 +143,12 @@ def test_export_writes_the_promoted_model(start_run: Callable[..., Any], tmp_pat
     assert (code, text) == (0, f"better; written to {model}\n")
     assert (model / "model.safetensors").read_bytes() == b"promoted 6" * 9
     assert ["promoted"] in lines(run_command("inspect", url)[1])
+
+
+def test_a_place_that_cannot_be_written_is_a_mistake_of_the_user(folder: str) -> None:
+    with pytest.raises(StoreRefused) as caught:
+        run_command("compact", folder, "--out", "/proc/x")
+    assert caught.value.file == "/proc/x"
+    with pytest.raises(InputError) as refused, new_folder(Path("/proc/x")):
+        pass
+    assert refused.value.file == "/proc/x"
