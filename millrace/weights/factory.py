@@ -62,13 +62,7 @@ def rank_end(
 
 
 def sync_weights_ends(
-    config: WeightsConfig,
-    store: Store,
-    handover: Path,
-    num_generators: int,
-    *,
-    host: str,
-    log: Callable[[str], None],
+    config: WeightsConfig, store: Store, handover: Path, num_generators: int, *, host: str, log: Callable[[str], None]
 ) -> tuple[HandoverReceiver, WeightsSender]:
     """Opens the ends of sync_weights: towards the trainer, and towards the generators. `direct` listens at `host`."""
     if config.transport in SHARDED:

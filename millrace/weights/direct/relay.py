@@ -10,6 +10,7 @@ until it requests a version. The caller decides how a generator without the vers
 import dataclasses
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -29,7 +30,7 @@ from storage.failpoints import failpoint
 _LOOK_SECONDS = 0.05
 """Between two looks for generators that request the version published last."""
 _MAX_FAILED = 2
-"""Pushes in a row that may fail before their transport is given up."""
+"""Pushes in a row that bring no generator its version, after which their transport is given up."""
 
 
 class DirectRelay(HandoverReceiver, WeightsSender):
@@ -54,11 +55,11 @@ class DirectRelay(HandoverReceiver, WeightsSender):
         self._rendezvous = PushRendezvous(host)
         self.address: str = self._rendezvous.address
         self.num_generators = num_generators
-        # The trainer's, at its last offer; transports without those given up.
+        # The trainer's, at its last offer.
         self._layout = ShardLayout((), data=0)
-        self._transports: list[str] = []
-        self._given_up: set[str] = set()
-        self._num_failed = 0
+        self._transports: tuple[str, ...] = ()
+        # Pushes by each live transport that failed since the last success.
+        self._num_failed = Counter[str]()
         self._weights: Weights | None = None
         # The damage of the version that a generator received last.
         self._damage = ""
@@ -132,14 +133,14 @@ class DirectRelay(HandoverReceiver, WeightsSender):
             for spec in layout.tensors
         }
         self._layout = layout
-        self._transports = [transport for transport in first.transports if transport not in self._given_up]
+        self._transports = first.transports
         failpoint("direct.taken")
         return Weights(manifest=dataclasses.replace(manifest, fingerprint=fingerprint), tensors=tensors)
 
     def _serve(self, weights: Weights) -> None:
         requesting = sorted(g for g in self.missing if self._rendezvous.request(g) is not None)
-        if requesting and self._transports:
-            self._push(weights, requesting, self._transports[0])
+        if requesting and self._transport:
+            self._push(weights, requesting, self._transport)
         self._next_look = time.monotonic() + _LOOK_SECONDS
 
     def _push(self, weights: Weights, generators: list[int], transport: str = "direct") -> None:
@@ -155,27 +156,25 @@ class DirectRelay(HandoverReceiver, WeightsSender):
             failpoint("direct.gone")
             done = self._rendezvous.answers("done", push, members, until - time.monotonic())
             failpoint("direct.done")
-            missing = {"error": "no answer in time", "damage": ""}
-            answers = {name: done.get(name, missing) for name in members[len(trainers) :]}
-            for name, answer in answers.items():
+            has_arrived = False
+            for name in members[len(trainers) :]:
+                answer = done.get(name, {"error": f"{name} did not answer in time", "damage": ""})
+                has_arrived |= not answer["error"]
                 if answer["error"]:
-                    version = weights.id.policy_version
-                    print(f"{transport}: version {version}: {name}: {answer['error']}", file=sys.stderr)
+                    print(f"{transport}: version {weights.id.policy_version}: {answer['error']}", file=sys.stderr)
                 if answer["damage"] or not answer["error"]:
                     self._damage = answer["damage"]
             if transport in LIVE:
-                self._count(any(not answer["error"] for answer in answers.values()))
+                self._num_failed[transport] = 0 if has_arrived else self._num_failed[transport] + 1
+                if self._transport != transport:
+                    following = self._transport or "the store"
+                    self._log(f"pushes by {transport} fail: weights go by {following} from now on")
         self._rendezvous.finish(push)
 
-    def _count(self, has_arrived: bool) -> None:
-        """Gives up the transport after pushes in a row by which no generator got a version."""
-        self._num_failed = 0 if has_arrived else self._num_failed + 1
-        if self._num_failed == _MAX_FAILED:
-            self._num_failed = 0
-            failing = self._transports.pop(0)
-            self._given_up.add(failing)
-            remaining = self._transports[0] if self._transports else "the store"
-            self._log(f"{_MAX_FAILED} pushes by {failing} failed in a row: weights go by {remaining} from now on")
+    @property
+    def _transport(self) -> str:
+        """The best one that is not given up; empty if all are."""
+        return next((each for each in self._transports if self._num_failed[each] < _MAX_FAILED), "")
 
 
 class StoreOfDirect(WeightsSender):

@@ -122,9 +122,7 @@ class PushRendezvous:
         """Forgets the request of a generator."""
         self.store.delete_key(f"request/{generator_name(generator)}")
 
-    def announce(
-        self, manifest: Manifest, layout: ShardLayout, invited: Iterable[str], transport: str = "direct"
-    ) -> Push:
+    def announce(self, manifest: Manifest, layout: ShardLayout, invited: Iterable[str], transport: str) -> Push:
         """Announces a new push to all members."""
         self._number += 1
         push = Push(number=self._number, manifest=manifest, layout=layout, invited=tuple(invited), transport=transport)

@@ -55,9 +55,7 @@ class LiveSender:
     ) -> None:
         register_trainer()
         self.limit = m2n_limit(layout) if transport == "nccl_m2n" else ""
-        self.transports = (transport, "nccl") if transport == "nccl_m2n" else (transport,)
-        if self.limit:
-            self.transports = ("nccl",)
+        self.transports = ("nccl_m2n", "nccl")[bool(self.limit) :] if transport == "nccl_m2n" else (transport,)
         self._layout, self._rank, self._workers = layout, rank, workers
         self._snapshot, self._device = snapshot, device
         # Besides the trainer's own, so that neither waits for the other's kernels.

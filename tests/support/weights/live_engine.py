@@ -35,7 +35,7 @@ class WorkerAlone:
         config: Any = SimpleNamespace(parallel_config=parallel, model_config=SimpleNamespace())
         self.model = _Model()
         model: Any = self.model
-        self._worker = _Worker(SimpleNamespace(), config, torch.device("cpu"), model)  # type: ignore[arg-type]
+        self.worker = _Worker(SimpleNamespace(), config, torch.device("cpu"), model)  # type: ignore[arg-type]
         self.received = self.model.received
 
     def update_weights(self, weights: Weights) -> float:
@@ -51,7 +51,7 @@ class WorkerAlone:
         return 0.0
 
     def _perform(self, method: str, argument: Any) -> None:
-        worker = self._worker
+        worker = self.worker
         if method == INIT:
             worker.init_transfer_engine(worker.parse_init_info(argument))
         elif method == START:

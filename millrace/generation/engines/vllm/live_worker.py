@@ -27,7 +27,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
 from millrace.errors import WeightsCorrupt
-from millrace.generation.engines.vllm.reload_audit import check_reload
+from millrace.generation.engines.vllm.reload_audit import begin_reload, check_reload
 from millrace.generation.engines.vllm.worker import SharedMemoryEngine, Update, as_in_files, experts_on_a_cpu
 from millrace.weights.direct.rendezvous import RendezvousClient
 from millrace.weights.fingerprint import hash_parts
@@ -143,6 +143,7 @@ class LiveEngine(SharedMemoryEngine):
             raise RuntimeError("the update was given up")
         if not self._is_live:
             self._is_live = True
+            begin_reload()
             engine.start_weight_update()
             for method in experts_on_a_cpu(self.model):
                 method.moe_kernel = None
@@ -197,6 +198,9 @@ class LiveEngine(SharedMemoryEngine):
 
         def checked(weights: Iterable[tuple[str, torch.Tensor]]) -> set[str] | None:
             loaded: set[str] | None = load(self._as_in_files(weights, hashes))
+            if self.device.type == "cuda":
+                # Each pack has a stream of its own. vLLM 0.32 loads a layer that two packs divide in the second one's.
+                torch.cuda.current_stream().synchronize()
             return loaded
 
         self.model.load_weights = checked

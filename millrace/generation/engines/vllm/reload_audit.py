@@ -1,25 +1,53 @@
 """Finds layers that a reload of vLLM's model has left without their new weights.
 
-A reload moves each layer to the meta device and counts the elements that weight loaders copy. A layer that is complete
-is processed at once: repacked, quantized, copied to where the kernels read it. Layers that are not complete in the end
-get their old tensors back, or are processed with whatever memory held. vLLM logs the first case and not the second.
+A reload moves each layer to the meta device and counts the elements that weight loaders copy. Here each place counts
+once, so that a shard that comes twice does not stand in for another. A layer that is complete is processed at once:
+repacked, quantized, copied to where the kernels read it. Layers that are not complete in the end get their old tensors
+back, or are processed with whatever memory held. vLLM logs the first case and not the second.
 
     initialize_layerwise_reload ─► load_weights ─► check_reload ─► finalize_layerwise_reload
                                     └ a bare `copy_` in it ends on the meta device, and is lost
 """
 
 from collections.abc import Collection, Iterator
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.model_loader.reload import meta
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
-from vllm.model_executor.model_loader.reload.meta import SKIP_LOAD_TENSORS
+from vllm.model_executor.model_loader.reload.meta import SKIP_LOAD_TENSORS, CopyCounter
 from vllm.model_executor.model_loader.reload.utils import get_tensor_load_numel
 
 from millrace.errors import WeightsMismatch
 from millrace.weights.fingerprint import names_of
+
+_places: Any = WeakIdKeyDictionary()
+"""Storages, and where weight loaders have copied into them: offset, shape and strides."""
+
+
+class _PlaceCounter(CopyCounter):
+    """Counts elements that are copied to where nothing was copied since `begin_reload`."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.copy_.default:
+            places = _places.setdefault(args[0].untyped_storage(), set())
+            place = args[0].storage_offset(), args[0].shape, args[0].stride()
+            if place in places:
+                return func(*args, **(kwargs or {}))
+            places.add(place)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+meta.CopyCounter = _PlaceCounter
+
+
+def begin_reload() -> None:
+    """Call it before `initialize_layerwise_reload`."""
+    _places.clear()
 
 
 def check_reload(model: nn.Module, written: Collection[str] = ()) -> None:

@@ -28,7 +28,7 @@ from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedM
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from millrace.generation.engines.vllm.reload_audit import check_reload
+from millrace.generation.engines.vllm.reload_audit import begin_reload, check_reload
 from millrace.models.loading import empty_model
 from millrace.weights.shared_tensors import SharedTensors
 
@@ -59,6 +59,7 @@ class SharedMemoryEngine(WeightTransferEngine[WeightTransferInitInfo, Update]):
     def receive_weights(self, update_info: Update) -> None:
         """Loads the weights. Raises WeightsMismatch if a layer did not receive all of them."""
         tensors = SharedTensors.from_json(update_info.tensors).map()
+        begin_reload()
         initialize_layerwise_reload(self.model)
         for method in experts_on_a_cpu(self.model):
             # With a kernel in place, vLLM 0.32 takes the experts' weights for new ones of a GPU and does not repack

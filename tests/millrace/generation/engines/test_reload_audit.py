@@ -71,6 +71,20 @@ def copying_bare(model: Any, name: str) -> Callable[[Pairs], set[str]]:
     return load_weights
 
 
+def doubling(model: Any, name: str) -> Callable[[Pairs], set[str]]:
+    """The model's `load_weights`, which loads a shard's sibling of the same size twice, and never the shard."""
+    load, sibling = model.load_weights, name.replace("v_proj", "k_proj")
+
+    def load_weights(weights: Pairs) -> set[str]:
+        pairs = dict(weights)
+        loaded: set[str] = load(
+            (key, tensor) if key != name else (sibling, pairs[sibling]) for key, tensor in pairs.items()
+        )
+        return loaded
+
+    return load_weights
+
+
 def omitting(model: Any, name: str) -> Callable[[Pairs], set[str]]:
     load = model.load_weights
     return lambda weights: load((key, tensor) for key, tensor in weights if key != name)
@@ -83,8 +97,9 @@ def omitting(model: Any, name: str) -> Callable[[Pairs], set[str]]:
         (omitting, "model.norm.weight", "model.norm"),
         (omitting, "model.layers.0.self_attn.v_proj.weight", QKV),
         (omitting, "model.embed_tokens.weight", "model.embed_tokens"),
+        (doubling, "model.layers.0.self_attn.v_proj.weight", QKV),
     ],
-    ids=["copied bare", "absent", "absent part of a fused layer", "absent and tied"],
+    ids=["copied bare", "absent", "absent part of a fused layer", "absent and tied", "its sibling twice"],
 )
 def test_a_version_that_misses_a_layer_is_refused_and_the_next_one_is_whole(
     engine: "SharedMemoryEngine",

@@ -42,7 +42,7 @@ def rendezvous() -> PushRendezvous:
 
 
 def announced(rendezvous: PushRendezvous, version: int, *generators: int) -> Push:
-    return rendezvous.announce(Manifest(id=id_of(version)), LAYOUT, map(generator_name, generators))
+    return rendezvous.announce(Manifest(id=id_of(version)), LAYOUT, map(generator_name, generators), "direct")
 
 
 def generator(address: str, number: int) -> RendezvousClient:

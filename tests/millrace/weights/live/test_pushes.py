@@ -172,3 +172,19 @@ def test_a_communicator_that_never_comes_about_is_left_behind_at_once(
         never.set()
     attempts = 1 if when == "before all are ready" else 2
     assert sorted(joining) == sorted(["trainer", "generator 0", "generator 1"] * attempts)
+
+
+def test_a_pack_is_in_the_model_before_the_next_one_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM 0.32 loads a layer that is divided over two packs, which have a stream each, in the second one's stream."""
+    from support.weights.live_engine import WorkerAlone
+
+    engine, tensors, order = WorkerAlone(), tensors_of(1), list[str]()
+    engine.worker.device = torch.device("cuda")
+    waits = SimpleNamespace(synchronize=lambda: order.append(f"{len(engine.received)} loaded"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: waits)
+    hashes = {"tensors": fingerprint(tensors).tensors, "boxes": {}, "method": "xxh3"}
+    pairs = list(tensors.items())
+    with engine.worker._checked_loading(hashes):
+        for pack in (pairs[:2], pairs[2:]):
+            engine.worker.model.load_weights(pack)
+    assert order == ["2 loaded", f"{len(pairs)} loaded"]
