@@ -162,9 +162,14 @@ class Nearest(NamedTuple):
 
 
 def nearest_preset(config: RunConfig) -> Nearest:
-    """The preset with the fewest settings other than the config's; the first by name among equals."""
+    """The preset with the fewest settings other than the config's; the first by name among equals.
+
+    Of a config of supervised fine-tuning, the settings that make it one are not compared: no preset has them.
+    """
     # Every run has its own name and place.
     keys = _LEAVES - {"name", "storage.root"}
+    if config.prompts.demonstrations:
+        keys -= {setting.partition("=")[0] for setting in SUPERVISED}
     presets = sorted(PRESETS.glob("*.yaml"))
     candidates = [Nearest(file.stem, _differences(load_config(file), config, keys)) for file in presets]
     return min(candidates, key=lambda nearest: len(nearest.changes))

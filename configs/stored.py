@@ -132,6 +132,11 @@ def bounds_admission_only(config: Mapping[str, Any]) -> bool:
     return not is_sync and bool(config.get("staleness", {}).get("too_old") == "keep")
 
 
+def is_supervised(config: Mapping[str, Any]) -> bool:
+    """Whether a run with this config learns demonstrations, which no policy sampled."""
+    return bool(config.get("prompts", {}).get("demonstrations"))
+
+
 def config_hash(config: Mapping[str, Any]) -> str:
     """SHA-256 of a config's canonical JSON (sorted keys, no blanks), 64 hex digits."""
     canonical = json.dumps(config, sort_keys=True, separators=(",", ":"))

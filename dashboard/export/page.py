@@ -131,9 +131,13 @@ def _table(rows: Rows) -> str:
     if rows.note:
         parts.append(f'<p class="note">{escape(rows.note)}</p>')
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in rows.header)
-    body = "\n".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows.rows)
+    body = "\n".join(f"<tr>{''.join(map(_cell, row, rows.header))}</tr>" for row in rows.rows)
     parts.append(f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>")
     return "\n".join(parts)
+
+
+def _cell(text: str, name: str) -> str:
+    return f'<td data-label="{escape(name)}">{escape(text)}</td>'
 
 
 def _inside_script(json: str) -> str:

@@ -70,9 +70,9 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "millrace_problems": MetricFamily(doc="number of errors in reading the run"),
     "millrace_policy_version": MetricFamily(doc="optimizer steps done: the trainer's policy version"),
     "millrace_policy_version_target": MetricFamily(doc="policy version at which the run is complete"),
-    "millrace_reward_mean": MetricFamily(doc="mean reward of the last step's trajectories"),
-    "millrace_staleness_mean": MetricFamily(doc="mean staleness of all trained rollouts, policy versions"),
-    "millrace_staleness_max": MetricFamily(doc="largest staleness of all trained rollouts, policy versions"),
+    "millrace_reward_mean": MetricFamily(doc="mean reward of the last ten steps"),
+    "millrace_staleness_mean": MetricFamily(doc="mean staleness of the last ten steps, policy versions"),
+    "millrace_staleness_max": MetricFamily(doc="largest staleness of the last ten steps, policy versions"),
     "millrace_staleness_bound": MetricFamily(doc="staleness bound, policy versions; with `too_old: keep` of admission"),
     # The most recently active runs.
     "millrace_evaluation_accuracy": MetricFamily(doc="held-out accuracy of the newest version evaluated, 0 to 1"),

@@ -32,29 +32,35 @@ def verdict(row: OverviewRow) -> Component:
 
 
 def reward(row: OverviewRow) -> Component:
+    """Draws the line and the newest mean reward; of supervised fine-tuning the loss."""
     name, drawn = table.curve(row)
-    return html.Span([_sparkline(drawn, name), html.Span(number(row.reward_mean))], className="with-line")
+    value = f"loss {number(row.loss)}" if row.is_supervised else number(row.reward_mean)
+    return html.Span([_sparkline(drawn, name), html.Span(value)], className="with-line")
 
 
 def accuracy(row: OverviewRow) -> str | Component:
     if row.accuracy is None:
         return ABSENT
-    low, high = _interval(row, row.accuracy)
-    words = [f"{row.accuracy:.3f}", html.Span(f" ±{(high - low) / 2:.3f}", className="none")]
-    return html.Span(words, title=f"version {row.accuracy_version}, 95 % interval {low:.3f} to {high:.3f}")
+    ends = table.interval(row)
+    words = [f"{row.accuracy:.3f}", html.Span(f" {ends[0]:.2f}–{ends[1]:.2f}" if ends else "", className="none")]
+    return html.Span(words, title=f"version {row.accuracy_version}{', with its 95 % interval' if ends else ''}")
 
 
 def difference(row: OverviewRow, previous: OverviewRow | None) -> str | Component:
-    """Draws the difference in accuracy to the run before, grey if the intervals overlap; it leads to the comparison."""
+    """Draws the difference in accuracy to the last run of the same task, which leads to the comparison.
+
+    It is grey unless the intervals are known and apart.
+    """
     if previous is None:
         return ABSENT
-    href, title = address.compare([row.run_id, previous.run_id]), f"compare with {previous.run_id}, the run before it"
+    href = address.compare([row.run_id, previous.run_id])
+    title = f"compare with {previous.run_id}, the run before it with the same prompts and reward"
     if row.accuracy is None or previous.accuracy is None:
         return dcc.Link("compare", href=href, title=title)
-    own, other = _interval(row, row.accuracy), _interval(previous, previous.accuracy)
-    is_noise = own[0] <= other[1] and other[0] <= own[1]
+    own, other = table.interval(row), table.interval(previous)
+    is_noise = own is None or other is None or (own[0] <= other[1] and other[0] <= own[1])
     text = f"{row.accuracy - previous.accuracy:+.3f}"
-    note = "; the intervals overlap" if is_noise else ""
+    note = "; the intervals overlap, or are unknown" if is_noise else ""
     return dcc.Link(text, href=href, title=f"{title}{note}", className="noise" if is_noise else "")
 
 
@@ -86,10 +92,6 @@ def _ages(row: OverviewRow) -> str:
     if row.state != "running":
         return ""
     return "last status: " + ", ".join(f"{stage} {duration(age)} ago" for stage, age in row.ages.items())
-
-
-def _interval(row: OverviewRow, accuracy: float) -> tuple[float, float]:
-    return row.accuracy_interval or (accuracy, accuracy)
 
 
 def _sparkline(line: ChartLine, name: str) -> Component:

@@ -91,26 +91,27 @@ def table(rows: Rows) -> list[Component]:
     if rows.note:
         parts.append(html.P(rows.note, className="note"))
     numbers = set(range(1, len(rows.header))) if rows.values else number_columns(rows.rows)
-    lines = [line(row, numbers) for row in rows.rows]
-    nothing = html.Tr(html.Td("none", colSpan=len(rows.header), className="none"))
-    parts.append(grid(rows.header, lines or nothing, numbers))
-    return parts
+    return [*parts, grid(rows.header, rows.rows, numbers)]
 
 
-def grid(
-    header: Sequence[str], rows: Component | Sequence[Component], numbers: Collection[int] = frozenset()
-) -> Component:
-    """Draws a table element of `html.Tr` rows; the columns `numbers` are right-aligned."""
-    cells = [
-        html.Th(name, scope="col", className=_aligned(i, numbers)) if name else html.Td()
-        for i, name in enumerate(header)
+def grid(header: Sequence[str], rows: Sequence[Sequence[str | Component]], numbers: Collection[int]) -> Component:
+    """Draws a table element; the columns `numbers` are right-aligned. On a narrow screen each row is a card."""
+    aligned = ["number" if column in numbers else "" for column in range(len(header))]
+    heads = [
+        html.Th(name, scope="col", className=align) if name else html.Td()
+        for name, align in zip(header, aligned, strict=True)
     ]
-    return html.Table([html.Thead(html.Tr(cells)), html.Tbody(rows)])
-
-
-def line(cells: Sequence[str | Component], numbers: Collection[int]) -> Component:
-    """Draws a row of a table; the columns `numbers` are right-aligned."""
-    return html.Tr([html.Td(cell, className=_aligned(i, numbers)) for i, cell in enumerate(cells)])
+    lines = [
+        html.Tr(
+            [
+                html.Td(cell, className=align, **{"data-label": name})
+                for cell, name, align in zip(row, header, aligned, strict=True)
+            ]
+        )
+        for row in rows
+    ]
+    nothing = html.Tr(html.Td("none", colSpan=len(header), className="none"))
+    return html.Table([html.Thead(html.Tr(heads)), html.Tbody(lines or nothing)])
 
 
 def number_columns(rows: Sequence[Sequence[str | Component]]) -> set[int]:
@@ -155,10 +156,6 @@ def facts(named: Mapping[str, str], leading: Sequence[Component] = ()) -> Compon
         for name, value in named.items()
     ]
     return html.Div([*leading, *spans], className="facts")
-
-
-def _aligned(column: int, numbers: Collection[int]) -> str:
-    return "number" if column in numbers else ""
 
 
 def _sum(part: object) -> int:

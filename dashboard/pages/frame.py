@@ -19,9 +19,9 @@ from dashboard.read.model import RunData
 from dashboard.views.blocks import Chart, View
 from dashboard.views.display import SMOOTHINGS, Display
 from dashboard.views.home import HOME
-from millrace.runs.status import largest_and_bound
+from millrace.runtime.metrics import RECENT_STEPS
 
-ICONS = {"good": "✓", "warning": "▲", "bad": "✕", "unknown": "?"}
+ICONS = {"good": "✓", "warning": "▲", "bad": "✕", "neutral": "·"}
 """Icons show the level to readers who can't distinguish the colours."""
 _SMALL = {"size": "compact-xs", "buttonProps": {"variant": "default"}, "className": "copy"}
 
@@ -56,23 +56,16 @@ def frame(
 
 def run_facts(run: RunData) -> Component:
     """Draws the run's state in one line."""
-    status = run.status or {}
+    status, facts_of_run = run.status or {}, read_facts(run)
     named: dict[str, str] = {}
     state: list[Component] = []
     if status:
-        staleness = status["staleness"]
-        mean = "–" if staleness["mean"] is None else f"{staleness['mean']:.2f}"
-        largest = largest_and_bound(
-            "–" if staleness["max"] is None else staleness["max"],
-            staleness["bound"],
-            admission_only=staleness["admission_only"],
-        )
         state = [html.Span(status["state"], className=f"state {status['state']}")]
-        named = {
-            "step": f"{status['steps']} of {status['max_steps']}",
-            "reward": number(status["reward_mean"]),
-            "staleness": f"mean {mean}, largest {largest}",
-        }
+        named = {"step": f"{status['steps']} of {status['max_steps']}"}
+    name = "loss" if facts_of_run.supervised else "reward"
+    named[f"{name}, last {RECENT_STEPS} steps"] = number(
+        facts_of_run.loss if facts_of_run.supervised else facts_of_run.reward_mean
+    )
     if (ratio := biased_length(run)) is not None:
         low, high = BAND
         text = f"trained ÷ taken length {ratio:.3f}, outside {low} to {high}"

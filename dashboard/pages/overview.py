@@ -15,10 +15,11 @@ from dash.development.base_component import Component
 from dashboard.pages import address, cells
 from dashboard.pages.draw import TEXT, reason, saves, scrolling
 from dashboard.pages.frame import with_commands
-from dashboard.queries.run_table import ABSENT, before, seeds, severity, value_of
+from dashboard.queries.run_table import ABSENT, predecessors, seeds, severity, value_of
 from dashboard.queries.verdict.rules import SEVERITY, duration
 from dashboard.read.model import OverviewRow
 from dashboard.read.tokens import shortened, visible
+from millrace.runtime.metrics import RECENT_STEPS
 
 TABLE = "overview"
 """Id of the block with the table."""
@@ -126,7 +127,8 @@ def table(at: address.OverviewPage, rows: Sequence[OverviewRow], all_rows: Seque
         *(_head(at, name, _HEADS[name], name in _NUMBERS) for name in shown),
         *(_head(at, key, visible(key), key in numeric) for key in at.columns),
     ]
-    lines = [_line(at, row, before(row, all_rows), shown, numeric) for row in rows]
+    before = predecessors(all_rows)
+    lines = [_line(at, row, before.get(row.run_id), shown, numeric) for row in rows]
     inside = [html.Table([html.Thead(html.Tr(heads)), html.Tbody(lines)], className="runs")]
     return [top, *map(_seeds, seeds(rows)), scrolling(inside, "runs")]
 
@@ -144,14 +146,16 @@ def _summary(at: address.OverviewPage, rows: Sequence[OverviewRow], all_rows: Se
         "newest": replace(at, sort="-started"),
     }
     links = [dcc.Link(text, href=address.overview(to), className="chip") for text, to in named.items()]
-    started = html.Span(f"{recent} started since yesterday", className="none")
+    words = f"{recent} started since yesterday; reward and staleness are those of the last {RECENT_STEPS} steps"
+    started = html.Span(words, className="none")
     return [html.Strong("1 run" if count == "1 runs" else count), *links, started]
 
 
 def _seeds(group: Sequence[OverviewRow]) -> Component:
     accuracies = np.array([row.accuracy for row in group], np.float64)
     names = ", ".join(row.run_id for row in group)
-    words = f"{len(group)} runs differ only in seed and name: accuracy {accuracies.mean():.3f} ± {accuracies.std():.3f}"
+    words = f"{len(group)} runs differ only in seed and name: accuracy {accuracies.mean():.3f}, "
+    words += f"from {accuracies.min():.3f} to {accuracies.max():.3f}"
     link = dcc.Link("compare", href=address.compare([row.run_id for row in group][: address.MAX_COMPARED]))
     return html.P([f"{words} ({names}), ", link], className="note")
 
@@ -194,7 +198,7 @@ def _cells(
         "busiest": cells.busiest(row),
         "started": ABSENT if row.t_started is None else time.strftime("%m-%d %H:%M", time.localtime(row.t_started)),
         "hours": ABSENT if row.wall_seconds is None else duration(row.wall_seconds),
-        "note": html.Span(cells.note(at, row), title=visible(row.note)),
+        "note": html.Span(cells.note(at, row), title=visible(row.note)) if row.note else "",
     }
     settings = {key: shortened(visible(row.settings.get(key, ABSENT)), _CELL_CHARACTERS) for key in at.columns}
     return [

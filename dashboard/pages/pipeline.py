@@ -4,12 +4,13 @@ from dash import html
 from dash.development.base_component import Component
 
 from dashboard.queries.series import TRAINER, metric, replicas
-from dashboard.queries.verdict.facts import IDLE_SECONDS, STEPS, Facts, read_facts
+from dashboard.queries.verdict.facts import IDLE_SECONDS, Facts, read_facts
 from dashboard.queries.verdict.rules import BOUND, bottleneck, duration
 from dashboard.read.model import RunData
 from dashboard.read.tokens import visible
 from millrace.runs.status import STAGES
 from millrace.runtime.messages import LOADING, STARTING, STOPPED
+from millrace.runtime.metrics import RECENT_STEPS
 
 _TREND = 0.25
 """A queue grows or shrinks if its mean changes by more than this share from the previous steps to the newest."""
@@ -75,10 +76,10 @@ def _edge(what: str, label: str) -> Component:
 def _queue(run: RunData, name: str) -> str:
     """Returns the rollouts in a queue of the ledger, with an arrow if it grows or shrinks."""
     rollouts = (run.status or {}).get("ledger", {}).get(name, {}).get("rollouts")
-    values = metric(run, TRAINER, f"{name}_rollouts")["value"][-2 * STEPS :]
+    values = metric(run, TRAINER, f"{name}_rollouts")["value"][-2 * RECENT_STEPS :]
     arrow = ""
-    if len(values) == 2 * STEPS:
-        earlier, newest = float(values[:STEPS].mean()), float(values[STEPS:].mean())
+    if len(values) == 2 * RECENT_STEPS:
+        earlier, newest = float(values[:RECENT_STEPS].mean()), float(values[RECENT_STEPS:].mean())
         if abs(newest - earlier) > _TREND * max(earlier, 1.0):
             arrow = " ↑" if newest > earlier else " ↓"
     return "–" if rollouts is None else f"{rollouts:,}{arrow}"

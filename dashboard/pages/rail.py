@@ -18,7 +18,7 @@ from dash.development.base_component import Component
 from dashboard.pages import address
 from dashboard.pages.draw import TEXT
 from dashboard.queries.events import RunEvent, latest_events
-from dashboard.queries.verdict.facts import STEPS
+from dashboard.queries.run_table import predecessors
 from dashboard.read import search
 from dashboard.read.model import RunData
 from dashboard.read.run_reader import RunReader
@@ -27,6 +27,7 @@ from dashboard.read.tokens import visible
 from dashboard.views.ledger import is_balanced
 from dashboard.views.record import VIEW as RECORD
 from millrace.errors import MillraceError
+from millrace.runtime.metrics import RECENT_STEPS
 from storage.errors import StorageError
 
 SEEN = "rail-seen"
@@ -53,10 +54,10 @@ class NotableGroup(NamedTuple):
 
 
 def notable_groups(run: RunData) -> Sequence[NotableGroup]:
-    """Returns the groups of the newest 20 versions with the highest and the lowest mean reward, and one in which all
+    """Returns the groups of the newest ten versions with the highest and the lowest mean reward, and one in which all
     rewards are equal, if they exist; of several, the newest."""
     versions = run.consumed["policy_version"]
-    first = int(np.searchsorted(versions, versions[-1] - STEPS, side="right")) if len(versions) else 0
+    first = int(np.searchsorted(versions, versions[-1] - RECENT_STEPS, side="right")) if len(versions) else 0
     rows = {name: column[first:] for name, column in run.consumed.items()}
     starts = np.flatnonzero(rows["sample_index"] == 0)
     if not len(starts):
@@ -107,11 +108,11 @@ def register(app: Dash, runs: Runs) -> None:
     def show(seen: str, run_id: str) -> list[Component]:
         try:
             reader = runs.reader(run_id)
-            run = reader.look()
+            run, before = reader.look(), predecessors(runs.overview()).get(run_id)
         except (KeyError, StorageError, MillraceError, OSError):
             # The top of the page shows the error.
             return []
-        return rail(run, _prompts(run, reader), _started_before(run, runs))
+        return rail(run, _prompts(run, reader), None if before is None else before.run_id)
 
 
 def rail(run: RunData, prompts: Prompts, predecessor: str | None = None) -> list[Component]:
@@ -119,7 +120,7 @@ def rail(run: RunData, prompts: Prompts, predecessor: str | None = None) -> list
     comparison = []
     if predecessor is not None:
         href = address.compare([run.info.run_id, predecessor])
-        comparison = [html.P(dcc.Link(f"Compare with {predecessor}, the run before it", href=href))]
+        comparison = [html.P(dcc.Link(f"Compare with {predecessor}, the run before it with this task", href=href))]
     return [
         _section("Groups", _groups(run, prompts)),
         _section("Events", _events(latest_events(run, _EVENTS))),
@@ -183,25 +184,13 @@ def _config(run: RunData) -> list[Component]:
     record = dcc.Link("Whole config and logs", href=address.run(run.info.run_id, RECORD.name))
     if origin.preset is None:
         return [_nothing("The preset was not recorded in this run."), html.P(record)]
-    preset = _short(origin.preset, _PROMPT)
+    preset = f"{_short(origin.preset, _PROMPT)}{' under millrace sft' if run.info.is_supervised else ''}"
     if not origin.changes:
         return [html.P([f"As preset {preset}. ", record])]
     lines = [html.Li(_change(key, pair)) for key, pair in list(origin.changes.items())[:_CHANGES]]
     more = len(origin.changes) - _CHANGES
     rest = [html.Span(f"and {more} more. ", className="none")] if more > 0 else []
     return [html.P(f"Against preset {preset}:"), html.Ul(lines), html.P([*rest, record])]
-
-
-def _started_before(run: RunData, runs: Runs) -> str | None:
-    """Returns the id of the latest run started before this one; None without one, or if runs can't be read."""
-    started = run.info.attempts[0].t_started
-    try:
-        earlier = [row for row in runs.overview() if row.t_started is not None and row.t_started < started]
-    except (StorageError, MillraceError, OSError):
-        # The page of all runs shows the error.
-        return None
-    candidates = [row for row in earlier if row.run_id != run.info.run_id]
-    return max(candidates, key=lambda row: row.t_started or 0.0).run_id if candidates else None
 
 
 def _change(key: str, pair: Sequence[Any]) -> str:

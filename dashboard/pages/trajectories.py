@@ -19,7 +19,7 @@ from dash.development.base_component import Component
 from dash.exceptions import PreventUpdate
 
 from dashboard.pages import timeline, versions
-from dashboard.pages.draw import grid, line, number_columns, problem_box, saves, scrolling
+from dashboard.pages.draw import grid, number_columns, problem_box, saves, scrolling
 from dashboard.pages.group import view
 from dashboard.read.groups import MAX_TEXT_ROWS, TEXT_SECONDS, Group, GroupReader, Place
 from dashboard.read.model import RunData
@@ -266,10 +266,8 @@ def _table(run: RunData, prompts: Mapping[int, str], result: SearchResult, query
     header += ["source"] if run.by_source else []
     cells = [_cells(run, span, query, prompts) for span in shown]
     numbers = number_columns(cells)
-    rows = [line(of_group, numbers) for of_group in cells]
     parts: list[Component] = [html.Div([html.P(count + note, className="note"), saves()], className="head")]
-    table = [grid(header, rows, numbers)]
-    parts += [scrolling(table, "groups found")] if rows else []
+    parts += [scrolling([grid(header, cells, numbers)], "groups found")] if cells else []
     parts += [html.Div(pages, className="row")] if pages else []
     return html.Section(parts, className="block wide column")
 

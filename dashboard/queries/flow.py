@@ -18,6 +18,7 @@ from dashboard.queries.series import (
     ChartLine,
     Floats,
     Track,
+    apart,
     ascending,
     metric,
     minutes,
@@ -84,7 +85,7 @@ def idle(run: RunData) -> Mapping[str, ChartLine]:
 def queue(run: RunData, name: str) -> ChartLine:
     """Returns `buffered_rollouts` or `in_flight_rollouts` at each step, over minutes."""
     rows = metric(run, TRAINER, name)
-    return thin(ascending(minutes(run, rows["t"]), rows["value"]))
+    return apart(run, thin(ascending(minutes(run, rows["t"]), rows["value"])))
 
 
 def throughput(run: RunData) -> Mapping[str, ChartLine]:
@@ -96,7 +97,7 @@ def throughput(run: RunData) -> Mapping[str, ChartLine]:
         totals = [rows for rows in totals if len(rows["t"])]
         if totals:
             sums = sum((_total_at(edges, rows["t"], rows["value"]) for rows in totals), np.zeros(len(edges)))
-            rates[stage] = ChartLine(_centers(run, edges), np.diff(sums) / np.diff(edges))
+            rates[stage] = apart(run, ChartLine(_centers(run, edges), np.diff(sums) / np.diff(edges)))
     return rates
 
 
@@ -155,7 +156,7 @@ def usage(run: RunData, name: str) -> Mapping[str, ChartLine]:
     """Replica → use of a resource, including child processes, logged about every two seconds, over minutes."""
     named = {replica: metric(run, replica, name) for stage in STAGES for replica in replicas(run, stage)}
     return {
-        replica: thin(ChartLine(minutes(run, rows["t"]), rows["value"]))
+        replica: apart(run, thin(ChartLine(minutes(run, rows["t"]), rows["value"])))
         for replica, rows in named.items()
         if len(rows["t"])
     }

@@ -10,13 +10,15 @@ import operator
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 
 import numpy as np
 
 from dashboard.queries.series import NO_LINE, ChartLine, mean_of_last
+from dashboard.queries.verdict.advice import judge
 from dashboard.queries.verdict.facts import Facts
-from dashboard.queries.verdict.rules import SEVERITY, Clause, health, sample_size, staleness, state, worst
-from dashboard.read.model import OverviewRow
+from dashboard.queries.verdict.rules import SEVERITY, Clause, worst
+from dashboard.read.model import OverviewRow, Recent
 
 ABSENT = "–"
 _CURVE_WINDOW = 8
@@ -30,6 +32,8 @@ _COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
 }
 Value = str | float | None
 
+_OF_TASK = re.compile(r"(prompts|scoring|environment|sources|evaluation\.weights)\b|reward ")
+_NOT_OF_TASK = re.compile(r"\b(shuffle|curriculum_window|replicas|workers|threads|device|demonstrations|where)$")
 _TAG = re.compile(r"#[\w.-]+")
 PINNED = "#pinned"
 """Tag that keeps a run at the top of the table."""
@@ -38,6 +42,7 @@ PINNED = "#pinned"
 def attention(row: OverviewRow) -> Clause:
     """Returns the worst clause on a run that its status records alone allow."""
     facts = Facts(
+        **{each.name: getattr(row, each.name) for each in fields(Recent)},
         run_url="",
         state=row.state,
         cause=row.cause,
@@ -46,17 +51,10 @@ def attention(row: OverviewRow) -> Clause:
         doing=dict.fromkeys(row.ages, "see its page"),
         silent=row.ages if row.state == "running" else {},
         problems=row.missing,
-        collapse=row.collapse,
         bound=row.max_staleness,
-        staleness_mean=row.staleness_mean,
-        staleness_max=row.staleness_max,
-        dropped_share=row.dropped_share,
-        masked_share=row.masked_share,
-        no_spread=row.no_spread,
-        ess=row.step.get("effective_sample_size"),
+        supervised=row.is_supervised,
     )
-    known = [clause for rule in (state, health, staleness, sample_size) if (clause := rule(facts)).level != "unknown"]
-    return worst(known or [state(facts)])
+    return worst(judge(facts).clauses)
 
 
 def severity(row: OverviewRow) -> int:
@@ -75,10 +73,27 @@ def tags(row: OverviewRow) -> list[str]:
     return _TAG.findall(row.note)
 
 
-def before(row: OverviewRow, rows: Sequence[OverviewRow]) -> OverviewRow | None:
-    """Returns the latest run that started before this one; None without one."""
-    earlier = [other for other in rows if (other.t_started or 0.0) < (row.t_started or 0.0) and other.problem is None]
-    return max(earlier, key=lambda other: other.t_started or 0.0, default=None)
+def predecessors(rows: Sequence[OverviewRow]) -> dict[str, OverviewRow]:
+    """Run id → the latest run of the same task that started before it; absent without one."""
+    latest, before = dict[object, OverviewRow](), dict[str, OverviewRow]()
+    for row in sorted((row for row in rows if row.problem is None), key=lambda row: row.t_started or 0.0):
+        asked = task(row.settings, row.inputs)
+        if asked in latest:
+            before[row.run_id] = latest[asked]
+        latest[asked] = row
+    return before
+
+
+def task(settings: Mapping[str, str], inputs: Mapping[str, str]) -> object:
+    """Returns the settings and contents that decide what an accuracy means: held-out prompts, conversation, reward."""
+    named = [*settings.items(), *inputs.items()]
+    return frozenset((key, value) for key, value in named if _OF_TASK.match(key) and not _NOT_OF_TASK.search(key))
+
+
+def interval(row: OverviewRow) -> tuple[float, float] | None:
+    """Returns the ends of the accuracy's 95 % interval; None if they are unknown."""
+    low, high = row.accuracy_interval or (None, None)
+    return None if low is None or high is None else (low, high)
 
 
 def seeds(rows: Sequence[OverviewRow]) -> list[list[OverviewRow]]:
@@ -157,8 +172,8 @@ def value_of(row: OverviewRow, name: str) -> Value:
 
 
 def curve(row: OverviewRow) -> tuple[str, ChartLine]:
-    """Returns the name and the line of the sparkline: the smoothed reward if known, otherwise the accuracy."""
-    if len(row.rewards) >= 2:
+    """Returns the name and the line of the sparkline: the smoothed reward if it has one, otherwise the accuracy."""
+    if len(row.rewards) >= 2 and not row.is_supervised:
         line = ChartLine(*np.array(row.rewards, np.float64).T)
         return "reward", mean_of_last(line, np.ptp(line.x) / _CURVE_WINDOW)
     if len(row.accuracies) >= 2:

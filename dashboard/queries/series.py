@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dashboard.read.model import Columns, RunData
-from millrace.control.collapse import STEPS
+from millrace.runtime.metrics import RECENT_STEPS
 
 TRAINER = "train-0"
 RATIO_QUANTILES = ("p05", "p50", "p95", "max")
@@ -84,6 +84,18 @@ def minutes(run: RunData, t: npt.NDArray[np.float64]) -> Floats:
     return elapsed
 
 
+def apart(run: RunData, line: ChartLine) -> ChartLine:
+    """Breaks a line over minutes where the run was resumed, because nothing ran before."""
+    at = resumes(run, line.x)
+    return ChartLine(np.insert(line.x, at, line.x[at]), np.insert(line.y, at, np.nan))
+
+
+def resumes(run: RunData, x: Floats) -> npt.NDArray[np.int64]:
+    """Returns the indices of the first points, at `x` minutes, of later attempts."""
+    at = np.searchsorted(x, minutes(run, np.array([attempt.t_started for attempt in run.info.attempts[1:]])))
+    return np.unique(at[(at > 0) & (at < len(x))])
+
+
 def clock(run: RunData) -> ChartLine:
     """Policy version (x) → minutes from the run's start until it was made (y)."""
     rows = metric(run, TRAINER, "reward_mean")
@@ -136,7 +148,7 @@ def measured(run: RunData, name: str) -> ChartLine:
 
 def recent(run: RunData, name: str) -> float:
     """Returns the mean of one of the trainer's metrics over the last ten steps that have it; NaN without any."""
-    values = metric(run, TRAINER, name)["value"][-STEPS:]
+    values = metric(run, TRAINER, name)["value"][-RECENT_STEPS:]
     return float(values.mean()) if len(values) else np.nan
 
 

@@ -18,9 +18,9 @@ _COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 def log_ends(url: str, expected: Collection[str]) -> dict[str, str]:
     """Returns the last lines of each log of the run at `url`, by `<stage>-<replica>`; invisible characters are escaped.
 
-    For a log that can't be read, and for each `expected` one that does not exist, a sentence says so.
+    A log that is empty, and an `expected` one that does not exist, is ''. A log that can't be read says so.
     """
-    ends = dict.fromkeys(sorted(expected), "Its log does not exist.")
+    ends = dict.fromkeys(sorted(expected), "")
     try:
         store = open_store(url)
         for entry in store.entries(layout.LOGS)[:_MOST_LOGS]:
@@ -28,7 +28,7 @@ def log_ends(url: str, expected: Collection[str]) -> dict[str, str]:
             try:
                 data = bytes(store.get(entry.path, max(0, entry.bytes - _BYTES), _BYTES))
                 lines = _COLOUR.sub(b"", data).decode("utf-8", "replace").splitlines()
-                ends[name] = "\n".join(visible(line[:_CHARACTERS]) for line in lines[-LINES:]) or "It is empty."
+                ends[name] = "\n".join(visible(line[:_CHARACTERS]) for line in lines[-LINES:])
             except (StorageError, OSError) as error:
                 ends[name] = f"It can't be read: {visible(str(error))}"
     except (StorageError, OSError) as error:

@@ -6,15 +6,18 @@ store ─► RunReader ─► RunData ─► queries (pure) ─► blocks: chart
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from configs.stored import bounds_admission_only
+from configs.stored import bounds_admission_only, is_supervised
 from millrace.evaluation.promotion import PromotionDecision
+from millrace.rollouts.ledger import Account, Amount
 from millrace.runs.record import Attempt, AttemptEnd, State
 
+_SHORT = {"effective_sample_size": "ess"}
 Columns = Mapping[str, npt.NDArray[Any]]
 """A table: column name → read-only array, all of equal length. Null numbers are NaN."""
 
@@ -59,9 +62,54 @@ class RunInfo:
         return self.attempts[-1].max_staleness
 
     @property
+    def is_supervised(self) -> bool:
+        """Whether it learns demonstrations, which no policy sampled."""
+        return is_supervised(self.config)
+
+    @property
     def bounds_admission_only(self) -> bool:
         """Whether the bound limits admission only, so that a trained token may be older (`staleness.too_old: keep`)."""
         return bounds_admission_only(self.config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recent:
+    """What the trainer's status record says of its last ten steps and the whole run; None if unknown.
+
+    The table of all runs and a run's own pages show these figures, so that they agree.
+    """
+
+    reward_mean: float | None = None
+    """Mean, as staleness, loss and effective sample size, over the last ten steps."""
+    loss: float | None = None
+    staleness_mean: float | None = None
+    """Policy versions, of the trained trajectories."""
+    staleness_max: int | None = None
+    """Largest of the last ten steps, policy versions."""
+    ess: float | None = None
+    """Effective sample size, as a share of the tokens."""
+    no_spread: float | None = None
+    """Share of the groups of the last ten steps in which all rewards are equal."""
+    dropped_share: float | None = None
+    """Share of all trajectories taken that were dropped as too old."""
+    masked_share: float | None = None
+    """Share of all trained tokens that were masked as too old."""
+    collapse: str | None = None
+    """Sentence of an ongoing collapse."""
+
+    @classmethod
+    def values(cls, trainer: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the fields by name, from the trainer's status record. Raises any error if that is damaged."""
+        recent: Mapping[str, Sequence[float]] = trainer.get("recent", {})
+        account = Account.from_json(trainer["account"]) if "account" in trainer else Account()
+        return {
+            **{_SHORT.get(name, name): fmean(values) for name, values in recent.items()},
+            "staleness_max": int(max(recent["staleness_max"])) if "staleness_max" in recent else None,
+            "no_spread": trainer.get("zero_advantage_share"),
+            "dropped_share": account.dropped.get("stale", Amount()).rollouts / max(1, account.taken().rollouts),
+            "masked_share": account.masked.tokens / max(1, account.trained.tokens),
+            "collapse": trainer.get("collapse"),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +174,7 @@ class RunData:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OverviewRow:
+class OverviewRow(Recent):
     """A run in the overview. Unknown values are None; with a `problem`, all are unknown."""
 
     run_id: str
@@ -139,41 +187,30 @@ class OverviewRow:
     """Newest version of the trainer."""
     max_steps: int | None = None
     """Policy version at which the run is complete."""
-    reward_mean: float | None = None
-    """Mean reward of the last step."""
     rewards: Sequence[tuple[int, float]] = ()
     """(version, mean reward) of at most 64 steps, ascending."""
-    staleness_mean: float | None = None
-    """Mean and maximum are over all trained trajectories, in policy versions."""
-    staleness_max: int | None = None
     max_staleness: int | None = None
     """The bound in force, policy versions."""
     ages: Mapping[str, float] = field(default_factory=dict)
     """Stage → age of its oldest status record, seconds."""
     t_started: float | None = None
-    """Start of the newest attempt, unix seconds."""
+    """First start, unix seconds."""
     wall_seconds: float | None = None
-    """Duration of the newest attempt until its last status record."""
+    """Time in which an attempt ran, up to the last sign of life."""
     accuracy: float | None = None
     """Held-out accuracy of the newest evaluated version."""
-    accuracy_interval: tuple[float, float] | None = None
-    """Lower and upper end of its 95 % interval."""
+    accuracy_interval: tuple[float | None, float | None] | None = None
+    """Lower and upper end of its 95 % interval, if it has one."""
     accuracy_version: int | None = None
     """Newest evaluated version."""
-    step: Mapping[str, float] = field(default_factory=dict)
-    """Metrics of the trainer's newest step."""
-    collapse: str | None = None
-    """Sentence of an ongoing collapse."""
-    no_spread: float | None = None
-    """Share of its groups in which all rewards are equal."""
-    dropped_share: float = 0.0
-    """Share of the trajectories taken that were dropped as too old."""
-    masked_share: float = 0.0
-    """Share of the trained tokens that were masked as too old."""
     idle: Mapping[str, float] = field(default_factory=dict)
     """Stage → share of its time without work, without loading."""
+    is_supervised: bool = False
+    """Whether it learns demonstrations, which no policy sampled."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Config of the newest attempt, see `dashboard.read.run_info.settings`."""
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """Content hash of each input of the newest attempt, by name."""
     note: str = ""
     """The user's note on the run."""
     accuracies: Sequence[tuple[int, float]] = ()

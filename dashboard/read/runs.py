@@ -9,14 +9,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dashboard.read.model import OverviewRow, RunInfo
+from dashboard.read.model import AttemptInfo, OverviewRow, Recent, RunInfo
 from dashboard.read.run_info import read_run_info, settings
 from dashboard.read.run_reader import MALFORMED_STATUS, RunReader
 from millrace.errors import InputError, MillraceError, RunMissing
 from millrace.evaluation.results import Result, ResultsReader
-from millrace.rollouts.ledger import Account, Amount
 from millrace.runs.record import State, of_attempt, read_note, run_state
-from millrace.runs.status import STAGES, staleness_trained
+from millrace.runs.status import STAGES
 from storage import layout
 from storage.errors import BadName, StorageError
 from storage.json_text import parse_as
@@ -135,8 +134,6 @@ class _Watched:
             self._settings = settings(info.config)
         self._info = info
         trainer = self._stage_status.get("train-0", {})
-        account = Account.from_json(trainer["account"]) if "account" in trainer else Account()
-        staleness = staleness_trained(account)
         evaluated = self._evaluated[-1] if self._evaluated else None
         attempt_status = of_attempt(newest.number, self._stage_status)
         state, cause = run_state(newest.end, newest.t_started, attempt_status)
@@ -147,25 +144,19 @@ class _Watched:
             "cause": cause,
             "policy_version": trainer.get("policy_version"),
             "max_steps": info.config["training"]["max_steps"],
-            "reward_mean": trainer.get("reward_mean"),
             "rewards": [(version, reward) for version, reward in trainer.get("reward_curve", []) if reward is not None],
-            "staleness_mean": staleness["mean"],
-            "staleness_max": staleness["max"],
             "max_staleness": info.max_staleness,
             "ages": _ages(self._stage_status, time.time()),
-            "t_started": newest.t_started,
-            "wall_seconds": last - newest.t_started,
+            "t_started": info.attempts[0].t_started,
+            "wall_seconds": _ran(info.attempts, last, trainer),
             "accuracy": None if evaluated is None else evaluated["accuracy"],
             "accuracy_interval": None if evaluated is None else evaluated.get("accuracy_interval"),
             "accuracy_version": None if evaluated is None else evaluated["policy_version"],
-            # None until the first step of a trainer.
-            "step": trainer.get("step") or {},
-            "collapse": trainer.get("collapse"),
-            "no_spread": trainer.get("zero_advantage_share"),
-            "dropped_share": account.dropped.get("stale", Amount()).rollouts / max(1, account.taken().rollouts),
-            "masked_share": account.masked.tokens / max(1, account.trained.tokens),
-            "idle": _idle(attempt_status),
+            **Recent.values(trainer),
+            "idle": idle_shares(attempt_status),
+            "is_supervised": info.is_supervised,
             "settings": self._settings,
+            "inputs": newest.inputs,
             "note": self._read_note(),
             "accuracies": [
                 (result["policy_version"], result["accuracy"])
@@ -216,7 +207,18 @@ def _ages(statuses: Mapping[str, Mapping[str, Any]], now: float) -> dict[str, fl
     return {stage: max(0.0, now - oldest[stage]) for stage in STAGES if stage in oldest}
 
 
-def _idle(statuses: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+def _ran(attempts: Sequence[AttemptInfo], last: float, trainer: Mapping[str, Any]) -> float:
+    """Returns the seconds in which an attempt ran; `last` is the newest sign of life, unix seconds.
+
+    The end of an attempt that was killed is unknown, but the trainer counts its seconds through all attempts.
+    """
+    ends = [attempt.end.t if attempt.end else attempt.t_started for attempt in attempts[:-1]] + [last]
+    ran = sum(end - attempt.t_started for end, attempt in zip(ends, attempts, strict=True))
+    return float(max(ran, sum(trainer.get("seconds", {}).values())))
+
+
+def idle_shares(statuses: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Stage → share of its time without work, without loading."""
     seconds = {stage: [0.0, 0.0] for stage in STAGES}
     for name, status in statuses.items():
         worked: Mapping[str, float] = status.get("seconds", {})

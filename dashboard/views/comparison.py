@@ -7,16 +7,20 @@ from typing import NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
-from dashboard.queries.run_table import ABSENT, decisive, differing, is_incidental
+from dashboard.queries.run_table import ABSENT, decisive, differing, is_incidental, task
 from dashboard.queries.series import (
     NO_LINE,
     TRAINER,
     ChartLine,
+    Floats,
     accuracy,
+    apart,
     clock,
     mean_of_last,
     metric,
+    minutes,
     over_versions,
+    resumes,
 )
 from dashboard.read.model import RunData
 from dashboard.read.run_info import settings
@@ -24,11 +28,12 @@ from dashboard.read.tokens import shortened, visible
 from dashboard.views.blocks import Chart, Rows, Table, View
 from dashboard.views.colours import colour_number
 from dashboard.views.figures import Series, line_chart
-from dashboard.views.per_run import MINUTES, NO_STEP, VERSIONS, Build, line_per_run, number
-from millrace.control.collapse import STEPS
+from dashboard.views.per_run import MINUTES, NO_STEP, VERSIONS, line_per_run, number
+from millrace.runtime.metrics import RECENT_STEPS
 
 _CELL_CHARACTERS = 200
-_NOW_STEPS = 20
+_Z = 1.96
+"""Standard errors to each side of a 95 % interval."""
 _WINDOWS = 40
 """Windows in the longest run: enough to show trends, few enough to keep the runs' lines apart."""
 _MOST_POINTS = 150
@@ -36,9 +41,18 @@ _MOST_POINTS = 150
 _BANDS_OPACITY = 0.4
 """Total opacity of all bands, so that lines stay visible."""
 
-Measured = tuple[float, str]
-"""A figure of a run, NaN if unknown, and a note to show after it."""
-_UNKNOWN: Measured = (np.nan, "")
+
+class Measured(NamedTuple):
+    """A figure of a run, with the ends of its 95 % interval; NaN if unknown."""
+
+    value: float = np.nan
+    note: str = ""
+    """Shown after it."""
+    low: float = np.nan
+    high: float = np.nan
+
+
+_UNKNOWN = Measured()
 
 
 class _Figure(NamedTuple):
@@ -46,46 +60,59 @@ class _Figure(NamedTuple):
     digits: int = 3
     better: int = 0
     """1 if more is better, -1 if less is, 0 if neither."""
+    of_task: bool = False
+    """Whether it can only be compared between runs with the same held-out prompts and reward."""
 
 
 def _progress(run: RunData) -> Measured:
-    return (run.status["steps"], f"/{run.status['max_steps']}") if run.status else _UNKNOWN
+    return Measured(run.status["steps"], f"/{run.status['max_steps']}") if run.status else _UNKNOWN
+
+
+def _seconds(run: RunData) -> Floats:
+    """Returns the seconds between steps of the same attempt."""
+    at = np.sort(minutes(run, metric(run, TRAINER, "reward_mean")["t"]))
+    return np.delete(60 * np.diff(at), resumes(run, at) - 1)
 
 
 def _minutes(run: RunData) -> Measured:
-    times = metric(run, TRAINER, "reward_mean")["t"]
-    return (float(np.ptp(times)) / 60, "") if len(times) else _UNKNOWN
+    return Measured(float(_seconds(run).sum()) / 60)
 
 
 def _step_seconds(run: RunData) -> Measured:
-    times = metric(run, TRAINER, "reward_mean")["t"]
-    return (float(np.median(np.diff(np.sort(times)))), "") if len(times) > 1 else _UNKNOWN
+    seconds = _seconds(run)
+    return Measured(float(np.median(seconds))) if len(seconds) else _UNKNOWN
 
 
 def _newest(name: str) -> Callable[[RunData], Measured]:
     def measure(run: RunData) -> Measured:
-        values = over_versions(run, TRAINER, name).y[-_NOW_STEPS:]
+        values = over_versions(run, TRAINER, name).y[-RECENT_STEPS:]
         values = values[np.isfinite(values)]
-        return (float(values.mean()), "") if len(values) else _UNKNOWN
+        if not len(values):
+            return _UNKNOWN
+        error = np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan
+        mean, half = float(values.mean()), _Z * float(error)
+        return Measured(mean, "", mean - half, mean + half)
 
     return measure
 
 
-def _best(line: ChartLine) -> Measured:
+def _best_reward(run: RunData) -> Measured:
+    line = mean_of_last(over_versions(run, TRAINER, "reward_mean"), RECENT_STEPS)
     if not np.isfinite(line.y).any():
         return _UNKNOWN
     at = int(np.nanargmax(line.y))
-    return float(line.y[at]), f" (v{line.x[at]:.0f})"
+    return Measured(float(line.y[at]), f" (v{line.x[at]:.0f})")
 
 
-def _newest_accuracy(run: RunData) -> Measured:
-    """Returns the accuracy with half the width of its 95 % interval."""
+def _accuracy_of(run: RunData, choose: Callable[[Floats], int]) -> Measured:
+    """Returns the accuracy of the evaluation that `choose` finds among the accuracies, with its 95 % interval."""
     if not len(run.evaluations["accuracy"]):
         return _UNKNOWN
+    at = choose(run.evaluations["accuracy"])
     names = ("policy_version", "accuracy", "accuracy_low", "accuracy_high")
-    version, value, low, high = (float(run.evaluations[name][-1]) for name in names)
-    interval = f" ±{(high - low) / 2:.3f}" if np.isfinite(high - low) else ""
-    return value, f"{interval} (v{version:.0f})"
+    version, value, low, high = (float(run.evaluations[name][at]) for name in names)
+    interval = f" [{low:.3f}, {high:.3f}]" if np.isfinite(high - low) else ""
+    return Measured(value, f"{interval} (v{version:.0f})", low, high)
 
 
 def _staleness(run: RunData, name: str) -> Measured:
@@ -93,51 +120,53 @@ def _staleness(run: RunData, name: str) -> Measured:
     if staleness.get(name) is None:
         return _UNKNOWN
     limit = ", admitted within" if staleness["admission_only"] else " of"
-    return staleness[name], f"{limit} {staleness['bound']}" if name == "max" else ""
+    return Measured(staleness[name], f"{limit} {staleness['bound']}" if name == "max" else "")
 
 
 def _dropped(run: RunData) -> Measured:
     rolled_back = run.outcomes.index("rolled_back") if "rolled_back" in run.outcomes else -1
     taken = run.consumed["outcome"] != rolled_back
-    return (np.count_nonzero(taken & ~run.trained) / taken.sum(), "") if taken.any() else _UNKNOWN
+    return Measured(np.count_nonzero(taken & ~run.trained) / taken.sum()) if taken.any() else _UNKNOWN
 
 
 _FIGURES: Mapping[str, _Figure] = {
     "policy version": _Figure(_progress, 0),
-    "minutes from first to last step": _Figure(_minutes, 1),
+    "minutes of training": _Figure(_minutes, 1),
     "seconds a step, median": _Figure(_step_seconds, 2, -1),
-    f"reward, mean of the last {_NOW_STEPS} steps": _Figure(_newest("reward_mean"), better=1),
-    f"reward, best mean of {STEPS} steps": _Figure(
-        lambda run: _best(mean_of_last(over_versions(run, TRAINER, "reward_mean"), STEPS)), better=1
+    f"reward, mean of the last {RECENT_STEPS} steps": _Figure(_newest("reward_mean"), better=1, of_task=True),
+    f"reward, best mean of {RECENT_STEPS} steps": _Figure(_best_reward, better=1, of_task=True),
+    "held-out accuracy, newest": _Figure(lambda run: _accuracy_of(run, lambda _: -1), better=1, of_task=True),
+    "held-out accuracy, best": _Figure(
+        lambda run: _accuracy_of(run, lambda values: int(np.nanargmax(values))), better=1, of_task=True
     ),
-    "held-out accuracy, newest": _Figure(_newest_accuracy, better=1),
-    "held-out accuracy, best": _Figure(lambda run: _best(accuracy(run)), better=1),
     "staleness, mean": _Figure(partial(_staleness, name="mean"), 2),
     "staleness, largest and bound": _Figure(partial(_staleness, name="max"), 0),
     "dropped, share of the rollouts taken": _Figure(_dropped, better=-1),
-    f"effective sample size, last {_NOW_STEPS} steps": _Figure(_newest("effective_sample_size"), better=1),
-    f"response length in tokens, last {_NOW_STEPS} steps": _Figure(_newest("response_length_mean_tokens"), 1),
+    f"effective sample size, last {RECENT_STEPS} steps": _Figure(_newest("effective_sample_size"), better=1),
+    f"response length in tokens, last {RECENT_STEPS} steps": _Figure(_newest("response_length_mean_tokens"), 1),
 }
 
 
 def _figures(runs: Sequence[RunData]) -> Rows:
     states = [str((run.status or {}).get("state", ABSENT)) for run in runs]
-    rows = [[name, *_compared(figure, list(map(figure.measure, runs)))] for name, figure in _FIGURES.items()]
-    return Rows(header=["", *_names(runs)], rows=[["state", *states], *rows], values=True)
+    same = len({task(settings(run.info.config), run.info.attempts[-1].inputs) for run in runs}) == 1
+    rows = []
+    for name, figure in _FIGURES.items():
+        better = figure.better if same or not figure.of_task else 0
+        rows.append([name, *_compared(list(map(figure.measure, runs)), figure.digits, better)])
+    note = "" if same else "Held-out prompts or rewards differ, so rewards and accuracies can't be compared."
+    return Rows(header=["", *_names(runs)], rows=[["state", *states], *rows], note=note, values=True)
 
 
-def _compared(figure: _Figure, measured: Sequence[Measured]) -> list[str]:
-    """Formats a figure of each run; adds differences to the first run, and a star to the best if they differ."""
-    values = np.array([value for value, _ in measured], np.float64)
-    best = (
-        np.nanmax(figure.better * values) if figure.better and np.unique(values[np.isfinite(values)]).size > 1 else None
-    )
+def _compared(measured: Sequence[Measured], digits: int, better: int) -> list[str]:
+    """Formats a figure of each run; adds differences to the first run, and a star to one that is best beyond noise."""
     cells = []
-    for place, (value, note) in enumerate(measured):
-        difference = value - values[0] if figure.better and place else np.nan
-        change = f", {difference:+.{figure.digits}f}" if np.isfinite(difference) else ""
-        star = " ★" if best is not None and figure.better * value == best else ""
-        cells.append(f"{number(value, figure.digits)}{note}{change}{star}")
+    for place, one in enumerate(measured):
+        others = [other for other in measured if other is not one and np.isfinite(other.value)]
+        is_best = others and all(one.low > other.high if better > 0 else one.high < other.low for other in others)
+        difference = one.value - measured[0].value if better and place else np.nan
+        change = f", {difference:+.{digits}f}" if np.isfinite(difference) else ""
+        cells.append(f"{number(one.value, digits)}{one.note}{change}{' ★' if better and is_best else ''}")
     return cells
 
 
@@ -156,45 +185,41 @@ def _names(runs: Sequence[RunData]) -> list[str]:
     return [run.info.run_id for run in runs]
 
 
-def _smoothed(metric_name: str, unit: str) -> Build:
-    """Builds a line per run, smoothed over a fortieth of the longest run, with a band of the middle half.
+def _reward(runs: Sequence[RunData]) -> go.Figure:
+    """Draws a line per run, smoothed over a fortieth of the longest run, with a band of the middle half.
 
     Runs that differ only in their seed have dotted lines, and a line of their mean with a band from lowest to highest.
     """
-
-    def build(runs: Sequence[RunData]) -> go.Figure:
-        lines = [over_versions(run, TRAINER, metric_name) for run in runs]
-        window = max(1, max(len(line.x) for line in lines) // _WINDOWS)
-        opacity = _BANDS_OPACITY / len(runs)
-        series, means = list[Series](), list[Series]()
-        for members in _seeds(runs):
-            is_alone, of_members = len(members) == 1, list[ChartLine]()
-            for index in members:
-                low, mean, high = _band(lines[index], window)
-                of_members.append(mean)
-                series.append(
-                    Series(
-                        name=runs[index].info.run_id, line=mean, colour=colour_number(index),
-                        dash="solid" if is_alone else "dot", interval_opacity=opacity,
-                        interval=(low, high) if window > 1 and is_alone else None,
-                    )
-                )  # fmt: skip
-            if not is_alone:
-                low, mean, high = _over_seeds(of_members)
-                means.append(
-                    Series(
-                        name=f"{runs[members[0]].info.run_id}, mean of {len(members)} runs", line=mean,
-                        colour=colour_number(members[0]), interval=(low, high), interval_opacity=opacity,
-                    )
-                )  # fmt: skip
-        bands = ["quartiles"] if any(entry.interval is not None for entry in series) else []
-        bands += ["range of seeds"] if means else []
-        notes = [f"means of {window} versions"] if window > 1 else []
-        notes += [f"bands: {' or '.join(bands)}"] if bands else []
-        x = f"{VERSIONS} ({'; '.join(notes)})" if notes else VERSIONS
-        return line_chart([*series, *means], x=x, y=unit, empty=NO_STEP)
-
-    return build
+    lines = [over_versions(run, TRAINER, "reward_mean") for run in runs]
+    window = max(1, max(len(line.x) for line in lines) // _WINDOWS)
+    opacity = _BANDS_OPACITY / len(runs)
+    series, means = list[Series](), list[Series]()
+    for members in _seeds(runs):
+        is_alone, of_members = len(members) == 1, list[ChartLine]()
+        for index in members:
+            low, mean, high = _band(lines[index], window)
+            of_members.append(mean)
+            series.append(
+                Series(
+                    name=runs[index].info.run_id, line=mean, colour=colour_number(index),
+                    dash="solid" if is_alone else "dot", interval_opacity=opacity,
+                    interval=(low, high) if window > 1 and is_alone else None,
+                )
+            )  # fmt: skip
+        if not is_alone:
+            low, mean, high = _over_seeds(of_members)
+            means.append(
+                Series(
+                    name=f"{runs[members[0]].info.run_id}, mean of {len(members)} runs", line=mean,
+                    colour=colour_number(members[0]), interval=(low, high), interval_opacity=opacity,
+                )
+            )  # fmt: skip
+    bands = ["quartiles"] if any(entry.interval is not None for entry in series) else []
+    bands += ["range of seeds"] if means else []
+    notes = [f"means of {window} versions"] if window > 1 else []
+    notes += [f"bands: {' or '.join(bands)}"] if bands else []
+    x = f"{VERSIONS}<br>({'; '.join(notes)})" if notes else VERSIONS
+    return line_chart([*series, *means], x=x, y="mean reward", empty=NO_STEP)
 
 
 def _seeds(runs: Sequence[RunData]) -> Sequence[Sequence[int]]:
@@ -235,15 +260,8 @@ def _accuracy(runs: Sequence[RunData]) -> go.Figure:
 
 
 def _clocks(runs: Sequence[RunData]) -> go.Figure:
-    lines = line_per_run(runs, lambda run: ChartLine(*reversed(clock(run))))
+    lines = line_per_run(runs, lambda run: apart(run, ChartLine(*reversed(clock(run)))))
     return line_chart(lines, x=MINUTES, y=VERSIONS, empty=NO_STEP, from_zero=True)
-
-
-def _chart(name: str, title: str, sentence: str, unit: str) -> Chart:
-    return Chart(
-        id=f"compare-{name.replace('_', '-')}", title=title, sentence=sentence, build=_smoothed(name, unit),
-        wide=name == "reward_mean",
-    )  # fmt: skip
 
 
 COMPARISON = View(
@@ -263,32 +281,22 @@ COMPARISON = View(
             id="compare-figures",
             title="Final and best figures",
             sentence="In brackets: the policy version at which a figure was measured; then the difference to the first "
-            "run. ★: the best.",
+            "run. ★: the best, beyond the runs' 95 % intervals.",
             build=_figures,
             wide=True,
         ),
-        _chart("reward_mean", "Reward", "Mean reward of the groups trained at each step.", "mean reward"),
+        Chart(
+            id="compare-reward-mean",
+            title="Reward",
+            sentence="Mean reward of the groups trained at each step. The other pages have more lines.",
+            build=_reward,
+            wide=True,
+        ),
         Chart(
             id="compare-accuracy",
             title="Held-out accuracy",
             sentence="Mean reward of one greedy answer per held-out prompt, for each evaluated version.",
             build=_accuracy,
-        ),
-        _chart(
-            "staleness_mean",
-            "Staleness",
-            "Mean staleness of the trajectories trained at each step.",
-            "policy versions",
-        ),
-        _chart(
-            "effective_sample_size",
-            "Effective sample size",
-            "How many equally weighted tokens the clipped weights are worth, as a share of all: 1 is on-policy.",
-            "share of tokens",
-        ),
-        _chart("entropy", "Entropy", "Entropy of the policy's next token.", "nats"),
-        _chart(
-            "response_length_mean_tokens", "Response length", "Mean length of the responses of each step.", "tokens"
         ),
         Chart(
             id="compare-progress",
@@ -304,5 +312,5 @@ COMPARISON = View(
             wide=True,
         ),
     ),
-    num_key=9,
+    num_key=5,
 )

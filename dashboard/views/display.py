@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from dashboard.queries.series import ChartLine, clock, mean_of_last
+from dashboard.queries.series import ChartLine, apart, clock, mean_of_last, resumes
 from dashboard.read.model import RunData
 from dashboard.views.figures import plain
 from dashboard.views.per_run import MINUTES, VERSIONS
-from millrace.control.collapse import STEPS
+from millrace.runtime.metrics import RECENT_STEPS
 
 SMOOTHINGS = (1, 5, 10, 25, 50, 100)
 """Choices for the number of policy versions to average over."""
@@ -27,7 +27,7 @@ _FAINT = 0.28
 class Display:
     """Options of a page, from its address."""
 
-    smoothing: int = STEPS
+    smoothing: int = RECENT_STEPS
     """Number of policy versions, up to its own, that a point averages; in lines over time, number of points."""
     by_time: bool = False
     """Whether data by policy version is shown over wall time."""
@@ -60,7 +60,8 @@ def _smooth(figure: go.Figure, smoothing: int) -> None:
         if over_versions:
             smooth = mean_of_last(ChartLine(x, y), smoothing)
         else:
-            smooth = ChartLine(x, mean_of_last(ChartLine(np.arange(len(x), dtype=np.float64), y), smoothing).y)
+            means = mean_of_last(ChartLine(np.arange(len(x), dtype=np.float64), y), smoothing).y
+            smooth = ChartLine(x, np.where(np.isfinite(y), means, np.nan))
         raw = trace.to_plotly_json()
         behind = {"opacity": _FAINT, "showlegend": False, "hoverinfo": "skip", "legendgroup": trace.name}
         traces.append({**raw, **behind})
@@ -87,16 +88,40 @@ def _is_over_versions(figure: go.Figure) -> bool:
     return title.startswith(VERSIONS) and all(trace.type == "scatter" for trace in figure.data)
 
 
+def _part(trace: Any, run: RunData) -> None:
+    """Breaks a line, a band or an area over minutes where the run was resumed."""
+    x, y = np.asarray(trace.x, np.float64), np.asarray(trace.y, np.float64)
+    if trace.fill == "toself":
+        # The upper end of a band, then its lower end from the right.
+        half = len(x) // 2
+        at = resumes(run, x[:half])
+        ends = zip(np.split(x[:half], at), np.split(y[:half], at), np.split(y[: half - 1 : -1], at), strict=True)
+        gap = [np.nan]
+        parts = [(np.r_[xs, xs[::-1], gap], np.r_[high, low[::-1], gap]) for xs, high, low in ends]
+        trace.x, trace.y = (np.concatenate(axis)[:-1] for axis in zip(*parts, strict=True))
+        return
+    if trace.stackgroup is None:
+        trace.x, trace.y = apart(run, ChartLine(x, y))
+        return
+    at = resumes(run, x)
+    trace.x = np.insert(x, np.repeat(at, 2), np.stack([x[at - 1], x[at]], 1).ravel())
+    trace.y = np.insert(y, np.repeat(at, 2), 0.0)
+
+
 def _move(figure: go.Figure, runs: Sequence[RunData]) -> None:
     """Converts policy versions to minutes by the clock of a trace's run, which the trace's name begins with."""
-    clocks = {plain(run.info.run_id): clock(run) for run in runs}
+    named = {plain(run.info.run_id): run for run in runs}
+    clocks = {name: clock(run) for name, run in named.items()}
     first, *more = clocks.values()
 
     def moved(x: Any, at: ChartLine) -> Any:
         return np.interp(np.asarray(x, np.float64), at.x, at.y) if len(at.x) else x
 
     for trace in figure.data:
-        trace.x = moved(trace.x, clocks[(trace.legendgroup or "").partition(", ")[0]] if more else first)
+        name = (trace.legendgroup or "").partition(", ")[0] if more else next(iter(named))
+        trace.x = moved(trace.x, clocks[name])
+        if "lines" in (trace.mode or ""):
+            _part(trace, named[name])
     for shape in figure.layout.shapes:
         if shape.xref != "x domain":
             shape.x0, shape.x1 = moved([shape.x0, shape.x1], first)

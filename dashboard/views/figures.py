@@ -24,6 +24,8 @@ FAMILY = 'Inter, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, san
 _LEAST_SPAN = 0.02
 """Smallest span of a y axis, as a share of its values: rounding is not drawn as a change."""
 _FEW_VERSIONS = 12
+MOST_ROWS = 4
+"""Rows of a box that shows the values under the cursor."""
 _DOTS = 30
 """Lines with at most this many points get markers, which also show single points."""
 _TRACK_PIXELS, _TRACKS_MARGIN = 42, 120
@@ -158,7 +160,9 @@ def tracks_chart(tracks: Sequence[Track], *, x: str, y: str, empty: str) -> go.F
     if not drawn:
         return nothing(empty)
     figure = _figure([], x=x)
-    figure.update_layout(height=_TRACKS_MARGIN + _TRACK_PIXELS * len(drawn), margin={"t": 56})
+    most = max(len(track.shares) for track in drawn)
+    hovermode = "x unified" if most <= MOST_ROWS else "closest"
+    figure.update_layout(height=_TRACKS_MARGIN + _TRACK_PIXELS * len(drawn), margin={"t": 56}, hovermode=hovermode)
     figure.update_xaxes(anchor=f"y{len(drawn)}" if len(drawn) > 1 else "y")
     named: set[str] = set()
     longest = max(drawn, key=lambda track: len(track.name))
@@ -190,7 +194,8 @@ def _figure(traces: Sequence[Mapping[str, Any]], x: str = "", y: str = "") -> go
         "plot_bgcolor": "rgba(0,0,0,0)",
         "uirevision": "kept",
         "font": {"family": FAMILY, "size": 12},
-        "hovermode": "x unified",
+        # A box beside the cursor with a row for each line; of many lines, only the row of the nearest one.
+        "hovermode": "x unified" if _num_rows(traces) <= MOST_ROWS else "closest",
         "margin": {"l": 64, "r": 16, "t": 32, "b": 48},
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "bgcolor": "rgba(0,0,0,0)"},
         "showlegend": True,
@@ -198,6 +203,10 @@ def _figure(traces: Sequence[Mapping[str, Any]], x: str = "", y: str = "") -> go
         "yaxis": {"title": {"text": y}, "automargin": True, "zeroline": False, "hoverformat": ",.3~r"},
     }
     return go.Figure(data=list(traces), layout=layout)
+
+
+def _num_rows(traces: Sequence[Mapping[str, Any]]) -> int:
+    return sum(trace.get("hoverinfo") != "skip" for trace in traces)
 
 
 def _whole_ticks(traces: Sequence[Mapping[str, Any]]) -> int | None:

@@ -1,12 +1,11 @@
 """A run's home page: reward, staleness, off-policy measures and the time of a step, over a common x axis."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import plotly.graph_objects as go
 
-from dashboard.queries import events, series, staleness
+from dashboard.queries import events, series
 from dashboard.queries.series import (
     TRAINER,
     ChartLine,
@@ -18,53 +17,49 @@ from dashboard.queries.series import (
 )
 from dashboard.read.model import RunData
 from dashboard.views.blocks import Chart, View
-from dashboard.views.colours import BLUE, GREEN, GREY, ORANGE, SKY, VIOLET, colour_of
-from dashboard.views.figures import Series, area_chart, line_chart, plain
+from dashboard.views.colours import GREEN, GREY, ORANGE, VIOLET, colour_of
+from dashboard.views.figures import MOST_ROWS, Series, area_chart, line_chart, plain
 from dashboard.views.per_run import VERSIONS, line_per_source, missing
-from millrace.control.collapse import STEPS
-from millrace.runtime.metrics import TIME
+from dashboard.views.staleness import over_time
+from millrace.runtime.metrics import RECENT_STEPS, TIME
 
 _MOST_BINS = 150
 _SECONDS = "/seconds"
 _GAP = 0.07
 """Gap between two charts, as a share of the figure's height."""
-_MOST_LABELS = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mark:
-    """A vertical line across all charts."""
-
-    x: float
-    dash: str = "dot"
-    label: str = ""
-    """Label at the top, plain text."""
-    details: str = ""
-    """Tooltip of the label, plain text."""
+_STYLES = {"solid": "━━", "dash": "╍╍", "dot": "┈┈"}
 
 
 def _home(runs: Sequence[RunData]) -> go.Figure:
     (run,) = runs
-    charts = [
-        ("Reward", _reward(run)),
-        ("Staleness", _staleness(run)),
-        ("Off-policy", _off_policy(run)),
-        ("Seconds per step", _phases(run)),
-    ]
-    marks = [Mark(x=version) for version in restarts(run)]
-    for version, sentences in events.config_changes(run).items():
-        marks.append(Mark(x=version, dash="dash", label="config", details="; ".join(sentences)))
-    return stacked(charts, x=VERSIONS, marks=marks)
+    if run.info.is_supervised:
+        charts = [
+            ("Loss", _lines(run, [Series(name="loss", line=_smoothed(run, "loss"), colour=ORANGE)])),
+            ("Accuracy", _evaluated(run)),
+        ]
+    else:
+        staleness = _lines(run, over_time(run)[:3], from_zero=True)
+        charts = [("Reward", _reward(run)), ("Staleness", staleness), ("Off-policy", _off_policy(run))]
+    charts.append(("Seconds per step", _phases(run)))
+    marks: dict[int, Sequence[str]] = dict.fromkeys(restarts(run), ())
+    return stacked(charts, x=VERSIONS, marks=marks | dict(events.config_changes(run)))
+
+
+def _lines(run: RunData, lines: Sequence[Series], from_zero: bool = False) -> go.Figure:
+    return line_chart(lines, x=VERSIONS, y="", empty=missing([run]), from_zero=from_zero)
 
 
 def _reward(run: RunData) -> go.Figure:
-    accuracy, promoted = series.accuracy(run), events.promotions(run)
-    lines = [
-        Series(name="reward", line=smoothed_reward(run), colour=ORANGE),
-        Series(name="accuracy", line=accuracy, colour=GREY, dots_only=True, interval=series.accuracy_interval(run)),
-        *line_per_source([run], smoothed_reward),
-    ]
-    figure = line_chart(lines, x=VERSIONS, y="", empty=missing([run]))
+    reward = Series(name="reward", line=smoothed_reward(run), colour=ORANGE)
+    return _evaluated(run, reward, *line_per_source([run], smoothed_reward))
+
+
+def _evaluated(run: RunData, *others: Series) -> go.Figure:
+    """Draws the accuracy of each evaluated version, with the `others`."""
+    accuracy, promoted, interval = series.accuracy(run), events.promotions(run), series.accuracy_interval(run)
+    evaluated = Series(name="accuracy", line=accuracy, colour=GREY, dots_only=True, interval=interval)
+    lines = [*others[:1], evaluated, *others[1:]]
+    figure = _lines(run, lines)
     # A star at the accuracy of each promoted version.
     chosen = np.isin(accuracy.x, [*promoted])
     if chosen.any():
@@ -77,22 +72,12 @@ def _reward(run: RunData) -> go.Figure:
     return figure
 
 
-def _staleness(run: RunData) -> go.Figure:
-    mean, largest = staleness.over_time(run)
-    lines = [
-        Series(name="mean", line=mean, colour=BLUE),
-        Series(name="largest", line=largest, colour=SKY, dash="dot"),
-        Series(name=staleness.bound_name(run), line=staleness.bound(run), colour=GREY, dash="dash", stepped=True),
-    ]
-    return line_chart(lines, x=VERSIONS, y="", empty=missing([run]), from_zero=True)
-
-
 def _off_policy(run: RunData) -> go.Figure:
     lines = [
         Series(name="π/μ, p95", line=series.measured(run, "importance_ratio_p95"), colour=GREEN, dash="dot"),
         Series(name="sample size", line=series.measured(run, "effective_sample_size"), colour=GREEN),
     ]
-    return line_chart(lines, x=VERSIONS, y="", empty=missing([run]))
+    return _lines(run, lines)
 
 
 def _phases(run: RunData) -> go.Figure:
@@ -108,7 +93,11 @@ def _phases(run: RunData) -> go.Figure:
 
 def smoothed_reward(run: RunData) -> ChartLine:
     """Mean reward of the ten steps up to each version, which the collapse rules also use."""
-    return thin(mean_of_last(over_versions(run, TRAINER, "reward_mean"), STEPS))
+    return _smoothed(run, "reward_mean")
+
+
+def _smoothed(run: RunData, name: str) -> ChartLine:
+    return thin(mean_of_last(over_versions(run, TRAINER, name), RECENT_STEPS))
 
 
 def step_phases(run: RunData) -> Mapping[str, ChartLine]:
@@ -124,13 +113,14 @@ def step_phases(run: RunData) -> Mapping[str, ChartLine]:
     if not named:
         return {}
     versions = np.unique(np.concatenate([rows["policy_version"] for rows in named.values()])).astype(np.float64)
-    edges = versions[:: -(-len(versions) // _MOST_BINS)]
+    # The step after the last version is still under way, or was never finished.
+    edges = versions[:-1][:: -(-len(versions) // _MOST_BINS)]
     if len(edges) < 2:
         return {}
     by_kind = {}
     for kind, rows in named.items():
-        cumulative = np.append(0.0, np.cumsum(rows["value"]))
-        at = cumulative[np.searchsorted(rows["policy_version"], edges, side="right")]
+        line = series.ascending(rows["policy_version"], rows["value"])
+        at = np.append(0.0, np.cumsum(line.y))[np.searchsorted(line.x, edges, side="right")]
         by_kind[kind] = ChartLine(edges[1:], np.diff(at) / np.diff(edges))
     return by_kind
 
@@ -149,12 +139,15 @@ def checkpoints(run: RunData) -> Floats:
     return versions
 
 
-def stacked(charts: Sequence[tuple[str, go.Figure]], *, x: str, marks: Sequence[Mark] = ()) -> go.Figure:
-    """Stacks the charts from top to bottom, each with its title, and the names and last values of its lines."""
+def stacked(charts: Sequence[tuple[str, go.Figure]], *, x: str, marks: Mapping[int, Sequence[str]]) -> go.Figure:
+    """Stacks the charts from top to bottom, each with its title, and the names and last values of its lines.
+
+    `marks`: x of a vertical line → the changed settings that its label shows, if any.
+    """
     figure = go.Figure(layout=charts[0][1].layout)
     figure.update_layout(
+        # A box has the lines of one chart.
         hovermode="x unified",
-        hoversubplots="axis",
         # Opaque over the lines; the page's style gives it its colour.
         hoverlabel={"bgcolor": "#ffffff"},
         margin={"l": 48, "r": 8, "t": 22, "b": 36},
@@ -167,23 +160,26 @@ def stacked(charts: Sequence[tuple[str, go.Figure]], *, x: str, marks: Sequence[
         top = 1 - number * share
         axis = chart.layout.yaxis.to_plotly_json() | {"domain": [max(0.0, top - share + _GAP), top]}
         figure.update_layout({f"yaxis{suffix}": {**axis, "title": {"text": ""}, "nticks": 4, "anchor": "x"}})
+        labelled = {id(trace): trace for trace in _labelled(chart)}
         for trace in chart.data:
             trace.update(xaxis="x", yaxis=f"y{suffix}")
+            if trace.marker.symbol is None and id(trace) not in labelled:
+                trace.hoverinfo = "skip"
             figure.add_trace(trace)
         if not chart.data and any(other.data for _, other in charts):
             # Plotly omits an axis without traces, which would move elements anchored to it.
             figure.add_scatter(x=[None], y=[None], yaxis=f"y{suffix}", hoverinfo="skip")
         paper = {"showarrow": False, "xref": "paper", "yref": "paper", "xanchor": "left", "align": "left"}
-        labels = "&nbsp; ".join([f"<b>{title}</b>", *_labels(chart)])
+        labels = "&nbsp; ".join([f"<b>{title}</b>", *map(_label, labelled.values())])
         figure.add_annotation(text=labels, x=0, y=top, yanchor="bottom", **paper)
         for annotation in chart.layout.annotations:
             figure.add_annotation(annotation.to_plotly_json() | {"yref": "paper", "y": top - (share - _GAP) / 2})
-    for mark in marks:
-        line = {"color": GREY, "width": 1, "dash": mark.dash}
-        figure.add_shape(type="line", x0=mark.x, x1=mark.x, y0=0, y1=1, yref="paper", line=line)
-        if mark.label:
+    for at, changes in marks.items():
+        line = {"color": GREY, "width": 1, "dash": "dash" if changes else "dot"}
+        figure.add_shape(type="line", x0=at, x1=at, y0=0, y1=1, yref="paper", line=line)
+        if changes:
             figure.add_annotation(
-                text=plain(mark.label), hovertext=plain(mark.details), showarrow=False, x=mark.x, xanchor="left",
+                text="config", hovertext=plain("; ".join(changes)), showarrow=False, x=at, xanchor="left",
                 yref="paper", y=1, yanchor="top",
             )  # fmt: skip
     figure.update_xaxes(
@@ -193,16 +189,22 @@ def stacked(charts: Sequence[tuple[str, go.Figure]], *, x: str, marks: Sequence[
     return figure
 
 
-def _labels(chart: go.Figure) -> list[str]:
-    """Returns colour, name and last value of each line; of many areas the largest."""
-    lines = [(_finite(trace.y), trace) for trace in chart.data if trace.name and trace.marker.symbol is None]
-    lines = [(values, trace) for values, trace in lines if len(values)]
-    if len(lines) > _MOST_LABELS:
-        lines = sorted(lines, key=lambda line: -line[0].mean())[:_MOST_LABELS]
-    return [
-        f'<span style="color:{trace.fillcolor or trace.marker.color}">●</span> {_short(trace.name)} {values[-1]:.3g}'
-        for values, trace in lines
-    ]
+def _labelled(chart: go.Figure) -> list[go.Scatter]:
+    """Returns the lines that have a label and a row in the hover box: at most four, the largest."""
+    traces = [trace for trace in chart.data if trace.name and len(_finite(trace.y))]
+    most = MOST_ROWS - sum(trace.hovertemplate is not None for trace in traces)
+    traces = [trace for trace in traces if trace.marker.symbol is None]
+    is_area = any(trace.fillcolor for trace in traces)
+    if is_area or len(traces) > most:
+        traces.sort(key=lambda trace: -_finite(trace.y).mean())
+    return traces[:most]
+
+
+def _label(trace: go.Scatter) -> str:
+    """Returns colour and style, name and last value of a line."""
+    style = "■" if trace.fillcolor else "●" if trace.mode == "markers" else _STYLES[trace.line.dash or "solid"]
+    key = f'<span style="color:{trace.fillcolor or trace.marker.color}">{style}</span>'
+    return f"{key} {_short(trace.name)} {_finite(trace.y)[-1]:.3g}"
 
 
 def _short(name: str) -> str:
@@ -224,8 +226,9 @@ HOME = View(
         Chart(
             id="home-charts",
             title="Overview",
-            sentence="Reward is a mean of 10 steps; numbers are the last values. ★ promoted, ◆ checkpoint; vertical "
-            "lines: a restart (dotted), a resume with changes (dashed).",
+            sentence=f"Reward, loss and the figures above are means of {RECENT_STEPS} steps, other lines are of single "
+            "steps; numbers are the last values. ★ promoted, ◆ checkpoint; vertical: restarts (dotted), resumes with "
+            "changes (dashed).",
             build=_home,
             wide=True,
         ),

@@ -74,6 +74,14 @@ def _ratios(run: RunData) -> list[Series]:
     ]
 
 
+_OF_SAMPLED = {"mismatch_kl", "clip_fraction", "effective_sample_size", "chi_square"}
+"""Metrics that say nothing of demonstrations, which no policy sampled."""
+
+
+def _is_sampled(run: RunData) -> bool:
+    return not run.info.is_supervised
+
+
 def _chart(name: str, title: str, sentence: str, unit: str, *, from_zero: bool = False) -> Chart:
     def build(runs: Sequence[RunData]) -> go.Figure:
         def line(run: RunData) -> ChartLine:
@@ -83,7 +91,10 @@ def _chart(name: str, title: str, sentence: str, unit: str, *, from_zero: bool =
         empty, legend = missing(runs), len(series) > 1
         return line_chart(series, x=VERSIONS, y=unit, empty=empty, from_zero=from_zero, legend=legend)
 
-    return Chart(id=f"learning-{name.replace('_', '-')}", title=title, sentence=sentence, build=build)
+    requires = _is_sampled if name in _OF_SAMPLED else None
+    return Chart(
+        id=f"learning-{name.replace('_', '-')}", title=title, sentence=sentence, build=build, requires=requires
+    )
 
 
 _SOURCES: Mapping[str, tuple[str, int]] = {
@@ -123,6 +134,7 @@ VIEW = View(
             sentence="Mean reward of the groups trained at each step, and the share of held-out prompts answered "
             "correctly by each evaluated version.",
             build=_reward,
+            wide=True,
         ),
         Chart(
             id="learning-accuracy",
@@ -144,6 +156,27 @@ VIEW = View(
             "Entropy of the policy's next token, mean over the trained tokens: near zero, it no longer explores.",
             "nats",
             from_zero=True,
+        ),
+        _chart(
+            "mismatch_kl",
+            "KL to the sampling policy",
+            "KL divergence of the policy in training from the sampling policy, estimated from the sampled tokens.",
+            "nats per token",
+        ),
+        _chart("grad_norm", "Gradient norm", "Global L2 norm before clipping.", "L2 norm", from_zero=True),
+        _chart(
+            "clip_fraction",
+            "Clipped tokens",
+            "Share of tokens whose weight the loss bounds: with AIPO, those whose importance ratio exceeds ρ.",
+            "share of tokens",
+            from_zero=True,
+        ),
+        _chart(
+            "loss",
+            "Loss",
+            "Loss of the batch, after aggregation: cross entropy of demonstrations; of sampled responses a surrogate, "
+            "whose sign has no meaning.",
+            "loss",
         ),
         Table(
             id="learning-sources",
@@ -186,25 +219,13 @@ VIEW = View(
                 from_zero=False,
                 logarithmic=True,
             ),
-        ),
-        _chart(
-            "clip_fraction",
-            "Clipped tokens",
-            "Share of tokens whose weight the loss bounds: with AIPO, those whose importance ratio exceeds ρ.",
-            "share of tokens",
-            from_zero=True,
+            requires=_is_sampled,
         ),
         _chart(
             "effective_sample_size",
             "Effective sample size",
             "How many equally weighted tokens the clipped weights are worth, as a share of all: 1 is on-policy.",
             "share of tokens",
-        ),
-        _chart(
-            "mismatch_kl",
-            "Mismatch",
-            "KL divergence of the policy in training from the sampling policy, estimated from the sampled tokens.",
-            "nats per token",
         ),
         _chart(
             "chi_square",
@@ -244,7 +265,6 @@ VIEW = View(
             "share of weights",
             from_zero=True,
         ),
-        _chart("grad_norm", "Gradient norm", "Global L2 norm before clipping.", "L2 norm", from_zero=True),
-        _chart("loss", "Loss", "Surrogate loss of the batch, after aggregation; its sign has no meaning.", "loss"),
     ),
+    num_key=7,
 )

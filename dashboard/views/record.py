@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from dashboard.queries.run_table import ABSENT
 from dashboard.queries.verdict.rules import duration
@@ -62,22 +63,26 @@ def _attempt(run: RunData, attempt: AttemptInfo, previous: AttemptInfo | None) -
 
 
 def _provenance(run: RunData) -> list[tuple[str, ...]]:
-    """Returns code, packages, machine and inputs of the newest attempt."""
+    """Returns code, packages and machine of the newest attempt."""
     attempt = run.info.attempts[-1]
     made_by, origin = attempt.provenance, attempt.origin
     changes = "; ".join(f"{key}: {old} → {new}" for key, (old, new) in origin.changes.items())
     devices = {name: gpus for name, status in run.stage_status.items() if (gpus := status.get("devices"))}
     named = {
         "commit": f"{made_by.commit or ABSENT}{', with uncommitted changes' if made_by.dirty else ''}",
-        "config, SHA-256": made_by.config_hash or ABSENT,
         "nearest preset": f"{origin.preset or ABSENT}{'; ' if changes else ''}{changes}",
         "machine": made_by.platform,
         "CPU": made_by.cpu,
         "GPUs": "; ".join(f"{name}: {', '.join(map(str, gpus))}" for name, gpus in devices.items()) or "none",
         "python": made_by.python,
         **{name: version or ABSENT for name, version in made_by.dependencies.items()},
-        **attempt.inputs,
     }
+    return [(_text(name), _text(value)) for name, value in named.items()]
+
+
+def _hashes(run: RunData) -> list[tuple[str, ...]]:
+    attempt = run.info.attempts[-1]
+    named = {"config, SHA-256": attempt.provenance.config_hash or ABSENT, **attempt.inputs}
     try:
         hashes = read_start_hashes(open_store(run.info.url)) or {}
         named |= {f"start model, {name}": f"SHA-256 {digest}" for name, digest in hashes.items()}
@@ -87,8 +92,10 @@ def _provenance(run: RunData) -> list[tuple[str, ...]]:
 
 
 def _logs(run: RunData) -> list[tuple[str, ...]]:
-    expected = [name for name in run.stage_status if name.rpartition("-")[0] in STAGES]
-    return list(log_ends(run.info.url, expected).items())
+    """Returns the end of each log; those without lines share a row."""
+    ends = log_ends(run.info.url, [name for name in run.stage_status if name.rpartition("-")[0] in STAGES])
+    empty = [name for name, text in ends.items() if not text]
+    return [*((name, text) for name, text in ends.items() if text), *([("empty", ", ".join(empty))] if empty else [])]
 
 
 def _text(text: str) -> str:
@@ -98,13 +105,8 @@ def _text(text: str) -> str:
 def _table(
     name: str, title: str, sentence: str, header: Sequence[str], rows: Callable[[RunData], list[tuple[str, ...]]]
 ) -> Table:
-    return Table(
-        id=f"record-{name}",
-        title=title,
-        sentence=sentence,
-        build=lambda runs: rows_per_run(runs, header, rows),
-        wide=True,
-    )
+    build = partial(rows_per_run, header=header, rows=rows)
+    return Table(id=f"record-{name}", title=title, sentence=sentence, build=build, wide=True)
 
 
 VIEW = View(
@@ -129,17 +131,23 @@ VIEW = View(
         _table(
             "provenance",
             "Provenance",
-            "Code, packages and machine of the newest attempt; model, prompts, teachers and rewards with a hash of "
-            "their content.",
+            "Code, packages and machine of the newest attempt.",
             ("", "value"),
             _provenance,
         ),
         _table(
             "logs",
             "Logs",
-            f"The last {LINES} lines of each process; the files are in the run's folder, under logs.",
+            f"The last {LINES} lines of each process, and those that wrote none; the files are in the run's folder.",
             ("process", "last lines"),
             _logs,
+        ),
+        _table(
+            "hashes",
+            "Hashes",
+            "Content of the config, the model, prompts, teachers and rewards.",
+            ("", "value"),
+            _hashes,
         ),
         _table(
             "defaults",

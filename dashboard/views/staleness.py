@@ -20,7 +20,8 @@ _DECISIONS = ("version", "decision", "bound", "reason")
 _OUTCOMES = ("outcome", "rollouts", "response tokens", "mean length, tokens", "÷ trained", "mean reward")
 
 
-def _over_time(run: RunData) -> list[Series]:
+def over_time(run: RunData) -> list[Series]:
+    """Returns mean, largest and bound, and the mean of each source."""
     mean, largest = queries.over_time(run)
     return [
         Series(name="mean", line=mean, colour=BLUE),
@@ -126,7 +127,7 @@ VIEW = View(
             title="Staleness over time",
             sentence="Mean and maximum over the trajectories trained at each step, and the bound in force. For several "
             "runs: the mean.",
-            build=lines(_over_time, _mean, x=VERSIONS, y=_STALENESS),
+            build=lines(over_time, _mean, x=VERSIONS, y=_STALENESS),
         ),
         Table(
             id="staleness-decisions",

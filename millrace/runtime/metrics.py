@@ -1,7 +1,8 @@
 """A stage's metrics: its pace, and the stream they are committed to."""
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pyarrow as pa
 
@@ -15,6 +16,10 @@ RewardCurve = list[list[float]]
 """Policy version and mean reward of steps, by ascending version."""
 MOST_POINTS = 64
 """Of a RewardCurve in a status record."""
+RECENT_STEPS = 10
+"""Steps of the means by which displays say how a run is doing now."""
+RECENT = ("reward_mean", "loss", "staleness_mean", "staleness_max", "effective_sample_size")
+"""Measures of which a status record has the values of these steps."""
 TIME = "time/"
 """Prefix of time metrics: `time/<activity>/seconds` is the time spent on it since the last row."""
 _SECONDS, _ROWS, _BYTES = 1.0, 4096, 1 << 20
@@ -74,3 +79,9 @@ def extend_curve(curve: RewardCurve, policy_version: int, reward: float) -> Rewa
     stride = 1 << (policy_version // MOST_POINTS).bit_length()
     kept = [point for point in curve if point[0] < policy_version and point[0] % stride == 0]
     return [*kept, [policy_version, reward]]
+
+
+def extend_recent(recent: Mapping[str, list[float]], measures: Mapping[str, float]) -> dict[str, list[float]]:
+    """Adds a step to the values of the last ten steps by measure. Values that are not finite are left out."""
+    finite = {name: measures[name] for name in RECENT if math.isfinite(measures.get(name, math.nan))}
+    return {**recent, **{name: [*recent.get(name, ()), value][-RECENT_STEPS:] for name, value in finite.items()}}

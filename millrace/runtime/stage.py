@@ -194,6 +194,11 @@ class Stage:
         """The curve in the status record, including the predecessor's."""
         return list(self._values.get("reward_curve", []))
 
+    @property
+    def recent(self) -> dict[str, list[float]]:
+        """The values of the last ten steps in the status record, including the predecessor's."""
+        return dict(self._values.get("recent", {}))
+
     @contextmanager
     def busy(self, what: str) -> Iterator[None]:
         """Counts the time of the block as work of the kind `what`."""

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Callable, Sequence
 
 from dashboard.queries.verdict.facts import Facts
-from dashboard.queries.verdict.rules import CLAUSES, Clause, Verdict
+from dashboard.queries.verdict.rules import CLAUSES, Clause, Verdict, settled
 
 FEW_IDLE = 0.25
 """Idle share above which generators could use fewer devices."""
@@ -15,7 +15,8 @@ NOTHING = "Nothing needs to be changed."
 def judge(facts: Facts) -> Verdict:
     """Computes the verdict from a run's facts."""
     clauses = [rule(facts) for rule in CLAUSES]
-    return Verdict(clauses=clauses, advice=advise(clauses, facts))
+    shown = [settled(clause) for clause in clauses] if facts.state == "finished" else clauses
+    return Verdict(clauses=shown, advice=advise(clauses, facts))
 
 
 def advise(clauses: Sequence[Clause], facts: Facts) -> str:

@@ -1,9 +1,8 @@
 """The facts that the verdict's rules use. Facts that a run did not record are None.
 
 status, status records ─► state, silence, collapse       ┐
-metrics of the trainer ─► pace, staleness, ESS           │
-time/<kind>/seconds    ─► idle share by stage            ├─► Facts
-consumed               ─► share dropped as too old       ┘
+trainer's record       ─► staleness, spread, ESS         ├─► Facts
+time/<kind>/seconds    ─► idle share by stage            ┘
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,17 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from dashboard.queries.flow import SYNC, WAITING, stage_times
+from dashboard.queries.flow import SYNC, WAITING
 from dashboard.queries.series import TRAINER, metric, replicas
 from dashboard.queries.stragglers import biased_length
-from dashboard.read.model import RunData
+from dashboard.read.model import Recent, RunData
+from dashboard.read.runs import idle_shares
 from dashboard.read.tokens import visible
 from millrace.runs.status import STAGES
 from millrace.runtime.messages import STOPPED
-from millrace.runtime.metrics import TIME
+from millrace.runtime.metrics import RECENT_STEPS, TIME
 
-STEPS = 20
-"""Number of newest steps that count as current."""
 IDLE_SECONDS = 120.0
 """Window of the idle shares of a running run."""
 _HANG_SECONDS = 120.0
@@ -30,7 +28,7 @@ _HANG_SECONDS = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class Facts(Recent):
     """Input of the verdict's rules."""
 
     run_url: str
@@ -55,16 +53,12 @@ class Facts:
     stalled: str | None = None
     """Sentence of the newest incident, if it is a stall not followed by a step."""
     problems: Sequence[str] = ()
-    collapse: str | None = None
-    """Sentence of an ongoing collapse."""
     alarm: str | None = None
     """Sentence of the newest alarm within the newest steps."""
     restarts: Mapping[str, int] = field(default_factory=dict)
     """Stage replica → restarts in the whole run."""
     length_bias: float | None = None
     """Trained ÷ taken length, if outside its band."""
-    no_spread: float | None = None
-    """Share of the newest groups in which all rewards are equal."""
     idle: Mapping[str, float] = field(default_factory=dict)
     """Stage → share of time spent waiting; of a running run, in the last two minutes."""
     sync: bool = False
@@ -74,14 +68,8 @@ class Facts:
     """Staleness bound, policy versions."""
     admission_only: bool = False
     """Whether the bound limits admission only."""
-    staleness_mean: float | None = None
-    staleness_max: float | None = None
-    dropped_share: float | None = None
-    """Share of the trajectories taken for the newest steps that were dropped as too old."""
-    masked_share: float | None = None
-    """Share of the newest steps' response tokens that were masked as too old."""
-    ess: float | None = None
-    """Effective sample size of the newest steps, as a share of the tokens."""
+    supervised: bool = False
+    """Whether it learns demonstrations, which no policy sampled."""
     ess_target: float = 0.95
     ess_floor: float = 0.5
     best_version: int | None = None
@@ -117,6 +105,7 @@ def read_facts(run: RunData) -> Facts:
     status, config = run.status or {}, run.info.config
     newest = run.info.attempts[-1]
     return Facts(
+        **Recent.values(run.stage_status.get(TRAINER, {})),
         run_url=run.info.url,
         command=None if newest.origin.command is None else visible(newest.origin.command),
         config=config,
@@ -127,31 +116,20 @@ def read_facts(run: RunData) -> Facts:
         step_seconds=_step_seconds(run),
         doing=_doing(run),
         silent=_silent(run),
-        hang_seconds=float(_section(config, "supervision").get("hang_seconds", _HANG_SECONDS)),
+        hang_seconds=float(config.get("supervision", {}).get("hang_seconds", _HANG_SECONDS)),
         stalled=_stalled(run),
         problems=run.problems,
-        collapse=run.stage_status.get(TRAINER, {}).get("collapse"),
         alarm=_alarm(run),
         restarts=status.get("incidents", {}).get("restarts", {}),
         length_bias=biased_length(run),
-        no_spread=_mean(run, "zero_advantage_share"),
         idle=_idle(run),
         sync=newest.mode == "sync",
-        push_seconds=_median(metric(run, SYNC, "push_seconds")["value"][-STEPS:]),
+        push_seconds=_median(metric(run, SYNC, "push_seconds")["value"][-RECENT_STEPS:]),
         bound=run.info.max_staleness,
         admission_only=run.info.bounds_admission_only,
-        staleness_mean=_mean(run, "staleness_mean"),
-        staleness_max=_largest(run, "staleness_max"),
-        dropped_share=_dropped_share(run),
-        masked_share=_mean(run, "masked_token_share"),
-        ess=_mean(run, "effective_sample_size"),
+        supervised=run.info.is_supervised,
         best_version=(status.get("best") or {}).get("policy_version"),
     )
-
-
-def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    section = config.get(name)
-    return section if isinstance(section, Mapping) else {}
 
 
 def _doing(run: RunData) -> dict[str, str]:
@@ -166,29 +144,13 @@ def _silent(run: RunData) -> dict[str, float]:
     return {name: max(0.0, run.t - t) for name, t in written.items() if t is not None}
 
 
-def _newest(run: RunData, name: str) -> Any:
-    """Returns the metric's values at the newest steps, without NaN."""
-    values = metric(run, TRAINER, name)["value"][-STEPS:]
-    return values[np.isfinite(values)]
-
-
-def _mean(run: RunData, name: str) -> float | None:
-    values = _newest(run, name)
-    return float(values.mean()) if len(values) else None
-
-
-def _largest(run: RunData, name: str) -> float | None:
-    values = _newest(run, name)
-    return float(values.max()) if len(values) else None
-
-
 def _median(values: Any) -> float | None:
     return float(np.median(values)) if len(values) else None
 
 
 def _step_seconds(run: RunData) -> float | None:
     """Returns the median, which ignores the pause between two attempts."""
-    return _median(np.diff(metric(run, TRAINER, "staleness_mean")["t"][-STEPS - 1 :]))
+    return _median(np.diff(metric(run, TRAINER, "staleness_mean")["t"][-RECENT_STEPS - 1 :]))
 
 
 def _incidents(run: RunData) -> list[Mapping[str, Any]]:
@@ -206,7 +168,7 @@ def _stalled(run: RunData) -> str | None:
 
 def _alarm(run: RunData) -> str | None:
     steps = metric(run, TRAINER, "staleness_mean")["t"]
-    since = steps[-STEPS] if len(steps) >= STEPS else 0.0
+    since = steps[-RECENT_STEPS] if len(steps) >= RECENT_STEPS else 0.0
     alarms = [incident for incident in _incidents(run) if incident["kind"] in _ALARMS and incident["t"] >= since]
     return str(alarms[-1]["sentence"]) if alarms else None
 
@@ -214,8 +176,7 @@ def _alarm(run: RunData) -> str | None:
 def _idle(run: RunData) -> Mapping[str, float]:
     """Returns idle shares from the newest time metrics; without any, and after the run, from the status records."""
     newest = _idle_now(run) if (run.status or {}).get("state", "running") == "running" else {}
-    whole = {time.stage: time.idle / (time.busy + time.idle) for time in stage_times(run) if time.busy + time.idle}
-    return {**whole, **newest}
+    return {**idle_shares(run.stage_status), **newest}
 
 
 def _idle_now(run: RunData) -> dict[str, float]:
@@ -236,13 +197,3 @@ def _idle_share(run: RunData, replica: str) -> float | None:
     whole = sum(sums.values())
     waited = sum(seconds for name, seconds in sums.items() if name.startswith(TIME + WAITING))
     return waited / whole if whole else None
-
-
-def _dropped_share(run: RunData) -> float | None:
-    versions = run.consumed.get("policy_version")
-    if versions is None or not len(versions):
-        return None
-    first = int(np.searchsorted(versions, versions[-1] - STEPS, side="right"))
-    outcomes = run.consumed["outcome"][first:]
-    stale = run.outcomes.index("stale") if "stale" in run.outcomes else None
-    return 0.0 if stale is None else float((outcomes == stale).mean())

@@ -5,14 +5,15 @@ Facts ─► state, health, bottleneck, staleness, ESS: a clause each ─► Ver
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from dashboard.queries.verdict.facts import Facts
 from millrace.runs.status import find_bottleneck
 from millrace.runtime.messages import LOADING, STARTING
 
-Level = Literal["good", "warning", "bad", "unknown"]
+Level = Literal["good", "neutral", "warning", "bad"]
+"""Neutral: not known, or of no importance once the run has finished."""
 
 SILENT_SECONDS = 30.0
 """Age of a status record that causes a warning; after `supervision.hang_seconds`, the replica hangs."""
@@ -29,7 +30,7 @@ _UNHEALTHY = {"failed": "unhealthy: it failed", "killed": "unhealthy: it was kil
 NO_SPREAD = 0.8
 """Share of groups with equal rewards above which there is a warning."""
 
-SEVERITY: Mapping[Level, int] = {"good": 0, "unknown": 1, "warning": 2, "bad": 3}
+SEVERITY: Mapping[Level, int] = {"neutral": 0, "good": 1, "warning": 2, "bad": 3}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,7 @@ def state(facts: Facts) -> Clause:
         return Clause(cause=cause, level=level, words=words, view="flow", block="flow-tracks")
 
     if facts.state is None:
-        return clause("state unknown", "unknown", "the run's state can't be read")
+        return clause("state unknown", "neutral", "the run's state can't be read")
     if facts.state == "finished":
         return clause("finished", "good", f"finished at {step}")
     if facts.state == "stopped":
@@ -143,7 +144,10 @@ def staleness(facts: Facts) -> Clause:
 
 
 def sample_size(facts: Facts) -> Clause:
-    """Compares the effective sample size with its target and floor."""
+    """Compares the effective sample size with its target and floor; of supervised fine-tuning, returns the loss."""
+    if facts.supervised:
+        words = "loss: not recorded yet" if facts.loss is None else f"loss {facts.loss:.3g}"
+        return Clause(cause="supervised", level="good", words=words, view="learning", block="learning-loss")
     if facts.ess is None:
         return _unknown(facts, "effective sample size", "learning", "learning-effective-sample-size")
     level: Level = "bad" if facts.ess < facts.ess_floor else "warning" if facts.ess < facts.ess_target else "good"
@@ -155,6 +159,11 @@ def sample_size(facts: Facts) -> Clause:
         cause="in bound" if level == "good" else "far off policy", level=level, words=words, view="learning",
         block="learning-effective-sample-size",
     )  # fmt: skip
+
+
+def settled(clause: Clause) -> Clause:
+    """Returns the clause without its warning, which nobody can act on once the run has finished."""
+    return replace(clause, level="neutral") if clause.level == "warning" else clause
 
 
 def worst(clauses: Sequence[Clause]) -> Clause:
@@ -177,4 +186,4 @@ def duration(seconds: float) -> str:
 
 def _unknown(facts: Facts, what: str, view: str, block: str) -> Clause:
     words = f"{what}: not recorded {'in this run' if facts.version else 'yet'}"
-    return Clause(cause="not recorded", level="unknown", words=words, view=view, block=block)
+    return Clause(cause="not recorded", level="neutral", words=words, view=view, block=block)

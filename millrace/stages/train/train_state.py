@@ -18,7 +18,7 @@ from millrace.rollouts.consumed import ConsumedWriter
 from millrace.rollouts.lineage import Lineage
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.runs.decisions import Decisions, rolled_back
-from millrace.runtime.metrics import Pace, extend_curve
+from millrace.runtime.metrics import Pace, extend_curve, extend_recent
 from millrace.runtime.stage import Stage
 from millrace.training.checkpoints.saving import AsyncCheckpoints
 from millrace.training.parallel.leader import checkpoints_of, restore
@@ -98,7 +98,7 @@ class TrainState:
         self.stage.update_status(
             reward_mean=reward,
             reward_curve=extend_curve(self.stage.reward_curve, version, reward),
-            staleness_mean=measures["staleness_mean"],
+            recent=extend_recent(self.stage.recent, measures),
             **pace,
         )
         metrics["compiled"] = self.trainer.compiles

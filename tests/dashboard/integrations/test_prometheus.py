@@ -12,6 +12,7 @@ from dashboard.integrations.prometheus import MOST_DETAILED, expose, exposition
 from dashboard.read.model import OverviewRow, RunData
 from dashboard.read.runs import Runs
 from millrace.evaluation.promotion import PromotionDecision
+from millrace.rollouts.ledger import Account, Amount
 from millrace.runs.record import create_run, end_attempt
 from storage.progress import write_progress
 from storage.stores.factory import open_store
@@ -155,8 +156,9 @@ def test_what_is_not_known_yet_is_absent_and_not_zero() -> None:
         ({"stage_status": {"train-0": {"t": T - 500, "doing": "train"}}}, ("state", "hanging", 2)),
         ({"problems": ("log/3.json: torn",)}, ("health", "damaged", 2)),
         (
-            {"metrics": {"train-0": {n: measured([0.5]) for n in ("staleness_mean", "staleness_max")} | {
-                "masked_token_share": measured([0.1])}}},
+            {"stage_status": {"train-0": {
+                "t": T, "doing": "train", "recent": {"staleness_mean": [0.5], "staleness_max": [1.0]},
+                "account": Account(trained=Amount(tokens=10), masked=Amount(tokens=1)).to_json()}}},
             ("staleness", "too stale", 1),
         ),
     ],

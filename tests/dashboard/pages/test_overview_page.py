@@ -113,7 +113,7 @@ def test_the_worst_run_is_first_and_each_row_links_to_its_evidence_and_its_prede
         "/run/bad/flow#flow-idle",
     }
     assert any(href.startswith("/compare?runs=") for href in links)
-    assert "0.500  ±0.050" in texts(body)
+    assert "0.500  0.45–0.55" in texts(body)
     assert "1 need attention" in texts(body)
 
 

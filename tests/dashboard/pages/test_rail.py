@@ -79,7 +79,7 @@ def test_a_clause_shows_its_level_and_links_to_its_chart_and_the_advice_is_below
     assert [(link.children[0].title, link.className) for link in links[:3]] == [
         ("good", "good"),
         ("bad", "bad"),
-        ("unknown", "unknown"),
+        ("neutral", "neutral"),
     ]
     assert links[1].href == "/run/mine/ledger#ledger-balance"
     assert "millrace fsck" in words(advice)

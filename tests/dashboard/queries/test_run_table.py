@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dashboard.queries.run_table import attention, before, busiest, chosen, curve, differing, ordered, seeds
+from dashboard.queries.run_table import attention, busiest, chosen, curve, differing, ordered, predecessors, seeds
 from dashboard.read.model import OverviewRow
 
 EVIL = "<script>alert(1)</script> ' \" \\"
@@ -102,9 +102,13 @@ def _row(run_id: str, **changes: Any) -> OverviewRow:
     [
         (_row("a"), "finished"),
         (_row("a", state="killed", cause="gone"), "killed"),
-        (_row("a", no_spread=0.9), "no spread"),
-        (_row("a", max_staleness=4, staleness_mean=3.0, staleness_max=4, dropped_share=0.2), "too stale"),
-        (_row("a", step={"effective_sample_size": 0.4}), "far off policy"),
+        (_row("a", state="running", no_spread=0.9), "no spread"),
+        (_row("a", no_spread=0.9), "finished"),
+        (
+            _row("a", state="stopped", max_staleness=4, staleness_mean=3, staleness_max=4, dropped_share=0.3),
+            "too stale",
+        ),
+        (_row("a", ess=0.4), "far off policy"),
         (_row("a", state="running", ages={"train": 40.0}), "silent"),
         (_row("a", state="failed", cause="full", no_spread=0.9), "failed"),
     ],
@@ -129,9 +133,17 @@ def test_evaluated_runs_that_differ_only_in_seed_and_name_are_a_group() -> None:
     assert [[row.run_id for row in group] for group in seeds(rows)] == [["a", "b"]]
 
 
-def test_the_run_before_is_the_latest_that_started_earlier_and_can_be_read() -> None:
-    rows = [_row("a", t_started=1.0), _row("b", t_started=3.0), OverviewRow(run_id="c", problem="torn", t_started=2.0)]
-    assert [previous and previous.run_id for previous in (before(row, rows) for row in rows[:2])] == [None, "a"]
+def test_the_run_before_is_the_latest_of_the_same_task_that_can_be_read() -> None:
+    task = {"prompts.source": "a.jsonl", "scoring.reward": "math", "seed": "0", "scoring.workers": "1"}
+    rows = [
+        _row("a", t_started=1.0, settings=task),
+        OverviewRow(run_id="torn", problem="torn"),
+        _row("other-prompts", t_started=2.0, settings={**task, "prompts.source": "b.jsonl"}),
+        _row("other-reward", t_started=3.0, settings={**task, "scoring.reward": "exact_match"}),
+        _row("changed-file", t_started=4.0, settings=task, inputs={"prompts.source a.jsonl": "9 prompts, 01"}),
+        _row("other-seed", t_started=5.0, settings={**task, "seed": "1", "scoring.workers": "8"}),
+    ]
+    assert {run_id: row.run_id for run_id, row in predecessors(rows).items()} == {"other-seed": "a"}
 
 
 def test_the_busiest_stage_is_the_one_that_is_idle_least() -> None:

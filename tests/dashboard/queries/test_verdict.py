@@ -16,6 +16,7 @@ from dashboard.queries.verdict.facts import Facts, read_facts
 from dashboard.queries.verdict.rules import CLAUSES, Clause, Verdict
 from dashboard.read.model import Columns, RunData
 from millrace.runs.provenance import Origin
+from millrace.runtime.metrics import RECENT
 
 STEPS = 40
 WELL = {
@@ -63,7 +64,7 @@ def _run(
         "status": status,
         "metrics": metrics,
         "stage_status": {
-            "train-0": {**written, "doing": "train", "t": T - silent},
+            "train-0": {**written, "doing": "train", "t": T - silent, **_record({**WELL, **(trained or {})})},
             "generate-0": written,
             "score-0": written,
         },
@@ -72,12 +73,18 @@ def _run(
     return run_data(**{**values, **changes})
 
 
+def _record(values: dict[str, list[float]]) -> dict[str, Any]:
+    """What the trainer's status record has of these metrics."""
+    recent = {name: series[-10:] for name, series in values.items() if name in RECENT}
+    return {"recent": recent, "zero_advantage_share": values["zero_advantage_share"][-1]}
+
+
 def _verdict(run: RunData) -> Verdict:
     return judge(read_facts(run))
 
 
 def _worst(verdict: Verdict) -> Clause:
-    order = ("bad", "warning", "unknown", "good")
+    order = ("bad", "warning", "neutral", "good")
     return min(verdict.clauses, key=lambda clause: order.index(clause.level))
 
 
@@ -156,14 +163,14 @@ def test_a_trainer_that_waits_is_a_warning_that_names_what_it_waits_for(
 @pytest.mark.parametrize(
     ("changes", "level", "advised"),
     [
-        ({"outcome": [int(row % 40 == 0) for row in range(4 * STEPS)]}, "good", None),
-        ({"outcome": [int(row % 8 == 0) for row in range(4 * STEPS)]}, "warning", "staleness.too_old to keep"),
-        ({"outcome": [row % 2 for row in range(4 * STEPS)]}, "bad", "staleness.too_old to keep"),
-        ({"trained": {"masked_token_share": [0.3] * STEPS}}, "bad", "staleness.too_old to keep"),
+        ({"dropped_share": 0.02}, "good", None),
+        ({"dropped_share": 0.125}, "warning", "staleness.too_old to keep"),
+        ({"dropped_share": 0.5}, "bad", "staleness.too_old to keep"),
+        ({"masked_share": 0.3}, "bad", "staleness.too_old to keep"),
     ],
 )
 def test_a_run_that_drops_or_masks_much_is_too_stale(changes: dict[str, Any], level: str, advised: str | None) -> None:
-    verdict = _verdict(_run(**changes))
+    verdict = judge(replace(read_facts(_run()), **changes))
     assert verdict.clauses[3].level == level
     assert advised is None or advised in verdict.advice
 
@@ -235,6 +242,18 @@ def test_a_run_that_has_ended_says_how() -> None:
     assert _verdict(_run(state="stopped", silent=9000.0)).clauses[0].level == "warning"
 
 
+def test_a_finished_run_has_no_warning() -> None:
+    slow = _run(train=0.5, generate=0.03, trained={"effective_sample_size": [0.9] * STEPS})
+    assert {"warning"} < {clause.level for clause in _verdict(slow).clauses}
+    finished = replace(slow, status={**(slow.status or {}), "state": "finished"})
+    assert {clause.level for clause in _verdict(finished).clauses} == {"good", "neutral"}
+
+
+def test_supervised_fine_tuning_shows_its_loss_in_place_of_the_sample_size() -> None:
+    run = with_config(_run(trained={"loss": [0.5] * STEPS}), {"prompts": {"demonstrations": True}})
+    assert _verdict(run).clauses[4].words == "loss 0.5"
+
+
 @pytest.mark.parametrize("state", ["failed", "killed", "stopped"])
 def test_the_copy_button_has_the_whole_command_that_continues_the_run(state: str) -> None:
     command = "/venv/bin/millrace run mine.yaml --set 'prompts.source=a `b` c' --run-id mine --resume"
@@ -287,7 +306,7 @@ def test_a_biased_length_and_groups_without_spread_are_warnings(trained: dict[st
 
 def test_what_a_run_has_not_recorded_is_said_to_be_unknown() -> None:
     begun = run_data(status=None, stage_status={}, metrics={}, consumed=consumed_rows([]))
-    assert [clause.level for clause in _verdict(begun).clauses] == ["unknown", "good", "unknown", "unknown", "unknown"]
+    assert [clause.level for clause in _verdict(begun).clauses] == ["neutral", "good", "neutral", "neutral", "neutral"]
     assert {clause.cause for clause in _verdict(run_data()).clauses[2:]} == {"not recorded"}
 
 

@@ -28,8 +28,8 @@ def test_a_huge_line_is_cut_and_bytes_that_are_no_text_are_replaced(tmp_path: Pa
     assert shown["score-0"] == "��␀"
 
 
-def test_a_log_that_is_missing_or_empty_and_a_store_that_cant_be_read_say_so(tmp_path: Path) -> None:
+def test_a_log_that_is_missing_or_empty_has_no_lines_and_a_store_that_cant_be_read_says_so(tmp_path: Path) -> None:
     write(tmp_path, "score-0", b"")
-    assert log_ends(str(tmp_path), ["train-0"]) == {"score-0": "It is empty.", "train-0": "Its log does not exist."}
-    assert log_ends(str(tmp_path / "gone"), ["train-0"]) == {"train-0": "Its log does not exist."}
+    assert log_ends(str(tmp_path), ["train-0"]) == {"score-0": "", "train-0": ""}
+    assert log_ends(str(tmp_path / "gone"), ["train-0"]) == {"train-0": ""}
     assert "can't be listed" in log_ends("gopher://nowhere", [])["all"]

@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from support.pages.sites import HandClock, store_run
 from support.stored_run.run import Shape, StoredRun
 from support.stores.s3_server import S3Server, aws_environment
 
-from dashboard.read.model import OverviewRow
+from dashboard.queries.verdict.facts import read_facts
+from dashboard.read.model import OverviewRow, Recent
 from dashboard.read.runs import Runs
 from millrace.errors import InputError
 from millrace.evaluation.results import write_result
@@ -93,14 +95,23 @@ def test_a_row_says_how_a_run_is_doing_and_reads_no_stream(tmp_path: Path) -> No
     row = rows(Runs(str(tmp_path)))["a"]
     assert row.problem is None
     assert (row.state, row.policy_version, row.max_steps, row.max_staleness) == ("running", 9, 10, 4)
-    assert row.reward_mean == status["reward_mean"]
-    assert row.staleness_mean == sum(s * n for s, n in histogram.items()) / sum(histogram.values())
+    assert row.staleness_mean == sum(status["recent"]["staleness_mean"]) / len(status["recent"]["staleness_mean"])
     assert row.staleness_max == max(histogram) > 0
     assert set(row.ages) == {"generate", "score", "train", "sync_weights"}
     assert earlier - status["t"] <= row.ages["train"] <= time.time() - status["t"]
 
 
-def test_a_row_has_the_newest_start_its_duration_and_the_newest_accuracy(tmp_path: Path, clock: HandClock) -> None:
+def test_a_row_and_the_pages_of_the_run_have_the_same_figures(tmp_path: Path) -> None:
+    shape = Shape(steps=30, stale_share=0.2)
+    store_run(tmp_path, "a", 30, shape)
+    runs = Runs(str(tmp_path))
+    row, facts = rows(runs)["a"], read_facts(runs.reader("a").look())
+    names = [each.name for each in fields(Recent)]
+    assert [getattr(row, name) for name in names] == [getattr(facts, name) for name in names]
+    assert row.dropped_share
+
+
+def test_a_row_has_the_first_start_the_time_it_ran_and_the_newest_accuracy(tmp_path: Path, clock: HandClock) -> None:
     run = store_run(tmp_path, "a")
     for version, accuracy in ((0, 0.25), (2, 0.5)):
         write_result(run.store, {"policy_version": version, "accuracy": accuracy, "prompts": 64, "t": 1.0})
@@ -110,11 +121,17 @@ def test_a_row_has_the_newest_start_its_duration_and_the_newest_accuracy(tmp_pat
     assert (row.accuracy, row.accuracy_version, list(row.missing)) == (0.5, 2, [])
     assert row.t_started is not None
     assert row.wall_seconds == max(0.0, newest - row.t_started)
-    resume_run(run.store, read_run(run.store)["config"])
+    run.store.put(layout.ended(0), json.dumps({"state": "stopped", "t": newest}).encode())
+    record = read_run(run.store)
+    resume_run(run.store, record["config"])
+    late = {**json.loads(bytes(run.store.get(layout.attempt(1)))), "t_started": newest + 9000}
+    run.store.put(layout.attempt(1), json.dumps(late).encode())
+    alive = {**read_status(run.store, "train", 0), "t": newest + 9060, "attempt": 1}
+    write_progress(run.store, "train", 0, alive)
     clock.now += 2.0
-    again = rows(runs)["a"].t_started
-    assert again is not None
-    assert again > row.t_started
+    again = rows(runs)["a"]
+    assert again.t_started == row.t_started
+    assert again.wall_seconds == pytest.approx(row.wall_seconds + 60)
 
 
 def test_what_is_damaged_of_a_run_is_named_and_the_rest_of_its_row_is_there(tmp_path: Path) -> None:
@@ -176,10 +193,10 @@ def test_a_run_that_can_not_be_read_is_a_row_with_a_problem_and_the_others_are_s
     "wrong",
     [
         {"policy_version": "3"},
-        {"reward_mean": [0.5]},
+        {"recent": {"loss": ["high"]}},
         {"reward_curve": [[1, "high"]]},
         {"reward_curve": None},
-        {"step": 7},
+        {"recent": 7},
         {"collapse": {}},
         {"zero_advantage_share": "many"},
         {"account": None},

@@ -54,8 +54,8 @@ def test_final_and_best_figures_are_told_with_their_versions() -> None:
     values = table("compare-figures", run_of([0.0] * 20 + [1.0] * 10 + [0.5] * 20))
     assert values["reward, best mean of 10 steps"] == ["1.000 (v30)"]
     (newest,) = values["held-out accuracy, newest"]
-    assert newest.startswith("0.250 ±0.") and newest.endswith(" (v8)")
-    assert values["held-out accuracy, best"] == ["0.500 (v4)"]
+    assert newest == "0.250 [0.200, 0.300] (v8)"
+    assert values["held-out accuracy, best"] == ["0.500 [0.450, 0.550] (v4)"]
     assert values["policy version"] == ["8/12"]
     young = table("compare-figures", replace(run_of([]), status=None, metrics={}))
     assert young["reward, best mean of 10 steps"] == young["policy version"] == ["–"]
@@ -64,7 +64,31 @@ def test_final_and_best_figures_are_told_with_their_versions() -> None:
 def test_a_run_without_a_figure_is_not_compared_and_the_best_of_the_others_has_a_star() -> None:
     runs = run_of([0.5] * 20), run_of([]), run_of([1.0] * 20)
     values = table("compare-figures", *runs)
-    assert values["reward, mean of the last 20 steps"] == ["0.500", "–", "1.000, +0.500 ★"]
+    assert values["reward, mean of the last 10 steps"] == ["0.500", "–", "1.000, +0.500 ★"]
+
+
+def test_a_best_figure_within_noise_or_of_another_task_has_no_star() -> None:
+    low, high = run_of([0.0, 0.8] * 10), run_of([0.2, 0.8] * 10)
+    assert table("compare-figures", low, high)["reward, mean of the last 10 steps"] == ["0.400", "0.500, +0.100"]
+    other = run_of([1.0] * 20, prompts={**high.info.config["prompts"], "source": "other.jsonl"})
+    assert table("compare-figures", high, other)["reward, mean of the last 10 steps"] == ["0.500", "1.000"]
+
+
+def test_the_time_between_two_attempts_is_no_time_of_training() -> None:
+    run = run_of([0.5] * 8)
+    later = replace(run.info.attempts[0], number=1, t_started=3604.0)
+    times = np.array([1.0, 2.0, 3.0, 4.0, 3605.0, 3606.0, 3607.0, 3608.0])
+    info = replace(run.info, attempts=(replace(run.info.attempts[0], t_started=0.0), later))
+    rows = {**run.metrics["train-0"]["reward_mean"], "t": times}
+    run = replace(run, info=info, metrics={"train-0": {"reward_mean": rows}})
+    assert table("compare-figures", run)["minutes of training"] == ["0.1"]
+    chart = next(block for block in COMPARISON.blocks if block.id == "compare-progress").build([run])
+    assert isinstance(chart, go.Figure)
+    assert np.flatnonzero(np.isnan(chart.data[0].y)).tolist() == [4]
+    reward = next(block for block in COMPARISON.blocks if block.id == "compare-reward-mean").build([run])
+    assert isinstance(reward, go.Figure)
+    by_time = displayed(reward, Display(smoothing=10, by_time=True), [run])
+    assert all(np.isnan(trace.y).tolist().count(True) == 1 for trace in by_time.data)
 
 
 @pytest.mark.parametrize(("steps", "versions"), [(8, 1), (2000, 50)])
@@ -120,8 +144,7 @@ def test_the_differences_come_first_and_have_a_column_for_each_run(runs: list[Ru
 
 def test_each_figure_tells_its_difference_to_the_first_run_and_the_best(runs: list[RunData]) -> None:
     values = table("compare-figures", *runs)
-    first, second = values["reward, mean of the last 20 steps"]
-    assert sum("★" in cell for cell in (first, second)) == 1
+    first, second = values["reward, mean of the last 10 steps"]
     assert float(second.split(", ")[1].split()[0]) == pytest.approx(
         float(second.split(",")[0]) - float(first.split()[0]), abs=2e-3
     )

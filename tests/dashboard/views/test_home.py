@@ -1,15 +1,17 @@
 """A run's home page: four charts below each other that share one x axis, by version or by wall time."""
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from support.pages.run_data import STATUS, T, consumed_rows, measured, run_data
+from support.pages.run_data import STATUS, T, consumed_rows, measured, run_data, with_config
 
 from dashboard.read.model import RunData
 from dashboard.views.display import Display, displayed
 from dashboard.views.home import HOME, checkpoints, restarts, step_phases
+from dashboard.views.learning import VIEW as LEARNING
 from millrace.evaluation.promotion import PromotionDecision
 
 
@@ -44,8 +46,34 @@ def test_a_run_that_has_hardly_begun_says_so_in_each_chart() -> None:
 
 def test_the_seconds_of_a_step_are_split_by_phase() -> None:
     phases = step_phases(_run())
-    assert phases["train"].y == pytest.approx([0.75] * 19)
-    assert phases["waiting for scored groups"].y == pytest.approx([0.25] * 19)
+    assert phases["train"].y == pytest.approx([0.75] * 18)
+    assert phases["waiting for scored groups"].y == pytest.approx([0.25] * 18)
+
+
+def test_a_step_that_is_not_finished_is_not_in_the_seconds_per_step() -> None:
+    rows = {"train": [8.0, 8.0, 8.0, 2.0]}
+    columns = measured(rows["train"])
+    phases = step_phases(_run(metrics={"train-0": {"time/train/seconds": columns}}))
+    assert phases["train"].y.tolist() == [8.0, 8.0]
+
+
+def test_a_box_has_at_most_four_rows_and_the_labels_have_the_styles_of_the_lines() -> None:
+    kinds = ("train", "handover", "checkpoint", "loading", "probe", "waiting for scored groups")
+    times = {f"time/{kind}/seconds": measured([0.1 * number] * 20) for number, kind in enumerate(kinds, start=1)}
+    run = _run()
+    figure = HOME.blocks[0].build([replace(run, metrics={"train-0": {**run.metrics["train-0"], **times}})])
+    rows = Counter(trace.yaxis for trace in figure.data if trace.hoverinfo != "skip")
+    assert rows["y4"] == 4 == max(rows.values())
+    staleness = next(note.text for note in figure.layout.annotations if "Staleness" in note.text)
+    assert "━━</span> mean" in staleness and "┈┈</span> largest" in staleness
+
+
+def test_supervised_fine_tuning_shows_its_loss_and_no_ratios() -> None:
+    run = with_config(_run(), {"prompts": {"demonstrations": True}})
+    figure = HOME.blocks[0].build([run])
+    titles = [note.text for note in figure.layout.annotations if note.text.startswith("<b>")]
+    assert [title.partition("</b>")[0] for title in titles] == ["<b>Loss", "<b>Accuracy", "<b>Seconds per step"]
+    assert not {"learning-ratio", "learning-clip-fraction"} & {block.id for block in LEARNING.blocks_for([run])}
 
 
 def test_restarts_and_checkpoints_are_marked_at_their_versions() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from itertools import pairwise
 
-from millrace.runtime.metrics import MOST_POINTS, Pace, RewardCurve, extend_curve
+from millrace.runtime.metrics import MOST_POINTS, RECENT_STEPS, Pace, RewardCurve, extend_curve, extend_recent
 
 
 def test_the_first_step_only_starts_the_clock() -> None:
@@ -32,3 +32,12 @@ def test_a_curve_of_rewards_has_few_points_spread_over_the_whole_run() -> None:
 def test_a_curve_goes_back_with_the_trainer() -> None:
     curve = extend_curve(curve_of(range(1, 9), []), 5, 1.0)
     assert curve == [[1, 0.01], [2, 0.02], [3, 0.03], [4, 0.04], [5, 1.0]]
+
+
+def test_a_record_has_the_values_of_the_last_ten_steps_without_those_that_are_not_finite() -> None:
+    recent: dict[str, list[float]] = {}
+    for step in range(12):
+        loss = float("nan") if step == 11 else 1.0
+        recent = extend_recent(recent, {"reward_mean": float(step), "loss": loss, "grad_norm": 1.0})
+    rewards = [float(step) for step in range(12 - RECENT_STEPS, 12)]
+    assert recent == {"reward_mean": rewards, "loss": [1.0] * RECENT_STEPS}

@@ -164,6 +164,5 @@ def trainer_status(
         "account": account.to_json(),
         "consumed": [amount.to_json() for amount in consumed],
         "reward_mean": step_metrics.get("reward_mean"),
-        "staleness_mean": step_metrics.get("staleness_mean"),
         "step": dict(step_metrics) or None,
     }

@@ -45,7 +45,7 @@ from millrace.rollouts.lineage import Lineage
 from millrace.runs.decisions import Decisions, StoredDecision
 from millrace.runs.provenance import Origin
 from millrace.runs.record import create_run, end_attempt, read_end, read_run
-from millrace.runtime.metrics import RewardCurve, extend_curve
+from millrace.runtime.metrics import RewardCurve, extend_curve, extend_recent
 from storage import layout
 from storage.checkpoints import CheckpointWriter
 from storage.progress import read_status, write_progress
@@ -97,6 +97,7 @@ class StoredRun:
         self._lineage = Lineage.after(latest, self._incarnation)
         self._step_metrics: dict[str, float] = {}
         self._curve: RewardCurve = read_status(store, "train", 0).get("reward_curve", [])
+        self._recent: dict[str, list[float]] = read_status(store, "train", 0).get("recent", {})
 
     @property
     def t_now(self) -> float:
@@ -263,6 +264,7 @@ class StoredRun:
             batch = [rollout for rollout in rollouts_of_step if rollout.outcome != "stale"]
             self._step_metrics = trainer_metrics(random, batch, step)
             self._curve = extend_curve(self._curve, step, self._step_metrics["reward_mean"])
+            self._recent = extend_recent(self._recent, self._step_metrics)
             sources = self.shape.sources if len(self.shape.sources) > 1 else ()
             for source in sources:
                 self._step_metrics |= source_metrics(batch, rollouts_of_step, source)
@@ -286,7 +288,7 @@ class StoredRun:
                 cursors = [reader.cursor for reader in self._taken]
                 consumed = [Amount(rollouts=cursor.rows, tokens=cursor.tokens) for cursor in cursors]
                 record |= trainer_status(account, consumed, self._step_metrics, steps=steps, max_steps=self.shape.steps)
-                record["reward_curve"] = self._curve
+                record |= {"reward_curve": self._curve, "recent": self._recent}
                 if len(self.shape.sources) > 1:
                     # As a trainer that starts from the version of now.
                     lineage = Lineage(self._incarnation + 1, {**self._lineage.until, self._incarnation: steps})
