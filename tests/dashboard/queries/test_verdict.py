@@ -147,7 +147,11 @@ def test_a_setting_that_is_in_force_or_has_no_effect_is_not_advised(
     ("changes", "cause", "advised"),
     [
         ({"idle": {"train": 0.5, "generate": 0.03}}, "generator-bound", "generation.replicas"),
-        ({"idle": {"train": 0.5, "generate": 0.4, "score": 0.0}}, "scorer-bound", "scoring.workers or scoring.replicas"),
+        (
+            {"idle": {"train": 0.5, "generate": 0.4, "score": 0.0}},
+            "scorer-bound",
+            "scoring.workers or scoring.replicas",
+        ),
         ({"idle": {"train": 0.5, "generate": 0.4}}, "waits", "staleness.max_staleness"),
         ({"idle": {"train": 0.5, "generate": 0.4}, "push_seconds": 0.9}, "sync-bound", "weights.transport"),
     ],
