@@ -190,9 +190,10 @@ class Endpoint:
         return answer
 
     def _read(self, content: bytearray) -> Any:
-        """The JSON of an answer, or else its text."""
+        """The JSON of an answer, else its text."""
         try:
-            return self._without_key(json.loads(content))
+            # Python's int refuses a text of thousands of digits, which would cost all rows of an answer.
+            return self._without_key(json.loads(content, parse_int=lambda n: int(n) if len(n) < 400 else float(n)))
         except (ValueError, RecursionError):
             return self._without_key(content.decode(errors="replace"))
 

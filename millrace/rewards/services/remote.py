@@ -131,7 +131,6 @@ class HttpReward(RemoteReward):
             yield {"rows": rows}, len(rows)
 
     def read(self, answer: Mapping[str, Any], asked: Asked) -> list[Score]:
-        """As the class says."""
         scores = answer.get("scores")
         if not isinstance(scores, list) or len(scores) != asked.num_pairs:
             raise ValueError(f"its `scores` are not a list of {asked.num_pairs}: {json.dumps(answer)}")

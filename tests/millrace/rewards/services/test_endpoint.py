@@ -1,6 +1,7 @@
 """A client of a service: many requests at once, within its limits, and no failure that goes unseen."""
 
 import gzip
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -77,6 +78,12 @@ def test_an_unusable_answer_is_an_error_at_once(reply: Reply) -> None:
         [answer] = ask(service)
     assert (answer.values, answer.status) == (None, "error")
     assert len(service.asked) == 1
+
+
+def test_a_number_beyond_any_integer_costs_no_other_value_of_its_answer() -> None:
+    with stub_service(lambda _: (200, b'{"scores": [1, ' + b"1" * 5000 + b"]}")) as service:
+        [answer] = ask(service)
+    assert answer.values == {"scores": [1, math.inf]}
 
 
 def test_an_answer_without_end_is_an_error() -> None:
