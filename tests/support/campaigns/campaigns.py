@@ -33,6 +33,8 @@ QUICK: dict[str, object] = {
     "prompts.num_eval": 32,
 }
 """A campaign of a few seconds, too short to learn anything."""
+BASE_INSTALL = {"PYTHONPATH": str(Path(__file__).with_name("base_install"))}
+"""Environment of a command that finds no more packages than a base install has, as far as imports take long."""
 SESSION_FOLDER = "MILLRACE_TEST_SESSION"
 """Names the folder that all workers of a test session share; tests/conftest.py makes and removes it."""
 FROM_SCRATCH: dict[str, object] = {"model.path": None, "promotion.margin": 0.0}

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 from prefect.client.base import PrefectHttpxSyncClient
-from support.campaigns.campaigns import REPOSITORY, healthy, quick, wait_until
+from support.campaigns.campaigns import BASE_INSTALL, REPOSITORY, healthy, quick, wait_until
 from support.campaigns.prefect_server import prefect_client
 
 from flows.deployment.server import free_port
@@ -62,7 +62,7 @@ class Site:
     def environment(self, **more: str) -> dict[str, str]:
         """Keeps the user's own Prefect settings and database out."""
         mine = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MAKE"))}
-        return {**mine, "PREFECT_HOME": str(self.folder / "prefect"), "OMP_NUM_THREADS": "1", **more}
+        return {**mine, **BASE_INSTALL, "PREFECT_HOME": str(self.folder / "prefect"), "OMP_NUM_THREADS": "1", **more}
 
     def make(self, target: str, *words: str, **more: str) -> Terminal:
         """Starts `make target` with the Python that runs the tests, so that it installs nothing."""

@@ -7,17 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.campaigns.campaigns import REPOSITORY, Millrace, healthy, wait_until
+from support.campaigns.campaigns import BASE_INSTALL, REPOSITORY, Millrace, healthy, wait_until
 
 from flows.deployment.server import free_port
 
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment without the person's own Prefect."""
+    """An environment without the person's own Prefect, and without what only tests need."""
     mine = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     return {
         **mine,
+        **BASE_INSTALL,
         "PREFECT_HOME": str(tmp_path_factory.mktemp("prefect")),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     }
