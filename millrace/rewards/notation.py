@@ -35,7 +35,7 @@ _MULTIPLES = {
 } | {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12, "тыс": 3, "млн": 6, "млрд": 9}
 _MULTIPLE = re.compile(
     r"(?<![\d.])(\d+(?:,\d{3})*(?:\.\d+)?)(?:\s|\\[,; ]|~)*(\\text\s*\{\s*)?"
-    rf"((?:(?:{'|'.join(_MULTIPLES)})(?![a-zа-я克米瓦])\s?)+)"
+    rf"((?:(?:{'|'.join(_MULTIPLES)})(?![a-zа-я克米瓦])\s?){{1,3}})"
 )
 _PERCENT = re.compile(r"(?<=\d)\s*(?:\\text\s*\{\s*)?per ?cent(?:age)?\s*\}?")
 _MATRIX = r"(?:[pb]?matrix|array)\}"

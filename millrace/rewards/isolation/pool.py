@@ -71,7 +71,7 @@ class Pool:
             self._server.close()
             self._server, _ = self._start(late=True)
         # Forked before they are needed: with a new process per response, several at once.
-        num_spares = 2 * self._limits.workers if self._tasks_per_worker == 1 else 1
+        num_spares = 2 * self._limits.workers if self._tasks_per_worker == 1 and loaded["can_fork"] else 1
         self._spares = deque(self._server.order({}) for _ in range(num_spares))
         return self
 
