@@ -11,7 +11,6 @@ from dash.development.base_component import Component
 from dashboard.pages import address
 from dashboard.pages.draw import facts, problem_box
 from dashboard.pages.pipeline import picture
-from dashboard.queries.stragglers import BAND, biased_length
 from dashboard.queries.verdict.advice import judge
 from dashboard.queries.verdict.facts import read_facts
 from dashboard.queries.verdict.rules import Clause, duration, worst
@@ -66,10 +65,6 @@ def run_facts(run: RunData) -> Component:
     named[f"{name}, last {RECENT_STEPS} steps"] = number(
         facts_of_run.loss if facts_of_run.supervised else facts_of_run.reward_mean
     )
-    if (ratio := biased_length(run)) is not None:
-        low, high = BAND
-        text = f"trained ÷ taken length {ratio:.3f}, outside {low} to {high}"
-        state.append(html.Span(text, className="problem"))
     started = max(attempt.t_started for attempt in run.info.attempts)
     newest = max((float(record["t"]) for record in run.stage_status.values()), default=started)
     moment = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(newest))

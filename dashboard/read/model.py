@@ -80,12 +80,10 @@ class Recent:
     """
 
     reward_mean: float | None = None
-    """Mean, as staleness, loss and effective sample size, over the last ten steps."""
     loss: float | None = None
     staleness_mean: float | None = None
-    """Policy versions, of the trained trajectories."""
+    """In policy versions, as the largest of the ten steps."""
     staleness_max: int | None = None
-    """Largest of the last ten steps, policy versions."""
     ess: float | None = None
     """Effective sample size, as a share of the tokens."""
     no_spread: float | None = None
