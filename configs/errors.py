@@ -5,9 +5,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-_SHOWN = 8
-"""Names that an error lists at most."""
-
 
 class UserError(ValueError):
     """A user's mistake; the command prints it in one line and exits with 2.
@@ -64,18 +61,8 @@ def near_names(path: str | os.PathLike[str]) -> str:
     file = Path(path).expanduser()
     if "://" in str(path) or file.exists():
         return ""
-    missing = next((part for part in (*reversed(file.parents), file) if not part.exists()), file)
-    try:
-        names = sorted(each.name for each in missing.parent.iterdir())
-    except OSError:
-        return ""
-    near = difflib.get_close_matches(missing.name, names, n=_SHOWN, cutoff=0.5) if missing == file else []
-    if near:
-        return f"{' or '.join(near)} in {missing.parent}"
-    return "" if missing == file else f"{missing} to be there"
-
-
-def one_of(names: Sequence[str]) -> str:
-    """Names as an error lists them: all of a few, cut where they are long."""
-    shown = [name if len(name) <= 40 else f"{name[:39]}…" for name in names[:_SHOWN]]
-    return ", ".join([*shown, *([f"{len(names) - _SHOWN} more"] if len(names) > _SHOWN else [])])
+    if missing := [folder for folder in file.parents if not folder.is_dir()]:
+        return f"{missing[-1]} to be there"
+    names = os.listdir(file.parent) if os.access(file.parent, os.R_OK) else []  # noqa: PTH208
+    near = difflib.get_close_matches(file.name, sorted(names), cutoff=0.5)
+    return f"{' or '.join(near)} in {file.parent}" if near else ""

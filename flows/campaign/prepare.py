@@ -64,7 +64,9 @@ def check(
     store, processes = run_store(config, run_id), processes_here(config)
     here = {stage for stage, _ in processes}
     check_run(store, run_id, resume)
-    _check_resumed_config(store, config, run_id, resume)
+    former = latest_attempt(store) if _continues(store, resume) else None
+    if former is not None:
+        _check_unchanged(run_id, "another config", changed_immutably(attempt_config(former), config))
     model = None
     if here or _has_model(config):
         model = _check_model_files(config, here)
@@ -90,8 +92,9 @@ def check(
                 teacher.check_context(taught_by, config.teachers[taught_by].path, num_tokens)
             requests[name] = _vllm_requests(source, prompts[name], longest)
     inputs = run_inputs(config, prompts=prompts, rewards=rewards, has_model=model is not None)
-    if _continues(store, resume) and not accept_changed_inputs:
-        _check_resumed_inputs(store, run_id, inputs)
+    if former is not None and not accept_changed_inputs:
+        expected = "the same, or --accept-changed-inputs (accept_changed_inputs of a deployment)"
+        _check_unchanged(run_id, "other inputs", changed_inputs(former, inputs), expected)
     with leased_devices(config, processes, store.url):
         pass
     if "generate" in here and config.generation.engine == "vllm":
@@ -156,10 +159,7 @@ def _check_model_files(config: RunConfig, stages: Collection[str]) -> Mapping[st
 
 
 def _check_folder(config: RunConfig, warm: Sequence[str]) -> Callable[[], object]:
-    """Has another process check the model folder, if there is one; returns a function that waits for it.
-
-    The fork server imports the packages of the stages `warm`.
-    """
+    """Returns a function that waits for another process to check the model folder, forked once `warm` stages are."""
     if config.model.path is None:
         return lambda: None
     if warm:
@@ -239,19 +239,10 @@ def check_run(store: Store, run_id: str, resume: Resume) -> None:
         raise RunExists(f"run {run_id!r} exists already at {store.url}", expected="another --run-id, or --resume")
 
 
-def _check_resumed_config(store: Store, config: RunConfig, run_id: str, resume: Resume) -> None:
-    """Raises InputError if the run exists and a changed setting forbids to continue it."""
-    if _continues(store, resume) and (changes := changed_immutably(attempt_config(latest_attempt(store)), config)):
-        raise InputError(f"run {run_id!r} can't be resumed with another config: {'; '.join(changes)}")
-
-
-def _check_resumed_inputs(store: Store, run_id: str, inputs: Mapping[str, str]) -> None:
-    """Raises InputError if a changed input forbids to continue the run."""
-    if changes := changed_inputs(latest_attempt(store), inputs):
-        raise InputError(
-            f"run {run_id!r} can't be resumed with other inputs: {'; '.join(changes)}",
-            expected="the same, or --accept-changed-inputs (accept_changed_inputs of a deployment)",
-        )
+def _check_unchanged(run_id: str, what: str, changes: Sequence[str], expected: str | None = None) -> None:
+    """Raises InputError if there are changes that forbid to continue the run."""
+    if changes:
+        raise InputError(f"run {run_id!r} can't be resumed with {what}: {'; '.join(changes)}", expected=expected)
 
 
 def _vllm_requests(source: RunConfig, prompts: PromptSet, longest: int | None) -> Requests:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from configs.errors import UserError
 from flows.cli.command_line import add_command
 
-FAULT, USER_ERROR, SUPERSEDED = 1, 2, 3
+FAULT, USER_ERROR, SUPERSEDED, INTERRUPTED = 1, 2, 3, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,6 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = arguments.run_command(arguments)
         return code
+    except KeyboardInterrupt:
+        return INTERRUPTED
     except Fenced as error:
         print(f"millrace: another controller took over this run: {error}", file=sys.stderr)
         return SUPERSEDED

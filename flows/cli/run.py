@@ -97,10 +97,10 @@ def _run_checked(
     run_id: str,
     resume: Resume,
     inputs: dict[str, str],
-    wait_for_server: Callable[[], None],
+    wait: Callable[[], None],
     command: str | None,
 ) -> int:
-    """Runs a campaign that `check` has accepted; the rest is as in `run_campaign`."""
+    """Runs a campaign that `check` has accepted; `wait` waits for the Prefect server."""
     from prefect.exceptions import CancelledRun
 
     from flows.campaign.flow import run_attempt
@@ -115,7 +115,7 @@ def _run_checked(
     stop_on_signals(console)
     try:
         with console.status("waiting for the Prefect server"):
-            wait_for_server()
+            wait()
         with LiveView(store, console):
             status = run_attempt(config, run_id, resume, inputs, command=command)
     except StageDied as error:
@@ -138,7 +138,6 @@ def _run_checked(
 
 
 def _say(what: str, command: str | None) -> None:
-    """Prints what happened, and the command that continues the run."""
     echo(*([what] if command is None else [f"{what}; continue with:", command]))
 
 

@@ -99,7 +99,6 @@ def _start(
     profile: "ProfileRequest | None" = None,
 ) -> int:
     """Runs the campaign to its end; see `flows.cli.run.run_campaign`."""
-    # Imported late: `--help` is quick.
     from flows.cli.run import run_campaign
 
     command = None if profile is not None else command_to_resume(arguments, run_id)

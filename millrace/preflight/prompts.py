@@ -151,29 +151,24 @@ def _encode(check: "CompletenessCheck", prompt: Prompt, *, demonstrates: bool) -
 
 
 def check_texts(config: RunConfig, context: int | None, prompt_set: PromptSet) -> None:
-    """Raises InputError about a prompt whose text alone is too long for the model's context, tokens.
+    """Raises InputError about a long prompt whose text alone exceeds the model's context, tokens.
 
-    Takes milliseconds, as the tokenizer is used without transformers and only for the longest prompts; `check_prompts`
-    counts exactly.
+    Takes milliseconds, because it needs no transformers; `check_prompts` counts exactly.
     """
     limit, max_new_tokens = config.generation.engine_args.get("max_model_len"), config.generation.max_new_tokens
     room = min((size for size in (context, limit) if isinstance(size, int)), default=None)
     file = None if config.model.path is None else Path(config.model.path).expanduser() / _TOKENIZER
-    if file is None or room is None or not file.is_file() or is_stored_run(config.prompts.source):
+    if file is None or room is None or not file.is_file():
         return
     # A token has a byte at least.
-    prompts = [
-        each for each in (*prompt_set.train, *prompt_set.eval) if len(each.text.encode()) > room - max_new_tokens
-    ]
-    if not prompts:
-        return
-    # A file that is damaged is reported by the check of the folder.
+    texts = [each for each in (*prompt_set.train, *prompt_set.eval) if len(each.text.encode()) > room - max_new_tokens]
+    longest = sorted(texts, key=lambda prompt: len(prompt.text), reverse=True)[:_LOOKED_AT]
+    lengths: list[int] = []
+    # A damaged file is reported by the check of the folder; its errors are bare exceptions.
     with suppress(Exception):
         tokenizer = Tokenizer.from_file(str(file))
-        longest = sorted(prompts, key=lambda prompt: len(prompt.text), reverse=True)[:_LOOKED_AT]
-        encoded = tokenizer.encode_batch([each.text.strip() for each in longest], add_special_tokens=False)
-        lengths = [len(each.ids) for each in encoded]
-    for prompt, length in zip(longest, lengths, strict=True):
+        lengths = [len(tokenizer.encode(each.text.strip(), add_special_tokens=False).ids) for each in longest]
+    for prompt, length in zip(longest, lengths, strict=False):
         _check_length(prompt, length, max_new_tokens, room)
 
 

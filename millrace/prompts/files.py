@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from configs.errors import near_names, one_of
+from configs.errors import near_names
 from configs.task import PromptsConfig
 from millrace.errors import PromptsError, one_line
 from millrace.prompts.answers import EXPECTED, reference_answer
@@ -92,7 +92,9 @@ def _setting(key: str, config: PromptsConfig, names: Sequence[str]) -> str | Non
     """What is expected where no key or column `key` is among these `names`: the setting that chooses it."""
     settings = ("prompt_field", "answer_field", "response_field")
     setting = next((setting for setting in settings if getattr(config, setting) == key), None)
-    return None if setting is None else f"prompts.{setting} to name one of {one_of(names)}"
+    return (
+        None if setting is None else f"prompts.{setting} to name one of {', '.join(name[:40] for name in names[:12])}"
+    )
 
 
 def _conversation(
@@ -208,8 +210,7 @@ def _saved_table(source: str, choose: _Choose) -> pa.Table:
             files = [part["filename"] for part in parse_json(file.read())["_data_files"]]
     except (OSError, ValueError, LookupError, TypeError, ImportError) as error:
         read = f'"{source}" ({type(error).__name__}: {one_line(error)})'
-        near = near_names(source) if "/" in source else ""
-        raise PromptsError(read, key="prompts.source", expected=near or _EXPECTED_SOURCE) from error
+        raise PromptsError(read, key="prompts.source", expected=near_names(source) or _EXPECTED_SOURCE) from error
     tables = [pa.ipc.open_stream(_bytes(f"{folder}/{file}")).read_all() for file in files]
     return pa.concat_tables([table.select(choose(table.column_names)) for table in tables])
 
