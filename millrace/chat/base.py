@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from millrace.types import Message
 
 THOUGHT_BEGIN, THOUGHT_END = "<think>", "</think>"
-"""Around the thought before a turn, in most families."""
 
 
 class Rendered(NamedTuple):

@@ -1,8 +1,6 @@
-"""What a chat template leaves out, found before a run starts.
+"""What a chat template leaves out of a shape of conversation: of its roles, and of the parts that each message has.
 
 conversation ─► words that occur nowhere else, in place of its texts ─► tokens ─► text: is every word there?
-
-Templates skip what they were not written for. Each shape of conversation is tried: roles, and parts of each message.
 """
 
 from dataclasses import replace
@@ -42,11 +40,9 @@ class CompletenessCheck:
         text = str(self.encoder.tokenizer.decode(list(tokens)))
         left_out = [part for word, part in words.items() if word not in text]
         if left_out or not self._opens_turn(renderer, stand_in):
-            raise ChatError(
-                f"{renderer.name} leaves out {(*left_out, 'the generation prompt')[0]}",
-                file=f"prompt {prompt.prompt_id}",
-                expected="a template that writes it (model.chat_template), or data without it",
-            )
+            read = f"{renderer.name} leaves out {(*left_out, 'the generation prompt')[0]}"
+            expected = "a template that writes it (model.chat_template), or data without it"
+            raise ChatError(read, file=f"prompt {prompt.prompt_id}", expected=expected)
 
     def _opens_turn(self, renderer: ChatRenderer, prompt: Prompt) -> bool:
         """Whether the assistant's turn is opened by the prompt, or by nothing, as Mistral's is."""

@@ -1,7 +1,7 @@
 """Texts and conversations of a user's data, checked before anything else reads them.
 
 A message is what chat templates take: an object with `role` and `content`, and of an assistant perhaps `tool_calls`.
-Marks that exclude a turn from training are read and taken out. `where` names the file and the line or row in errors.
+`where` names the file and the line or row in errors.
 """
 
 import json
