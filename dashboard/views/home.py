@@ -27,7 +27,7 @@ _MOST_BINS = 150
 _SECONDS = "/seconds"
 _GAP = 0.07
 """Gap between two charts, as a share of the figure's height."""
-_STYLES = {"solid": "━━", "dash": "╍╍", "dot": "┈┈"}
+_STYLES = {"solid": "━━", "dash": "╍╍", "dot": "•••"}
 
 
 def _home(runs: Sequence[RunData]) -> go.Figure:

@@ -10,7 +10,7 @@ from dashboard.queries.series import ChartLine
 from dashboard.read.model import RunData
 from dashboard.views import stragglers
 from dashboard.views.blocks import Chart, Table, View
-from dashboard.views.colours import BLUE, GREY, SEQUENCE, SKY, VERMILION, colour_number, colour_of
+from dashboard.views.colours import BLUE, GREY, SEQUENCE, SKY, colour_number, colour_of
 from dashboard.views.figures import Series, area_chart, bar_chart, heat_maps, line_chart
 from dashboard.views.per_run import VERSIONS, Build, line_per_run, line_per_source, lines, missing, number, rows_per_run
 from millrace.rollouts.consumed import TRAINED
@@ -26,7 +26,7 @@ def over_time(run: RunData) -> list[Series]:
     return [
         Series(name="mean", line=mean, colour=BLUE),
         Series(name="largest", line=largest, colour=SKY, dash="dot"),
-        Series(name=queries.bound_name(run), line=queries.bound(run), colour=VERMILION, dash="dash", stepped=True),
+        Series(name=queries.bound_name(run), line=queries.bound(run), colour=GREY, dash="dash", stepped=True),
         *line_per_source([run], _mean, "mean"),
     ]
 

@@ -65,7 +65,7 @@ def test_a_box_has_at_most_four_rows_and_the_labels_have_the_styles_of_the_lines
     rows = Counter(trace.yaxis for trace in figure.data if trace.hoverinfo != "skip")
     assert rows["y4"] == 4 == max(rows.values())
     staleness = next(note.text for note in figure.layout.annotations if "Staleness" in note.text)
-    assert "━━</span> mean" in staleness and "┈┈</span> largest" in staleness
+    assert "━━</span> mean" in staleness and "•••</span> largest" in staleness
 
 
 def test_supervised_fine_tuning_shows_its_loss_and_no_ratios() -> None:
