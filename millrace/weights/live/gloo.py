@@ -4,9 +4,8 @@ trainer rank 0: broadcast, tensor by tensor ═══► rank 1 …: workers of 
 """
 
 import socket
-import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar, Self
@@ -33,10 +32,6 @@ from storage.failpoints import failpoint
 
 NAME = "gloo"
 _CPU = torch.device("cpu")
-_WORKER, _CONNECT = "worker", "connect"
-"""Keys: a worker is ready to connect; they may all connect, or the reason why not."""
-_LOOK_SECONDS = 0.002
-"""Between two looks for workers."""
 
 
 @dataclass(kw_only=True)
@@ -79,7 +74,6 @@ class GlooTrainerEngine(NCCLTrainerWeightTransferEngine):
             }
             with ThreadPoolExecutor(max_workers=1) as threads:
                 joining = threads.submit(client.init_weight_transfer_engine, worker_info)
-                _gather(store, init_info.world_size, joining)
                 engine.model_update_group = PushGroup(
                     store, host, _CPU, rank=0, size=init_info.world_size, seconds=init_info.seconds
                 )
@@ -94,32 +88,13 @@ class GlooTrainerEngine(NCCLTrainerWeightTransferEngine):
             self.model_update_group.broadcast(tensor.contiguous(), 0)
 
 
-def _gather(store: TCPStore, size: int, joining: Future[None]) -> None:
-    """Waits until the workers of all generators are here, and has them connect to each other.
-
-    Raises RuntimeError if a generator fails first. No worker waits for it any longer then.
-    """
-    workers = [f"{_WORKER}/{rank}" for rank in range(1, size)]
-    while not store.check(workers):
-        if joining.done():
-            store.set(_CONNECT, "a worker of another generator failed")
-            # Not the future's own error, whose traceback would hold the future, and with it the connections by which
-            # the other ranks of the trainer notice.
-            raise RuntimeError(str(joining.exception()))
-        time.sleep(_LOOK_SECONDS)
-    store.set(_CONNECT, "")
-
-
 class GlooWorkerEngine(NCCLWeightTransferEngine):
     """A worker receives whole tensors, and loads its share of each."""
 
     init_info_cls: Any = GlooInitInfo
 
     def init_transfer_engine(self, init_info: Any) -> None:
-        """Joins the group, after the workers of the generators before this one.
-
-        Raises RuntimeError if a worker of another generator fails first.
-        """
+        """Joins the group, after the workers of the generators before this one."""
         address = init_info.master_address, init_info.master_port
         limit = timedelta(seconds=init_info.seconds)
         store = TCPStore(*address, is_master=False, wait_for_workers=False, timeout=limit)
@@ -127,9 +102,6 @@ class GlooWorkerEngine(NCCLWeightTransferEngine):
             host = probe.getsockname()[0]
         parallel = self.parallel_config
         rank = 1 + parallel.data_parallel_index * parallel.world_size + parallel.rank
-        store.set(f"{_WORKER}/{rank}", "")
-        if reason := store.get(_CONNECT):
-            raise RuntimeError(reason.decode())
         self.model_update_group = PushGroup(
             store, host, _CPU, rank=rank, size=init_info.world_size, seconds=init_info.seconds
         )

@@ -29,7 +29,7 @@ _places: Any = WeakIdKeyDictionary()
 """Storages, and where weight loaders have copied into them: offset, shape and strides."""
 
 
-class _PlaceCounter(CopyCounter):
+class _PlaceCounter(CopyCounter):  # type: ignore[misc]
     """Counts elements that are copied to where nothing was copied since `begin_reload`."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -45,9 +45,8 @@ class _PlaceCounter(CopyCounter):
 meta.CopyCounter = _PlaceCounter
 
 
-def begin_reload() -> None:
-    """Call it before `initialize_layerwise_reload`."""
-    _places.clear()
+begin_reload = _places.clear
+"""Call it before `initialize_layerwise_reload`."""
 
 
 def check_reload(model: nn.Module, written: Collection[str] = ()) -> None:
