@@ -132,6 +132,10 @@ def metrics(stage: str, replica: int) -> str:
     return f"streams/metrics/{stage}-{replica}"
 
 
+def merged_metrics(stage: str, replica: int) -> str:
+    return f"streams/merged_metrics/{stage}-{replica}"
+
+
 def attempt(number: int) -> str:
     return f"{ATTEMPTS}/{number:04d}.json"
 

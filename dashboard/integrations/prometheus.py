@@ -33,7 +33,7 @@ from storage.errors import StorageError
 
 _LOGGER = logging.getLogger(__name__)
 MOST_DETAILED = 4
-"""Number of runs with all series; each keeps its consumed rows in memory."""
+"""Number of runs with all series; each keeps its metrics in memory."""
 VERDICT = ("state", "health", "bottleneck", "staleness", "sample_size")
 """Names of the verdict's clauses, in order."""
 LEVELS = {"good": 0, "warning": 1, "bad": 2}

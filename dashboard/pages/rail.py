@@ -56,9 +56,10 @@ class NotableGroup(NamedTuple):
 def notable_groups(run: RunData) -> Sequence[NotableGroup]:
     """Returns the groups of the newest ten versions with the highest and the lowest mean reward, and one in which all
     rewards are equal, if they exist; of several, the newest."""
-    versions = run.consumed["policy_version"]
+    recent = run.recent.columns
+    versions = recent["policy_version"]
     first = int(np.searchsorted(versions, versions[-1] - RECENT_STEPS, side="right")) if len(versions) else 0
-    rows = {name: column[first:] for name, column in run.consumed.items()}
+    rows = {name: column[first:] for name, column in recent.items()}
     starts = np.flatnonzero(rows["sample_index"] == 0)
     if not len(starts):
         return []
@@ -170,7 +171,7 @@ def _ledger(run: RunData) -> list[Component]:
     if run.status is None:
         return [_nothing("It can't be computed: see the top of the page.")]
     ledger = run.status["ledger"]
-    level, word = ("good", "✓ balanced") if is_balanced(run, ledger) else ("bad", "✕ not balanced")
+    level, word = ("good", "✓ balanced") if is_balanced(ledger) else ("bad", "✕ not balanced")
     generated, trained, buffered, in_flight = (
         ledger[name]["rollouts"] for name in ("generated", "trained", "buffered", "in_flight")
     )

@@ -280,7 +280,7 @@ def _sum(components: Sequence[Component]) -> int:
 
 
 def _seen(run: RunData) -> int:
-    times = run.consumed["t"]
+    times = run.recent.columns["t"]
     status = run.status or {}
     state = [
         len(run.info.attempts),

@@ -40,9 +40,6 @@ class _Bins:
     def mean(self, column: str) -> ChartLine:
         return ChartLine(self.versions, np.add.reduceat(self.rows[column], self.starts, dtype=np.int64) / self.counts)
 
-    def largest(self, column: str) -> ChartLine:
-        return ChartLine(self.versions, np.maximum.reduceat(self.rows[column], self.starts).astype(np.float64))
-
     def count(self, values: npt.NDArray[Any], size: int, weights: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
         """Counts each value below `size` in each bin, or sums its `weights`: [bins, size]."""
         cells = np.repeat(np.arange(len(self.starts)), self.counts) * size + values
@@ -50,9 +47,9 @@ class _Bins:
 
 
 def over_time(run: RunData) -> tuple[ChartLine, ChartLine]:
-    """Returns the mean and the largest staleness."""
-    bins = _bins(run, "staleness")
-    return (bins.mean("staleness"), bins.largest("staleness")) if bins else (NO_LINE, NO_LINE)
+    """Returns the mean and the largest staleness of the groups of each step."""
+    mean, largest = (over_versions(run, TRAINER, f"staleness_{name}") for name in ("mean", "max"))
+    return thin(mean), thin(largest, largest=True)
 
 
 def bound_name(run: RunData) -> str:

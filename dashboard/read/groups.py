@@ -1,6 +1,6 @@
 """Single groups, read from the store on demand, with all stored data of each response.
 
-RunData.consumed ─► (generator, row_id) ─► index of the stream's records ─► one part ─► the group's rows
+RunData.consumed ─► (generator, row_id) ─► its record in the stream's log ─► one part ─► the group's rows
                                            ║ trajectories/<g> ║   part k
                                            ║ scores/…/<s>-of-S ║  part k div S of scorer k mod S; teachers alike
                                            ║ trainer_logprobs ║   the parts of its step
@@ -26,9 +26,13 @@ from dashboard.read.parts import PartReader
 from dashboard.read.tokens import TokenTexts
 from millrace.errors import InputError
 from millrace.rollouts.consumed import TRAINED
+from millrace.rollouts.lineage import part_of_step
 from storage import layout
+from storage.errors import StorageError
 from storage.schema import ANNOTATIONS, TRAINER_LOGPROBS, TRAJECTORY
 from storage.stores.base import Store
+from storage.streams.log import backwards
+from storage.streams.stream import stream_head
 
 MAX_TEXT_ROWS, TEXT_SECONDS = 20_000, 2.0
 """Limits of a search for text."""
@@ -148,10 +152,11 @@ class GroupReader:
         """
         with self._lock:
             generator = group_id % self._num_generators
-            stream = self._parts.index(layout.trajectories(generator), TRAJECTORY, [])
-            for record in reversed(stream.records):
-                if group_id in (record.group_ids or (group_id,)):
-                    matches = np.flatnonzero(self._parts.read(stream, record)["group_id"].to_numpy() == group_id)
+            path = layout.trajectories(generator)
+            for record in backwards(self._parts.store, path, stream_head(self._parts.store, path)):
+                if record.kind == "data" and group_id in (record.group_ids or (group_id,)):
+                    table = self._parts.read(path, TRAJECTORY, record)
+                    matches = np.flatnonzero(table["group_id"].to_numpy() == group_id)
                     if len(matches):
                         return generator, record.first_row_id + int(matches[0])
         return None
@@ -194,12 +199,10 @@ class GroupReader:
 
     def _located(self, rows: Iterable[Place]) -> Iterator[tuple[Place, pa.Table | None, int]]:
         """Yields each row with its part and its index in that; None if it can't be read."""
-        rows = list(rows)
-        generators = {generator for generator, _ in rows}
-        streams = {g: self._parts.index(layout.trajectories(g), TRAJECTORY, []) for g in generators}
         for generator, row in rows:
-            record = streams[generator].record_of(row)
-            table = None if record is None else self._parts.try_read(streams[generator], record, [])
+            path = layout.trajectories(generator)
+            record = self._parts.record_of(path, row, [])
+            table = None if record is None else self._parts.try_read(path, TRAJECTORY, record, [])
             yield (generator, row), table, 0 if record is None else row - record.first_row_id
 
     def _span(self, generator: int, row: int, problems: list[str]) -> range | None:
@@ -226,7 +229,7 @@ class GroupReader:
     def _annotations(
         self, kind: AnnotationKind, source: str, generator: int, span: range, problems: list[str]
     ) -> dict[int, Row]:
-        record = self._parts.index(layout.trajectories(generator), TRAJECTORY, []).record_of(span[0])
+        record = self._parts.record_of(layout.trajectories(generator), span[0], [])
         pool = self._pools.of_source(kind, source)
         if record is None or pool is None:
             return {}
@@ -241,12 +244,15 @@ class GroupReader:
         if not trained:
             return {}
         incarnation, version = (consumed[trained[0]][name] for name in ("incarnation", "policy_version"))
-        stream = self._parts.index(layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS, problems)
-        tables = [self._parts.try_read(stream, record, problems) for record in stream.of_step(incarnation, version)]
+        path = layout.TRAINER_LOGPROBS
+        try:
+            record = part_of_step(self._parts.store, path, version, incarnation)
+            table = None if record is None else self._parts.read(path, TRAINER_LOGPROBS, record)
+        except StorageError as error:
+            problems.append(str(error))
+            return {}
         values: dict[int, dict[str, npt.NDArray[np.float32]]] = {}
-        for table in tables:
-            if table is None:
-                continue
+        if table is not None:
             mine = (table["generator"].to_numpy() == generator) & (table["policy_version"].to_numpy() == version)
             mine &= np.isin(table["trajectory_row_id"].to_numpy(), trained)
             for i in np.flatnonzero(mine).tolist():
@@ -254,10 +260,8 @@ class GroupReader:
                     name: table[name][i].values.to_numpy(zero_copy_only=False)
                     for name in ("trainer_logprobs", "trainer_entropies")
                 }
-        if len(values) < len(trained) and None not in tables:
-            problems.append(
-                f"{layout.TRAINER_LOGPROBS} has no rows yet of {len(trained) - len(values)} responses that were trained"
-            )
+        if len(values) < len(trained):
+            problems.append(f"{path} has no rows yet of {len(trained) - len(values)} responses that were trained")
         return values
 
 

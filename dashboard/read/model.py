@@ -3,7 +3,7 @@
 store ─► RunReader ─► RunData ─► queries (pure) ─► blocks: charts and tables ─► page, export, Prometheus
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean
@@ -111,6 +111,20 @@ class Recent:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Taken:
+    """Rows of the stream `consumed`, without rolled-back ones."""
+
+    columns: Columns
+    """`storage.schema.CONSUMED` in stream order. `outcome`, `source` and `prompt_id` are codes."""
+    outcomes: tuple[str, ...]
+    """Names of the codes of `outcome` (int8); code 0 is `trained`."""
+    sources: tuple[str, ...]
+    """Names of the codes of `source` (int8), in order of occurrence; `` is that of damaged parts."""
+    prompts: tuple[str, ...]
+    """Names of the codes of `prompt_id` (int32), in order of occurrence; `` is that of damaged parts."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunData:
     """A run as it was at time `t`."""
 
@@ -121,15 +135,10 @@ class RunData:
     """`millrace.runs.status.StatusReader.look`, plain JSON; None if it can't be computed: see `problems`."""
     stage_status: Mapping[str, Mapping[str, Any]]
     """`<stage>-<replica>` → status record."""
-    consumed: Columns
-    """`storage.schema.CONSUMED` in stream order, without rolled-back rows. `outcome`, `source` and `prompt_id` are
-    codes."""
-    outcomes: tuple[str, ...]
-    """Names of the codes in `consumed["outcome"]` (int8); code 0 is `trained`."""
-    sources: tuple[str, ...]
-    """Names of the codes in `consumed["source"]` (int8), in order of occurrence; `` is that of damaged parts."""
-    prompts: tuple[str, ...]
-    """Names of the codes in `consumed["prompt_id"]` (int32), in order of occurrence; `` is that of damaged parts."""
+    recent: Taken
+    """The rows of `consumed` of the newest ten versions."""
+    read_taken: Callable[[], Taken]
+    """Reads all rows of `consumed`: much time and memory in a long run, so only where a page needs them."""
     metrics: Mapping[str, Mapping[str, Columns]]
     """`<stage>-<replica>` → name → columns t, incarnation, policy_version, value; the trainer's without
     rolled-back rows."""
@@ -141,6 +150,26 @@ class RunData:
     problems: tuple[str, ...] = ()
     """Read errors, one sentence each: file, record and error."""
 
+    @cached_property
+    def _taken(self) -> Taken:
+        return self.read_taken()
+
+    @property
+    def consumed(self) -> Columns:
+        return self._taken.columns
+
+    @property
+    def outcomes(self) -> tuple[str, ...]:
+        return self._taken.outcomes
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return self._taken.sources
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        return self._taken.prompts
+
     @property
     def trained(self) -> npt.NDArray[np.bool_]:
         """Which rows of `consumed` an optimizer step used."""
@@ -150,14 +179,20 @@ class RunData:
     @cached_property
     def by_source(self) -> Mapping[str, "RunData"]:
         """Source of a mixture → its rows, metrics and evaluations alone; empty for a run with one source."""
-        names = [name for name in self.sources if name]
+        names = dict.fromkeys(name for attempt in self.info.attempts for name in attempt.config.get("sources", {}))
         return {name: self._of_source(name) for name in names} if len(names) > 1 else {}
 
     def _of_source(self, name: str) -> "RunData":
-        chosen, suffix, prefix = self.consumed["source"] == self.sources.index(name), f"/{name}", f"{name}/"
+        suffix, prefix = f"/{name}", f"{name}/"
+
+        def taken() -> Taken:
+            chosen = self.consumed["source"] == [*self.sources, name].index(name)
+            columns = {column: values[chosen] for column, values in self.consumed.items()}
+            return replace(self._taken, columns=columns)
+
         return replace(
             self,
-            consumed={column: values[chosen] for column, values in self.consumed.items()},
+            read_taken=taken,
             metrics={
                 replica: {key.removesuffix(suffix): rows for key, rows in by_name.items() if key.endswith(suffix)}
                 for replica, by_name in self.metrics.items()

@@ -2,7 +2,7 @@
 
 run.json, attempts/ ──────────────► run info              ┐
 progress/, commit logs ───────────► status                │
-║ consumed ║ ─────────────────────► rows                  ├─► RunData
+║ consumed ║ ─────────────────────► newest rows; all      ├─► RunData
 ║ metrics/<stage>-<r> ║ ──────────► tables by name        │
 evaluations/ ─────────────────────► accuracy by version   │
 read errors ──────────────────────► sentences             ┘
@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 
 from dashboard.read.groups import GroupReader
-from dashboard.read.model import Columns, RunData
+from dashboard.read.model import Columns, RunData, Taken
 from dashboard.read.run_info import read_run_info, replicas
 from dashboard.read.streams import ConsumedRows, MetricRows
 from dashboard.read.tokens import TokenTexts, read_tokens
 from millrace.errors import MillraceError
 from millrace.evaluation.results import HELD_OUT, Result, ResultsReader, measures_by_set
 from millrace.runs.status import StatusReader
+from millrace.runtime.metrics import RECENT_STEPS
 from storage import layout
 from storage.errors import StorageError
 from storage.progress import read_progress
@@ -46,7 +47,9 @@ class RunReader:
         self._clock = clock
         self._info = read_run_info(store)
         self._status: StatusReader | None = None
-        self._consumed = ConsumedRows(store)
+        self._recent = ConsumedRows(store, newest=RECENT_STEPS)
+        self._consumed: ConsumedRows | None = None
+        """All rows, once a page has asked for them."""
         self._metrics = {
             f"{stage}-{replica}": MetricRows(store, stage, replica) for stage, replica in replicas(self._info.config)
         }
@@ -90,7 +93,9 @@ class RunReader:
             self._status = self._status or StatusReader(self._store)
             # The pages show the metrics of sync_weights themselves.
             status = self._status.look(weight_sync=False)
-        streams: list[ConsumedRows | MetricRows] = [self._consumed, *self._metrics.values()]
+        streams: list[ConsumedRows | MetricRows] = [self._recent, *self._metrics.values()]
+        if self._consumed is not None:
+            streams.append(self._consumed)
         for rows in streams:
             with _collecting(problems):
                 rows.read_new()
@@ -105,15 +110,21 @@ class RunReader:
             t=t,
             status=status,
             stage_status=self._stage_status,
-            consumed=self._consumed.columns,
-            outcomes=self._consumed.outcomes,
-            sources=self._consumed.sources,
-            prompts=self._consumed.prompts,
+            recent=self._recent.taken,
+            read_taken=self._read_taken,
             metrics={name: rows.columns for name, rows in self._metrics.items()},
             evaluations=by_set.pop(HELD_OUT, _columns([])),
             evaluation_sets=by_set,
             problems=tuple(dict.fromkeys(problems)),
         )
+
+    def _read_taken(self) -> Taken:
+        with self._lock:
+            self._consumed = self._consumed or ConsumedRows(self._store)
+            # The next look finds the same problems, and reports them.
+            with _collecting([]):
+                self._consumed.read_new()
+            return self._consumed.taken
 
     def _lost_status(self) -> list[str]:
         """Returns missing status records of replicas with metrics; a replica writes its status record first."""

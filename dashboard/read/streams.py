@@ -9,22 +9,25 @@ written the same steps, see `millrace.rollouts.lineage.Survivors`. The predecess
 time was spent.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
 from dashboard.read.columns import Codes, GrowingColumns, split
-from dashboard.read.model import Columns
+from dashboard.read.model import Columns, Taken
 from millrace.rollouts.consumed import TRAINED
 from millrace.rollouts.lineage import Survivors
-from millrace.runs.history import TIME_METRICS
+from millrace.runs.history import TIME_METRICS, read_metrics
 from storage import layout
 from storage.errors import PartRemoved
 from storage.schema import CONSUMED, METRIC
 from storage.stores.base import Store
+from storage.streams.log import LogCursor, backwards
+from storage.streams.merged import MergedReader, before
 from storage.streams.record import Record
-from storage.streams.stream import Part, StreamReader
+from storage.streams.stream import Part, StreamReader, stream_head
 
 _BATCH_ROWS = 1 << 16
 """More than the rows of a part, few enough for two copies in memory."""
@@ -32,12 +35,13 @@ _MAX_DAMAGED_SHOWN = 5
 
 
 class Tail:
-    """Follows the stream in the folder `path`."""
+    """Follows the stream in the folder `path` by the reader that `open_reader` opens; it may raise StreamCorrupt."""
 
-    def __init__(self, store: Store, path: str, schema: pa.Schema) -> None:
+    def __init__(self, path: str, schema: pa.Schema, open_reader: Callable[[], StreamReader | MergedReader]) -> None:
         self._path = path
         self._schema = schema
-        self._reader = StreamReader(store, path, schema)
+        self._open_reader = open_reader
+        self._reader: StreamReader | MergedReader | None = None
         self._damaged: list[str] = []
         self._removed = 0
 
@@ -58,6 +62,7 @@ class Tail:
         Raises StreamCorrupt for a damaged record and SchemaUnknown for a part of a newer Millrace, on every call, after
         yielding the parts before it.
         """
+        self._reader = self._reader or self._open_reader()
         while True:
             records, tables, rows = list[Record](), [self._schema.empty_table()], 0
             try:
@@ -81,10 +86,16 @@ class Tail:
 
 
 class ConsumedRows:
-    """The rows of the consumed stream, updated by `read_new`."""
+    """The rows of the consumed stream, updated by `read_new`; of its `newest` versions alone, if given."""
 
-    def __init__(self, store: Store) -> None:
-        self.tail = Tail(store, layout.CONSUMED, CONSUMED)
+    def __init__(self, store: Store, newest: int | None = None) -> None:
+        self._newest = newest
+
+        def open_reader() -> StreamReader:
+            start = None if newest is None else _before_newest(store, newest)
+            return StreamReader(store, layout.CONSUMED, CONSUMED, start)
+
+        self.tail = Tail(layout.CONSUMED, CONSUMED, open_reader)
         self._survivors = Survivors()
         self._codes = {"outcome": Codes(TRAINED), "source": Codes(), "prompt_id": Codes(dtype=np.int32)}
         dtypes = {field.name: field.type.to_pandas_dtype() for field in CONSUMED}
@@ -104,29 +115,36 @@ class ConsumedRows:
             versions = [v for record in records for v in (record.min_policy_version, record.max_policy_version)]
             if self._survivors.see_rows(incarnations, np.array(versions, np.int64)):
                 _drop_rolled_back(self._rows, self._survivors)
+            of_rows = self.columns["policy_version"]
+            if self._newest is not None and len(of_rows):
+                self._rows.keep(of_rows > of_rows[-1] - self._newest)
 
     @property
     def columns(self) -> Columns:
         return self._rows.view()
 
     @property
-    def outcomes(self) -> tuple[str, ...]:
-        return self._codes["outcome"].values
+    def taken(self) -> Taken:
+        outcomes, sources, prompts = (codes.values for codes in self._codes.values())
+        return Taken(columns=self.columns, outcomes=outcomes, sources=sources, prompts=prompts)
 
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return self._codes["source"].values
 
-    @property
-    def prompts(self) -> tuple[str, ...]:
-        return self._codes["prompt_id"].values
+def _before_newest(store: Store, newest: int) -> LogCursor:
+    """A position in the consumed stream before the rows of its newest versions."""
+    last: int | None = None
+    for record in backwards(store, layout.CONSUMED, stream_head(store, layout.CONSUMED)):
+        if record.kind == "data":
+            last = record.max_policy_version if last is None else last
+            if record.max_policy_version <= last - newest:
+                return before(record)
+    return LogCursor()
 
 
 class MetricRows:
     """The metrics of one stage replica, updated by `read_new`."""
 
     def __init__(self, store: Store, stage: str, replica: int) -> None:
-        self.tail = Tail(store, layout.metrics(stage, replica), METRIC)
+        self.tail = Tail(layout.metrics(stage, replica), METRIC, partial(read_metrics, store, stage, replica))
         self._by_name: dict[str, GrowingColumns] = {}
         # Only the trainer is rolled back.
         self._survivors = Survivors() if stage == "train" else None

@@ -25,7 +25,7 @@ Build = Callable[[Sequence[RunData]], go.Figure]
 
 def missing(runs: Sequence[RunData]) -> str:
     """Returns the reason that a chart of the trainer's steps is empty."""
-    return NOT_RECORDED if any(len(run.consumed["t"]) for run in runs) else NO_STEP
+    return NOT_RECORDED if any(len(run.recent.columns["t"]) for run in runs) else NO_STEP
 
 
 def lines(

@@ -27,11 +27,14 @@ from storage.stores.base import Entry, Store
 from storage.streams.log import LogCursor, LogReader
 from storage.streams.record import Record
 
-Kind = Literal["consumed", "metrics", "scores", "teachers", "trainer_logprobs", "trajectories", "unfinished"]
+Kind = Literal[
+    "consumed", "merged_metrics", "metrics", "scores", "teachers", "trainer_logprobs", "trajectories", "unfinished"
+]
 """The kinds in the order in which their logs are read: no stream refers to rows of an earlier kind."""
 _PLACE = r"(?P<generator>\d+)/(?P<annotator>\d+)-of-(?P<num_annotators>\d+)"
 _KINDS: dict[Kind, tuple[str, pa.Schema]] = {
     "consumed": (layout.CONSUMED, CONSUMED),
+    "merged_metrics": (r"streams/merged_metrics/[^/]+-\d+", METRIC),
     "metrics": (r"streams/metrics/[^/]+-\d+", METRIC),
     "scores": (rf"streams/(?P<pool>scores/[^/]+)/{_PLACE}", SCORE),
     "teachers": (rf"streams/(?P<pool>teachers/[^/]+)/{_PLACE}", TEACHER),

@@ -19,6 +19,7 @@ _FLOW: tuple[Kind, ...] = (
     "consumed",
     "trainer_logprobs",
     "metrics",
+    "merged_metrics",
 )
 """Every kind of stream, in the order in which rows flow."""
 

@@ -5,7 +5,7 @@
                          cache: the parts used last ◄───────────────────────────────────────────────────┘
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -20,6 +20,7 @@ from storage import layout
 from storage.errors import StreamCorrupt
 from storage.schema import ANNOTATIONS, TRAJECTORY
 from storage.stores.base import Store
+from storage.streams.merged import PartFinder
 from storage.streams.record import Record
 from storage.streams.stream import Part, StreamReader, read_part
 
@@ -37,14 +38,27 @@ class Scores:
 
 
 class ScoredParts:
-    """The trajectories of `num_generators` generators in `store` with their teachers' rows, and their `scores`."""
+    """The trajectories of `num_generators` generators in `store` with their teachers' rows, and their `scores`.
 
-    def __init__(self, store: Store, num_generators: int, scores: Scores) -> None:
+    With `rows`, by generator, knows only the parts with these rows.
+    """
+
+    def __init__(
+        self, store: Store, num_generators: int, scores: Scores, rows: Mapping[int, Sequence[int]] | None = None
+    ) -> None:
         self.store = store
         self._scores = scores
-        self.records = [data_records(store, layout.trajectories(g), TRAJECTORY) for g in range(num_generators)]
+        self._knows_all = rows is None
+        self.records = [
+            data_records(store, layout.trajectories(g), TRAJECTORY)
+            if rows is None
+            else _records_of_rows(store, layout.trajectories(g), rows.get(g, ()))
+            for g in range(num_generators)
+        ]
         """[generators] the commit records of the parts, by ordinal."""
+        self._by_part = [{record.part: record for record in records} for records in self.records]
         self._annotation_records: dict[str, Sequence[Record]] = {}
+        self._finders: dict[str, PartFinder] = {}
         self._groups = lru_cache(maxsize=CACHED_PARTS)(self._read_groups)
 
     def parts_of(self, generator: int, first_row_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -56,7 +70,8 @@ class ScoredParts:
                 expected="the run in which they were generated",
             )
         starts = np.array([record.first_row_id for record in self.records[generator]])
-        parts: npt.NDArray[np.int64] = np.searchsorted(starts, first_row_ids, side="right") - 1
+        ordinals = np.array([record.part for record in self.records[generator]])
+        parts: npt.NDArray[np.int64] = ordinals[np.searchsorted(starts, first_row_ids, side="right") - 1]
         return parts
 
     def group(self, generator: int, first_row_id: int) -> ScoredGroup:
@@ -72,8 +87,8 @@ class ScoredParts:
     def rewards(self, generator: int) -> npt.NDArray[np.float32]:
         """[rows] reward of each row of a generator's stream, NaN where it is not scored or the verifier failed."""
         rewards = [np.zeros(0, dtype=np.float32)]
-        for ordinal, record in enumerate(self.records[generator]):
-            scores = self.scores(generator, ordinal, ["reward"])
+        for record in self.records[generator]:
+            scores = self.scores(generator, record.part, ["reward"])
             unscored = np.full(record.rows, np.nan, dtype=np.float32)
             rewards.append(unscored if scores is None else scores["reward"].to_numpy())
         return np.concatenate(rewards)
@@ -97,7 +112,7 @@ class ScoredParts:
             if record is None:
                 return None
             parts[pool] = Part(record=record, table=read_part(store, path, _schema(pool), record, columns))
-        trajectories = Part(record=self.records[generator][ordinal], table=pa.table({}))
+        trajectories = Part(record=self._by_part[generator][ordinal], table=pa.table({}))
         if len(parts) > 1:
             trajectories = self.trajectories(generator, ordinal, ["source"])
         return merge_annotations(trajectories, parts, self._scores.pools, generator)
@@ -109,15 +124,18 @@ class ScoredParts:
             self._scores.pools.replicas[pool],
         )
         path = layout.annotations_of_part(pool, generator, ordinal, count)
+        number = layout.num_annotated_parts(layout.annotator_of_part(ordinal, count), ordinal, count)
+        if not self._knows_all:
+            finder = self._finders.setdefault(path, PartFinder(store, path))
+            return store, path, finder.first(lambda record: record.part >= number)
         if path not in self._annotation_records:
             self._annotation_records[path] = data_records(store, path, _schema(pool))
         records = self._annotation_records[path]
-        number = layout.num_annotated_parts(layout.annotator_of_part(ordinal, count), ordinal, count)
         return store, path, records[number] if number < len(records) else None
 
     def trajectories(self, generator: int, ordinal: int, columns: Sequence[str] | None = None) -> Part:
         """The trajectories of a part. Raises PartCorrupt or PartRemoved."""
-        record = self.records[generator][ordinal]
+        record = self._by_part[generator][ordinal]
         table = read_part(self.store, layout.trajectories(generator), TRAJECTORY, record, columns)
         return Part(record=record, table=table)
 
@@ -143,3 +161,13 @@ def _schema(pool: str) -> pa.Schema:
 def data_records(store: Store, path: str, schema: pa.Schema) -> Sequence[Record]:
     """The commit records of all parts of the stream in the folder `path`, by ordinal. Raises StreamCorrupt."""
     return list(iter(StreamReader(store, path, schema).next_record, None))
+
+
+def _records_of_rows(store: Store, path: str, rows: Iterable[int]) -> Sequence[Record]:
+    """The commit records of the parts with these rows of the stream in the folder `path`, by ordinal."""
+    finder = PartFinder(store, path)
+
+    def part_with(row: int) -> Record | None:
+        return finder.first(lambda record: record.first_row_id + record.rows > row)
+
+    return list({part.part: part for part in map(part_with, sorted(rows)) if part is not None}.values())

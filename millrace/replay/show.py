@@ -12,9 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow.compute as pc
 
-from millrace.errors import ReplayError
 from millrace.evaluation.results import read_result
 from millrace.replay.source_run import open_run_or_replay
 from millrace.rollouts.arrow import prompt_of
@@ -35,10 +33,8 @@ def show(store: Store, step: int, *, dashboard_url: str | None = None) -> dict[s
     Raises RunMissing, ReplayError if the run has no such step or stored too little, and StreamCorrupt or PartRemoved if
     its data can no longer be read.
     """
-    run = open_run_or_replay(store)
-    if step not in run.steps:
-        raise ReplayError(f"no step {step}", file=run.url, expected=f"one of {run.steps[0]} to {run.steps[-1]}")
-    rows = run.groups.filter(pc.equal(run.groups["step"], step)).to_pylist()
+    run = open_run_or_replay(store, step)
+    rows = run.groups.to_pylist()
     dropped: Counter[str] = Counter()
     for row in rows:
         if row["outcome"] != TRAINED:

@@ -8,7 +8,7 @@ checkpoints ─► those that were not rolled back and still have their files
 Only reads: the run's writers are not fenced.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -23,10 +23,11 @@ from millrace.errors import ReplayError
 from millrace.replay.parts import ScoredParts, Scores, data_records
 from millrace.replay.results import read_spec
 from millrace.rollouts.arrow import list_slices
-from millrace.rollouts.consumed import TRAINED, read_consumed
+from millrace.rollouts.consumed import TRAINED, read_consumed, read_consumed_step
+from millrace.rollouts.lineage import part_of_step
 from millrace.rollouts.masking import mask_as_stored
 from millrace.rollouts.scored_group import ScoredGroup
-from millrace.runs.history import read_steps
+from millrace.runs.history import read_step, read_steps
 from millrace.runs.record import latest_attempt, read_run
 from storage import layout
 from storage.checkpoints import Checkpoint, stored_checkpoints
@@ -34,8 +35,9 @@ from storage.errors import StreamCorrupt
 from storage.schema import TRAINER_LOGPROBS
 from storage.stores.base import Store
 from storage.stores.factory import open_store
+from storage.streams.log import backwards
 from storage.streams.record import Record
-from storage.streams.stream import read_part, read_removed
+from storage.streams.stream import read_part, read_removed, stream_head
 
 _OF_FIRST_ROW = ("incarnation", "generator", "group_id", "source", "staleness", "staleness_in_flight", "t")
 """Columns of CONSUMED that are the same in all rows of a group."""
@@ -58,11 +60,11 @@ class TrainedStep:
 class SourceRun:
     """The run in `store`. `scores`, if given, replace its own: in groups that are read, and in the reward columns.
 
-    Opening it reads the whole stream `consumed`. Raises RunMissing, ReplayError if the run did not store what its
-    trainer consumed, and StreamCorrupt if that is damaged.
+    Opening it reads the whole stream `consumed`; with `step`, only that step, and nothing else is known then. Raises
+    RunMissing, ReplayError if the run did not store what its trainer consumed, and StreamCorrupt if that is damaged.
     """
 
-    def __init__(self, store: Store, *, scores: Scores | None = None) -> None:
+    def __init__(self, store: Store, *, scores: Scores | None = None, step: int | None = None) -> None:
         self.store = store
         self.url = store.url
         self.run_id: str = read_run(store)["run_id"]
@@ -70,8 +72,15 @@ class SourceRun:
         self.config = self.attempt.config
         """As JSON."""
         self._scores = scores or Scores(store=store, pools=AnnotatorPools.of(self.config))
-        self._rows = read_consumed(store)
+        self._step = step
+        self._rows = read_consumed(store) if step is None else read_consumed_step(store, step)
         if self._rows.num_rows == 0:
+            head = stream_head(store, layout.CONSUMED)
+            parts = (record for record in backwards(store, layout.CONSUMED, head) if record.kind == "data")
+            newest = next(parts, None)
+            if step is not None and newest is not None:
+                expected = f"one of 1 to {newest.max_policy_version}"
+                raise ReplayError(f"no step {step}", file=self.url, expected=expected)
             raise ReplayError(f"{layout.CONSUMED} has no rows", file=self.url, expected="a run that finished a step")
         self._starts = np.flatnonzero(self._rows["sample_index"].to_numpy() == 0)
         rewards = self._rows["reward"].to_numpy() if scores is None else self._new_rewards()
@@ -95,7 +104,19 @@ class SourceRun:
     @cached_property
     def parts(self) -> ScoredParts:
         """Its trajectories with their scores. Raises StreamCorrupt for a damaged record."""
-        return ScoredParts(self.store, self.config["generation"]["replicas"], self._scores)
+        return self._parts_of(self.store, self.config, self._scores)
+
+    def read_trajectories_of(self, store: Store) -> None:
+        """Reads trajectories and scores from the run in `store`, whose trajectories this run trained on."""
+        config = latest_attempt(store).config
+        self.parts = self._parts_of(store, config, Scores(store=store, pools=AnnotatorPools.of(config)))
+
+    def _parts_of(self, store: Store, config: Mapping[str, Any], scores: Scores) -> ScoredParts:
+        rows = None
+        if self._step is not None:
+            generators, first_rows = (self.groups[name].to_numpy() for name in ("generator", "first_row_id"))
+            rows = {g: first_rows[generators == g].tolist() for g in np.unique(generators).tolist()}
+        return ScoredParts(store, config["generation"]["replicas"], scores, rows)
 
     @cached_property
     def checkpoints(self) -> dict[int, Checkpoint]:
@@ -151,7 +172,9 @@ class SourceRun:
                 raise ReplayError(
                     f"millrace gc removed the first {removed} parts of {layout.trajectories(generator)}",
                     file=self.url,
-                    expected=f"a range that begins with step {int(self._steps[gone[-1]]) + 1} or later",
+                    expected=f"a range that begins with step {int(self._steps[gone[-1]]) + 1} or later"
+                    if self._step is None
+                    else "a later step",
                 )
 
     def rewards(self, row: int) -> list[float | None]:
@@ -167,7 +190,10 @@ class SourceRun:
         rows = [row for batch in batches for row in batch]
         self.check_stored(np.array(rows, dtype=np.int64))
         stored = self.read(rows)
-        numbers = {step.policy_version: step.values for step in read_steps(self.store)}
+        if self._step is None:
+            numbers = {step.policy_version: step.values for step in read_steps(self.store)}
+        else:
+            numbers = {self._step: read_step(self.store, self._step, self.groups["incarnation"][0].as_py())}
         for step, batch in zip(steps, batches, strict=True):
             groups = [replace(next(stored), rewards=self.rewards(row)) for row in batch]
             members = [
@@ -225,6 +251,9 @@ class SourceRun:
     def _logprobs_records(self) -> dict[int, Record]:
         """Step → the record of the part with its rows, unless it was removed; a repeated step's newest."""
         removed = read_removed(self.store, layout.TRAINER_LOGPROBS)
+        if self._step is not None:
+            record = part_of_step(self.store, layout.TRAINER_LOGPROBS, self._step)
+            return {} if record is None or record.part < removed else {self._step: record}
         return {
             step: record
             for record in data_records(self.store, layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS)[removed:]
@@ -274,16 +303,16 @@ def _group_table(rows: pa.Table, starts: npt.NDArray[np.int64], rewards: npt.NDA
     )
 
 
-def open_run_or_replay(store: Store) -> SourceRun:
-    """The run in `store`; if it is a replay's, with the trajectories of the run that it trained on.
+def open_run_or_replay(store: Store, step: int | None = None) -> SourceRun:
+    """The run in `store`, or its one step; if it is a replay's, with the trajectories of the run that it trained on.
 
     Raises as SourceRun, and ReplayError for a replay of several runs.
     """
-    run = SourceRun(store)
+    run = SourceRun(store, step=step)
     request = read_spec(store)
     if request is not None:
         if len(request.sources) > 1:
             # It does not record the source of each trajectory.
             raise ReplayError(f"a replay of {len(request.sources)} runs", file=run.url, expected="a replay of one run")
-        run.parts = SourceRun(open_store(request.sources[0])).parts
+        run.read_trajectories_of(open_store(request.sources[0]))
     return run

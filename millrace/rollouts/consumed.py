@@ -20,14 +20,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.rollouts.ledger import Amount
-from millrace.rollouts.lineage import Lineage, Survivors, surviving
+from millrace.rollouts.lineage import Lineage, Survivors, part_of_step, surviving
 from millrace.rollouts.scored_group import LostPart, ScoredGroup
 from millrace.rollouts.staleness import staleness
 from storage import layout
 from storage.schema import CONSUMED, TRAINER_LOGPROBS
 from storage.stores.base import Store
 from storage.streams.group_commit import GroupCommit
-from storage.streams.stream import StreamReader, StreamWriter
+from storage.streams.stream import StreamReader, StreamWriter, read_part
 
 TRAINED = "trained"
 """The outcome of a trajectory that was not dropped."""
@@ -39,6 +39,15 @@ def read_consumed(store: Store) -> pa.Table:
     rows = pa.concat_tables([CONSUMED.empty_table(), *(part.table for part in iter(reader.next, None))])
     incarnations, versions = (rows[name].to_numpy() for name in ("incarnation", "policy_version"))
     return rows.filter(pa.array(surviving(incarnations, versions))).combine_chunks()
+
+
+def read_consumed_step(store: Store, step: int) -> pa.Table:
+    """The rows of CONSUMED of the step that made version `step`; empty if there is none. Raises StreamCorrupt."""
+    part = part_of_step(store, layout.CONSUMED, step)
+    if part is None:
+        return CONSUMED.empty_table()
+    rows = read_part(store, layout.CONSUMED, CONSUMED, part)
+    return rows.filter(pc.equal(rows["policy_version"], step)).combine_chunks()
 
 
 class SourceLedger:

@@ -18,6 +18,8 @@ import numpy.typing as npt
 
 from storage.checkpoints import Checkpoint, first_of
 from storage.stores.base import Store
+from storage.streams.merged import PartFinder
+from storage.streams.record import Record
 
 
 @dataclass(frozen=True)
@@ -102,3 +104,30 @@ def surviving(incarnations: npt.NDArray[np.int32], policy_versions: npt.NDArray[
     survivors = Survivors()
     survivors.see_rows(incarnations, policy_versions)
     return survivors.mask(incarnations, policy_versions)
+
+
+def part_of_step(store: Store, path: str, step: int, incarnation: int | None = None) -> Record | None:
+    """The first part of the trainer's stream in the folder `path` with rows of version `step`; None if there is none.
+
+    Without the `incarnation` whose version survives, finds it by the rule of `Survivors`. Raises StreamCorrupt.
+    """
+    parts = PartFinder(store, path)
+    if incarnation is None:
+        incarnation = _surviving_incarnation(parts, step)
+    record = parts.first(lambda record: (record.incarnation, record.max_policy_version) >= (incarnation, step))
+    is_there = record is not None and record.incarnation == incarnation and record.min_policy_version <= step
+    return record if is_there else None
+
+
+def _surviving_incarnation(parts: PartFinder, step: int) -> int:
+    """The last incarnation whose first rows are not newer than version `step`; -1 if there is none."""
+    surviving = newest = -1
+
+    def is_newer(record: Record) -> bool:
+        return record.incarnation > newest
+
+    while (first := parts.first(is_newer)) is not None:
+        newest = first.incarnation
+        if first.min_policy_version <= step:
+            surviving = newest
+    return surviving

@@ -9,10 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from millrace.rollouts.lineage import Survivors
+import pyarrow.compute as pc
+
+from millrace.rollouts.lineage import Survivors, part_of_step
 from storage import layout
 from storage.schema import METRIC
 from storage.stores.base import Store
+from storage.streams.merged import MergedReader, before
 from storage.streams.stream import StreamReader
 
 TIME_METRICS = ("time/", "total/", "usage/")
@@ -31,15 +34,32 @@ class Step:
     """By metric name."""
 
 
+def read_metrics(store: Store, stage: str, replica: int) -> MergedReader:
+    """A reader of all metrics of a stage replica."""
+    return MergedReader(store, layout.metrics(stage, replica), layout.merged_metrics(stage, replica), METRIC)
+
+
+def read_step(store: Store, step: int, incarnation: int) -> dict[str, float]:
+    """The trainer's metrics at the version that this incarnation made, by name. Raises StreamCorrupt."""
+    path = layout.metrics("train", 0)
+    first = part_of_step(store, path, step, incarnation)
+    values: dict[str, float] = {}
+    for part in StreamReader(store, path, METRIC, before(first)).readable() if first else ():
+        if part.record.incarnation > incarnation or part.record.min_policy_version > step:
+            break
+        rows = part.table.filter(pc.equal(part.table["policy_version"], step))
+        values |= zip(rows["name"].to_pylist(), rows["value"].to_pylist(), strict=True)
+    return values
+
+
 def read_steps(store: Store) -> list[Step]:
     """The steps of all surviving policy versions, in order. Raises StreamCorrupt for a damaged record.
 
-    Reads the whole stream, which takes about a second per ten thousand parts.
+    Reads the whole stream.
     """
     steps: dict[int, Step] = {}
     survivors = Survivors()
-    reader = StreamReader(store, layout.metrics("train", 0), METRIC)
-    for part in reader.readable():
+    for part in read_metrics(store, "train", 0).readable():
         for row in part.table.to_pylist():
             version, incarnation = row["policy_version"], row["incarnation"]
             if not row["name"].startswith(TIME_METRICS) and survivors.see(incarnation, version, version):

@@ -10,12 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import pyarrow.compute as pc
+
 from configs.stored import AnnotatorPools, bounds_admission_only
 from millrace.evaluation.results import Result, ResultsReader, best_result, measures_by_set
 from millrace.evaluation.schedule import read_early_stop
 from millrace.rollouts.ledger import Account, Amount, CommittedAmounts
 from millrace.rollouts.loader import consumed_by
 from millrace.runs.decisions import parse_decision, summarize_decisions
+from millrace.runs.history import read_metrics
 from millrace.runs.incidents import Incident, summarize_incidents
 from millrace.runs.record import CONTROLLER, Attempt, latest_attempt, of_attempt, read_end, read_run, run_state
 from storage import layout
@@ -23,9 +26,7 @@ from storage.checkpoints import read_latest
 from storage.errors import StreamCorrupt
 from storage.json_text import RESTORE, parse_as
 from storage.progress import FolderReader, read_progress
-from storage.schema import METRIC
 from storage.stores.base import Store
-from storage.streams.stream import StreamReader
 
 STAGES = ("generate", "score", "teach", "train", "sync_weights")
 _BUSY = 0.1
@@ -52,7 +53,7 @@ class StatusReader:
         self._results = ResultsReader(store)
         self._incidents = FolderReader(store, layout.INCIDENTS, partial(parse_as, Incident))
         self._decisions = FolderReader(store, layout.DECISIONS, parse_decision)
-        self._pushes = StreamReader(store, layout.metrics("sync_weights", 0), METRIC)
+        self._pushes = read_metrics(store, "sync_weights", 0)
         self._push_values = defaultdict[str, list[float]](list)
 
     def look(self, *, weight_sync: bool = True) -> dict[str, Any]:
@@ -162,8 +163,9 @@ class StatusReader:
     def _weight_sync(self) -> dict[str, Any]:
         # Damaged parts are skipped; `millrace fsck` lists them.
         for part in self._pushes.readable():
-            for row in part.table.to_pylist():
-                self._push_values[row["name"]].append(row["value"])
+            names, values = part.table["name"], part.table["value"]
+            for name in ("push_seconds", "push_bytes"):
+                self._push_values[name] += values.filter(pc.equal(names, name)).to_pylist()
         seconds = self._push_values["push_seconds"]
         return {
             "transport": self._attempt.config["weights"]["transport"],

@@ -3,13 +3,17 @@
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from threading import Thread
 
 import pyarrow as pa
 
 from storage import layout
+from storage.errors import StorageError
 from storage.schema import METRIC
 from storage.stores.base import Store
 from storage.streams.group_commit import GroupCommit
+from storage.streams.merged import EVERY, merge_parts
 from storage.streams.stream import StreamWriter
 
 RewardCurve = list[list[float]]
@@ -26,21 +30,45 @@ _SECONDS, _ROWS, _BYTES = 1.0, 4096, 1 << 20
 
 
 class MetricsWriter:
-    """Writes the metrics stream of one stage replica, with a commit about once a second."""
+    """Writes the metrics stream of one stage replica, with a commit about once a second, and merges its older parts."""
 
     def __init__(self, store: Store, stage: str, replica: int) -> None:
-        stream = StreamWriter(store, layout.metrics(stage, replica), METRIC, writer=f"{stage}-{replica}")
-        self._commits = GroupCommit(stream, max_rows=_ROWS, max_bytes=_BYTES, max_seconds=_SECONDS)
+        self._store = store
+        self._stage = stage
+        self._replica = replica
+        self._stream = StreamWriter(store, layout.metrics(stage, replica), METRIC, writer=f"{stage}-{replica}")
+        self._commits = GroupCommit(self._stream, max_rows=_ROWS, max_bytes=_BYTES, max_seconds=_SECONDS)
+        self._merges = self._stream.parts // EVERY
+        self._merging = Thread()
 
     def log(self, *, incarnation: int, policy_version: int, **values: float) -> None:
         """Adds one row per value, with the current time. Names end in their unit if they have one."""
         common = {"t": time.time(), "incarnation": incarnation, "policy_version": policy_version}
         rows = [{**common, "name": name, "value": float(value)} for name, value in values.items()]
-        self._commits.append(pa.Table.from_pylist(rows, schema=METRIC), tokens=0)
+        self._commits.append(
+            pa.Table.from_pylist(rows, schema=METRIC),
+            tokens=0,
+            min_policy_version=policy_version,
+            max_policy_version=policy_version,
+            incarnation=incarnation,
+        )
+        # By the number of all parts: processes that die young merge too.
+        if (merges := self._stream.parts // EVERY) > self._merges and not self._merging.is_alive():
+            self._merges = merges
+            self._merging = Thread(target=self._merge, name="merge", daemon=True)
+            self._merging.start()
 
     def close(self) -> None:
         """Commits the rows still in memory."""
         self._commits.close()
+        if self._merging.is_alive():
+            self._merging.join()
+
+    def _merge(self) -> None:
+        # Readers get what is not merged from the stream itself, and the next merge begins there.
+        with suppress(StorageError, OSError):
+            paths = layout.metrics(self._stage, self._replica), layout.merged_metrics(self._stage, self._replica)
+            merge_parts(self._store, *paths, METRIC, f"{self._stage}-{self._replica}")
 
 
 class Pace:

@@ -146,10 +146,10 @@ class Traces:
         for row in consumed:
             taken[row["generator"]][row["trajectory_row_id"]] = row
         for generator, rows in taken.items():
-            stream = self._parts.index(layout.trajectories(generator), TRAJECTORY, problems)
-            records = {record.part: record for row_id in rows if (record := stream.record_of(row_id)) is not None}
-            for record in records.values():
-                if (table := self._parts.try_read(stream, record, problems)) is None:
+            path = layout.trajectories(generator)
+            found = (self._parts.record_of(path, row_id, problems) for row_id in rows)
+            for record in {record.part: record for record in found if record is not None}.values():
+                if (table := self._parts.try_read(path, TRAJECTORY, record, problems)) is None:
                     continue
                 trajectories = _trajectories(table, rows)
                 scores = self._scores(generator, record, {row["source"] for row in trajectories}, problems)

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.pages.run_data import consumed_rows, run_data
+from support.pages.run_data import consumed_rows, measured, run_data
 
 from dashboard.queries import staleness
 from dashboard.read.model import RunData
@@ -16,11 +16,11 @@ def _run(policy_version: Any, **columns: Any) -> RunData:
     return run_data(consumed=consumed_rows(policy_version, **columns))
 
 
-def test_mean_and_largest_are_of_the_trained_rows_of_each_step() -> None:
-    mean, largest = staleness.over_time(_run([1, 1, 1, 2, 2], staleness=[0, 3, 9, 1, 2], outcome=[0, 0, 1, 0, 0]))
-    assert mean.x.tolist() == largest.x.tolist() == [1, 2]
-    assert mean.y.tolist() == [1.5, 1.5]
-    assert largest.y.tolist() == [3, 2]
+def test_mean_and_largest_are_of_the_groups_of_each_step() -> None:
+    values = {"staleness_mean": measured([0.0, 1.5]), "staleness_max": measured([0.0, 3.0])}
+    mean, largest = staleness.over_time(run_data(metrics={"train-0": values}))
+    assert (mean.x.tolist(), mean.y.tolist()) == ([1, 2], [0.0, 1.5])
+    assert (largest.x.tolist(), largest.y.tolist()) == ([1, 2], [0.0, 3.0])
 
 
 def test_the_bound_is_the_one_that_was_measured_at_each_step() -> None:

@@ -176,17 +176,19 @@ def test_rows_that_gc_removed_are_reported_as_removed(run: RunData, dict_store: 
     assert all(response.consumed is not None and response.score is None for response in group.responses)
 
 
-def test_a_damaged_record_hides_what_lies_behind_it_and_nothing_before(run: RunData, dict_store: DictStore) -> None:
+def test_a_damaged_record_hides_its_part_and_nothing_before(run: RunData, dict_store: DictStore) -> None:
+    stream = StreamReader(dict_store, layout.trajectories(0), TRAJECTORY)
+    hidden = list(iter(stream.next_record, None))[2].first_row_id
     path = f"{layout.trajectories(0)}/{layout.record(3)}"
     dict_store.objects[path] = b"?"
     reader = GroupReader(dict_store, run.info.config)
     generator, first = oldest(run)
     group = reader.read(run, generator, first)
     assert group.prompt is not None
+    assert group.problems == ()
+    group = reader.read(run, 0, hidden)
+    assert group.prompt is None
     assert [problem.partition(":")[0] for problem in group.problems] == [path]
-    newest = next(place for place in places(run, generator="0"))
-    group = reader.read(run, *newest)
-    assert (group.prompt, len(group.problems)) == (None, 1)
 
 
 def test_prompts_are_read_and_those_in_damaged_parts_left_out(run: RunData, dict_store: DictStore) -> None:

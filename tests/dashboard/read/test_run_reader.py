@@ -25,6 +25,7 @@ from storage.errors import StoreUnreachable, StreamCorrupt
 from storage.progress import read_status, write_progress
 from storage.schema import CONSUMED, METRIC
 from storage.stores.base import Store
+from storage.streams.merged import EVERY, merge_parts
 from storage.streams.stream import write_removed
 
 Look = Callable[[], RunData]
@@ -85,10 +86,10 @@ def test_a_look_reads_no_part_twice(watch: Watch) -> None:
     run = StoredRun(store, "small", Shape(steps=9))
     run.append(5)
     look = watch(store)
-    rows_before = len(look().consumed["t"])
+    rows_before = len(look().recent.columns["t"])
     store.gets.clear()
     run.append(1)
-    rows_after = len(look().consumed["t"])
+    rows_after = len(look().recent.columns["t"])
     assert rows_after > rows_before
     read = [path for path in store.gets if "/seg/" in path]
     assert [path for path in read if path.startswith(layout.CONSUMED)] == [part_files(store, layout.CONSUMED)[5]]
@@ -113,6 +114,7 @@ def test_a_damaged_part_is_named_and_the_rest_is_shown(
     stored_run: StoredRun, dict_store: DictStore, watch: Watch
 ) -> None:
     whole = watch(dict_store)()
+    versions = set(whole.consumed["policy_version"])
     file = part_files(dict_store, layout.CONSUMED)[3]
     damage(dict_store, file)
     look = watch(dict_store)
@@ -120,7 +122,7 @@ def test_a_damaged_part_is_named_and_the_rest_is_shown(
     [problem] = data.problems
     assert file in problem
     assert "checksum" in problem
-    assert set(whole.consumed["policy_version"]) - set(data.consumed["policy_version"]) == {4}
+    assert versions - set(data.consumed["policy_version"]) == {4}
     assert data.metrics["train-0"].keys() == whole.metrics["train-0"].keys()
     stored_run.append(1)
     again = look()
@@ -192,7 +194,7 @@ def test_a_store_that_fails_for_a_moment_costs_no_row(watch: Watch) -> None:
     data = look()
     assert store.failing == {}, "both faults struck"
     assert data.problems == tuple(f"no answer for {path}" for path in failing)
-    assert set(data.consumed["policy_version"]) == {1, 2}
+    assert set(data.recent.columns["policy_version"]) == {1, 2}
     data = look()
     assert data.problems == ()
     assert data.consumed["policy_version"].tolist() == whole.consumed["policy_version"].tolist()
@@ -260,3 +262,28 @@ def test_an_attempt_tells_its_origin_and_what_became_of_its_last_version(
     write_decision(dict_store, 0, decision)
     stored_run.finish()
     assert look().info.attempts[0].promotion == decision
+
+
+def test_a_look_reads_only_the_newest_rows_of_a_long_run(dict_store: DictStore) -> None:
+    StoredRun(dict_store, "mine", Shape(steps=60)).append(60)
+    store = SlowStore(dict_store.objects)
+    data = RunReader(store).look()
+    assert set(data.recent.columns["policy_version"]) == set(range(41, 61))
+    consumed = part_files(dict_store, layout.CONSUMED)
+    assert not set(store.gets) & set(consumed[:39])
+    assert set(data.consumed["policy_version"]) == set(range(1, 61)), "a page asks for all rows"
+    assert set(consumed) <= set(store.gets)
+    for name, column in data.recent.columns.items():
+        if name not in ("outcome", "source", "prompt_id"):
+            np.testing.assert_array_equal(column, data.consumed[name][-len(column) :], name)
+
+
+def test_merged_metrics_are_those_of_the_stream(dict_store: DictStore) -> None:
+    StoredRun(dict_store, "mine", Shape(steps=EVERY + 4)).append(EVERY + 4)
+    before = RunReader(dict_store).look().metrics["train-0"]
+    merge_parts(dict_store, layout.metrics("train", 0), layout.merged_metrics("train", 0), METRIC, "train-0")
+    after = RunReader(dict_store).look().metrics["train-0"]
+    assert list(after) == list(before)
+    for name, columns in before.items():
+        for key, values in columns.items():
+            np.testing.assert_array_equal(after[name][key], values, name)

@@ -5,6 +5,7 @@ import json
 import pytest
 from support.replay.scripted_run import CONFIG, GROUPS, MEMBERS, RATIO, ScriptedRun
 from support.stores.dict_store import DictStore
+from support.stores.slow_store import SlowStore
 
 from millrace.errors import ReplayError, RunMissing
 from millrace.evaluation.results import write_result
@@ -71,6 +72,26 @@ def test_the_dashboards_address_is_shown_if_known() -> None:
     shown = show(store, 1, dashboard_url="http://here:8050/")
     assert shown["dashboard"] == "http://here:8050/run/scripted/trajectories?version=1"
     assert show(store, 1)["dashboard"] is None
+
+
+def test_a_step_that_was_trained_again_is_shown_as_it_was_trained_last() -> None:
+    run = ScriptedRun(DictStore()).steps(1, 4)
+    run.resume()
+    store = run.steps(3, 3, first_group=50).close()
+    assert [group["group_id"] for group in show(store, 3)["groups"]] == [50, 51, 52]
+    assert (show(store, 2)["incarnation"], show(store, 3)["incarnation"]) == (0, 1)
+    with pytest.raises(ReplayError) as raised:
+        show(store, 4)
+    assert raised.value.expected == "one of 1 to 3"
+
+
+def test_a_step_of_a_longer_run_takes_hardly_more_reads() -> None:
+    def num_gets(steps: int) -> int:
+        store = SlowStore(ScriptedRun(DictStore()).steps(1, steps).close().objects)
+        show(store, steps // 2)
+        return len(store.gets)
+
+    assert num_gets(160) <= num_gets(40) + 24, "the logarithm of the number of records"
 
 
 def test_a_missing_step_or_run_is_refused() -> None:

@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.stores.dict_store import DictStore
 from support.stores.memory import unused_name
 
-from millrace.rollouts.lineage import Lineage, surviving
+from millrace.rollouts.lineage import Lineage, part_of_step, surviving
 from storage.checkpoints import CheckpointWriter
 from storage.stores.memory import MemoryStore
+from storage.streams.log import LogWriter
 
 
 class StartedTrainer:
@@ -100,3 +102,24 @@ def test_rows_up_to_each_rollback_survive(stories: list[tuple[int, int]]) -> Non
 def test_no_rows_survive_of_none() -> None:
     nothing = np.array([], dtype=np.int32), np.array([], dtype=np.int64)
     assert not surviving(*nothing).size
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.lists(st.integers(1, 3), max_size=5)), min_size=1, max_size=5))
+def test_the_part_of_a_step_is_that_of_the_incarnation_whose_version_survives(
+    trainers: list[tuple[int, list[int]]],
+) -> None:
+    store, version = DictStore(), 0
+    keys, places = list[tuple[int, int]](), list[int]()
+    for incarnation, (rolled_back, parts) in enumerate(trainers):
+        log, version = LogWriter(store, "streams/consumed", "train-0"), max(0, version - rolled_back)
+        for steps in parts:
+            first, version = version + 1, version + steps
+            record = log.commit("data", incarnation=incarnation, min_policy_version=first, max_policy_version=version)
+            keys += [(incarnation, step) for step in range(first, version + 1)]
+            places += [record.part] * steps
+    incarnations, versions = np.array(keys, np.int64).reshape(-1, 2).T
+    held = surviving(incarnations, versions) if keys else np.zeros(0, bool)
+    expected = {int(versions[i]): places[i] for i in np.flatnonzero(held)}
+    newest = max((version for _, version in keys), default=0)
+    found = {step: part_of_step(store, "streams/consumed", step) for step in range(newest + 2)}
+    assert {step: record.part for step, record in found.items() if record is not None} == expected

@@ -1,9 +1,24 @@
-"""A stage's pace, and the reward curve of its status record."""
+"""A stage's metrics: its pace, the reward curve of its status record, and the stream with its older parts merged."""
 
 from collections.abc import Iterable
 from itertools import pairwise
 
-from millrace.runtime.metrics import MOST_POINTS, RECENT_STEPS, Pace, RewardCurve, extend_curve, extend_recent
+from support.stored_run.metrics import metric_rows
+from support.stores.dict_store import DictStore
+
+from millrace.runtime.metrics import (
+    MOST_POINTS,
+    RECENT_STEPS,
+    MetricsWriter,
+    Pace,
+    RewardCurve,
+    extend_curve,
+    extend_recent,
+)
+from storage import layout
+from storage.schema import METRIC
+from storage.streams.merged import EVERY
+from storage.streams.stream import StreamReader, StreamWriter
 
 
 def test_the_first_step_only_starts_the_clock() -> None:
@@ -41,3 +56,19 @@ def test_a_record_has_the_values_of_the_last_ten_steps_without_those_that_are_no
         recent = extend_recent(recent, {"reward_mean": float(step), "loss": loss, "grad_norm": 1.0})
     rewards = [float(step) for step in range(12 - RECENT_STEPS, 12)]
     assert recent == {"reward_mean": rewards, "loss": [1.0] * RECENT_STEPS}
+
+
+def test_a_stage_merges_its_older_metrics() -> None:
+    store, path = DictStore(), layout.metrics("train", 0)
+    earlier = StreamWriter(store, path, METRIC, "train-0")
+    for version in range(EVERY - 1):
+        earlier.write(metric_rows({"loss": 0.5}, t=0.0, incarnation=0, policy_version=version), tokens=0)
+    writer = MetricsWriter(store, "train", 0)
+    # More rows than fit into one part: the second call commits the first.
+    for version in (EVERY, EVERY + 1):
+        writer.log(incarnation=1, policy_version=version, **{f"metric_{number}": 0.0 for number in range(4000)})
+    writer.close()
+    (merged,) = StreamReader(store, layout.merged_metrics("train", 0), METRIC).readable()
+    assert merged.table.num_rows == EVERY - 1 + 4000
+    last = list(iter(StreamReader(store, path, METRIC).next_record, None))[-1]
+    assert (last.part, last.incarnation, last.min_policy_version) == (EVERY, 1, EVERY + 1)

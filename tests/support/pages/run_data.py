@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.stored import DEFAULT_SOURCE
-from dashboard.read.model import AttemptInfo, Columns, RunData, RunInfo
+from dashboard.read.model import AttemptInfo, Columns, RunData, RunInfo, Taken
 from millrace.runs.provenance import Origin, Provenance
 from storage.schema import CONSUMED
 
@@ -115,7 +115,12 @@ def run_data(run_id: str = "mine", **changes: Any) -> RunData:
             "seconds": np.array([4.0, 0.5]),
         },
     }
-    return RunData(**{**values, **changes})
+    values |= changes
+    columns, *names = (values.pop(name) for name in ("consumed", "outcomes", "sources", "prompts"))
+    taken = Taken(columns=columns, **dict(zip(("outcomes", "sources", "prompts"), names, strict=True)))
+    run = RunData(**{"recent": taken, "read_taken": lambda: taken, **values})
+    mixed = {name: {} for name in taken.sources if name}
+    return run if "info" in changes or len(mixed) < 2 else with_config(run, {"sources": mixed})
 
 
 def consumed_rows(policy_version: npt.ArrayLike, **columns: npt.ArrayLike) -> Columns:

@@ -191,7 +191,8 @@ class ScriptedRun:
         values = {"loss": step / 8, "grad_norm": step / 4}
         values = {name: value + 1 if self._is_changed(name, step) else value for name, value in values.items()}
         stamp: dict[str, Any] = {"t": float(step), "incarnation": self._checkpoints.incarnation, "policy_version": step}
-        self._metrics.write(metric_rows(values, **stamp), tokens=0)
+        versions = {"min_policy_version": step, "max_policy_version": step, "incarnation": stamp["incarnation"]}
+        self._metrics.write(metric_rows(values, **stamp), tokens=0, **versions)
 
     def _changed_sample(self, groups: Sequence[ScoredGroup]) -> int:
         return sum(len(group.verified) for group in groups[:CHANGED_GROUP]) + CHANGED_MEMBER

@@ -275,8 +275,13 @@ class StoredRun:
                 values |= {f"source_weight/{source}": 1.0 for source in sources if stage == "generate"}
                 stamp: dict[str, Any] = {"t": self._t_step(step), "incarnation": self._incarnation}
                 tables[stage, replica].append(metric_rows(values, policy_version=step, **stamp))
+        versions: dict[str, Any] = {
+            "min_policy_version": rollouts[0].step,
+            "max_policy_version": rollouts[-1].step,
+            "incarnation": self._incarnation,
+        }
         for replica_key, writer in self._metrics.items():
-            writer.write(pa.concat_tables(tables[replica_key]), tokens=0)
+            writer.write(pa.concat_tables(tables[replica_key]), tokens=0, **versions)
 
     def _write_status(self, doing: str) -> None:
         steps, account = self.policy_version, self._account
