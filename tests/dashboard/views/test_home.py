@@ -19,6 +19,8 @@ def _run(**changes: Any) -> RunData:
     """Twenty steps of a second each; the trainer waits a quarter of the time. A checkpoint in the tenth."""
     trainer = {
         "reward_mean": measured([0.0] * 10 + [1.0] * 10),
+        "staleness_mean": measured([1.0] * 20),
+        "staleness_max": measured([1.0] * 20),
         "importance_ratio_p95": measured([1.1] * 20),
         "effective_sample_size": measured([0.9] * 20),
         "time/train/seconds": measured([0.75] * 20),
