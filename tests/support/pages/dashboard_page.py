@@ -1,6 +1,7 @@
 """The dashboard as a person has it: the real command, and its pages in a watching browser."""
 
 import base64
+import os
 import re
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 from playwright.sync_api import Page
-from support.campaigns.campaigns import REPOSITORY
+from support.campaigns.campaigns import BASE_INSTALL, REPOSITORY
 
 _NUMPY = {"f4": "<f4", "f8": "<f8", "i1": "<i1", "i2": "<i2", "i4": "<i4", "u1": "<u1", "u2": "<u2", "u4": "<u4"}
 _FIGURE = "id => document.getElementById(id).querySelector('.js-plotly-plot').data"
@@ -29,6 +30,7 @@ def served_process(
     process = subprocess.Popen(
         [sys.executable, "-m", "flows.cli.main", "dashboard", str(root), "--port", str(port), *arguments],
         cwd=REPOSITORY,
+        env={**os.environ, **BASE_INSTALL},
         stdout=subprocess.PIPE,
         stderr=errors,
         text=True,

@@ -87,7 +87,8 @@ CASES = {
 def launch(ranks: int, *arguments: str) -> None:
     """Runs this file on as many gloo ranks; the folders of its cases are next to the report."""
     tests = Path(__file__).parents[2]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{tests}:{tests.parent}"}
+    path = f"{tests}:{tests.parent}:{tests}/support/campaigns/base_install"
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     started = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", __file__, *arguments]
     ran = subprocess.run([sys.executable, *started], env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr[-9000:]

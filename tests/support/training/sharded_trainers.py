@@ -181,7 +181,8 @@ def launch(
 ) -> Report:
     """Runs the cases on as many processes, over gloo on CPUs or over NCCL on GPUs. Returns the report."""
     tests = Path(__file__).parents[2]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{tests}:{tests.parent}"}
+    path = f"{tests}:{tests.parent}:{tests}/support/campaigns/base_install"
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     arguments = ["--standalone", f"--nproc-per-node={ranks}", __file__, str(report), device, *cases]
     ran = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *arguments], env=environment, capture_output=True, text=True

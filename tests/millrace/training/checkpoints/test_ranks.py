@@ -25,6 +25,7 @@ from storage.stores.factory import open_store
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[4]
+PATH = f"{ROOT}:{ROOT}/tests:{ROOT}/tests/support/campaigns/base_install"
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def handed(tmp_path_factory: pytest.TempPathFactory) -> Handed:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
     subprocess.run(
         [*torchrun, "-m", "support.training.checkpoint_ranks", str(folder / "run"), str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATH},
         check=True,
     )
     reports = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(4)]

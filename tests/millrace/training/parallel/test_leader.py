@@ -13,6 +13,7 @@ from tasks.start import launch
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[4]
+PATH = f"{ROOT}:{ROOT}/tests:{ROOT}/tests/support/campaigns/base_install"
 TOLERANCE = 1e-5
 """Of weights in float32 of about 1, after one or two steps: over two ranks a sum has another order."""
 
@@ -23,7 +24,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("leader")
     subprocess.run(
         launch(2, ["-m", "support.training.leader_ranks", str(folder / "run"), str(folder / "report.json")]),
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATH},
         check=True,
     )
     contents: dict[str, Any] = json.loads((folder / "report.json").read_text())
