@@ -21,6 +21,7 @@ _EACH = pytest.mark.parametrize("block", _BLOCKS.values(), ids=_BLOCKS)
 
 _STEP = (
     *("reward_mean", "response_length_mean_tokens", "buffered_rollouts", "in_flight_rollouts"),
+    *("staleness_mean", "staleness_max"),
     *(
         "learning_rate",
         "loss",

@@ -15,6 +15,7 @@ from millrace.runs.record import latest_attempt
 from storage.stores.factory import open_store
 
 ROWS = [{"prompt": f"{n:02d}+{n:02d}=", "answer": f"{2 * n:02d}"} for n in range(40)]
+HARD = [{"prompt": f"{n}*{n}=", "answer": str(n * n)} for n in range(20)]
 SETTINGS = ("prompts.num_eval=8",)
 
 
@@ -67,10 +68,10 @@ def test_an_accepted_change_is_recorded_once(source: Path) -> None:
 
 
 def test_a_changed_evaluation_set_refuses_and_a_smaller_one_does_not(source: Path) -> None:
-    hard = write(source.parent / "hard.jsonl", ROWS)
+    hard = write(source.parent / "hard.jsonl", HARD)
     config = configured(source, f"evaluation.sets.hard.source={hard}")
     start(config)
-    write(hard, ROWS[:9])
+    write(hard, HARD[:9])
     with pytest.raises(InputError):
         start(config, resumed=True)
     start(configured(source, f"evaluation.sets.hard.source={hard}", "evaluation.sets.hard.num_prompts=5"), resumed=True)
@@ -187,13 +188,14 @@ def mixed(source: Path, *settings: str) -> RunConfig:
 
 def test_each_source_has_inputs_of_its_own(source: Path) -> None:
     words = write(source.parent / "words.jsonl", ROWS)
-    settings = [f"sources.words.prompts.source={words}", f"sources.words.evaluation.sets.hard.source={source}"]
+    hard = write(source.parent / "hard.jsonl", HARD)
+    settings = [f"sources.words.prompts.source={words}", f"sources.words.evaluation.sets.hard.source={hard}"]
     alone, inputs = run_inputs(configured(source)), run_inputs(mixed(source, *settings))
     assert inputs.items() >= alone.items()
     assert inputs.keys() - alone.keys() == {
         "sources.sums.prompts.source arithmetic",
         f"sources.words.prompts.source {words}",
-        f"sources.words.evaluation.sets.hard {source}, first 256",
+        f"sources.words.evaluation.sets.hard {hard}, first 256",
     }
 
 
