@@ -47,8 +47,7 @@ def calm_weights(module_millrace: Millrace) -> bytes:
     return final_weights(module_millrace.store("calm"), STEPS)
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("number", range(CAMPAIGNS))
+@pytest.mark.parametrize("number", [0, *(pytest.param(n, marks=pytest.mark.extended) for n in range(1, CAMPAIGNS))])
 def test_killed_anywhere_annotators_lose_and_repeat_nothing(
     number: int, millrace: Millrace, tmp_path: Path, calm_weights: bytes
 ) -> None:
