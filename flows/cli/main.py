@@ -58,12 +58,12 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands; parsed arguments hold the function `run_command`."""
     from dashboard.integrations.sinks import mirror
     from dashboard.server import cli as dashboard
-    from flows.cli import before_run, maintenance, replay, runs, show, start
+    from flows.cli import before_run, init, maintenance, replay, runs, show, start
 
     parser = argparse.ArgumentParser(prog="millrace", description="Asynchronous RL post-training as Prefect flows.")
     parser.add_argument("--version", action=_PrintVersion, nargs=0, help="print the version of Millrace")
     parsers = parser.add_subparsers(dest="command", required=True)
-    for module in (start, runs, before_run, replay, show, maintenance):
+    for module in (init, start, runs, before_run, replay, show, maintenance):
         for command in module.COMMANDS:
             add_command(parsers, command)
     for name, page in (("dashboard", dashboard), ("mirror", mirror)):

@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import signal
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import NoReturn
 
@@ -17,7 +18,7 @@ from flows.campaign.threads import with_threads
 from flows.deployment.server import prefect_server
 from flows.display.key_figures import already_finished
 from flows.display.live_view import LiveView, panel
-from flows.display.tables import echo
+from flows.display.tables import echo, new_table, shortened
 from millrace.errors import StageDied
 from millrace.profiling.trace import ProfileRequest
 from millrace.runs.record import changed_inputs, latest_attempt
@@ -25,7 +26,10 @@ from storage import failpoints, layout
 from storage.progress import read_progress
 from storage.stores.base import Store
 from tasks.jobs import stages_here
+from tasks.questions import ask
 from tasks.start import warm_up
+
+_ANSWER_WIDTH, _TITLE_LENGTH = 100, 400
 
 
 class Terminated(BaseException):
@@ -90,6 +94,31 @@ def run_campaign(
         if profile is not None:
             profile.write(store)
         return _run_checked(config, run_id, resume, inputs, wait_for_server[0], command)
+
+
+def check_campaign(config: RunConfig, run_id: str, resume: Resume, accept_changed_inputs: bool) -> int:
+    """Makes the checks of `run_campaign`, and prints some prompts with sampled answers and rewards. Starts no run."""
+    console = Console()
+    store = run_store(config, run_id)
+    check_run(store, run_id, resume)
+    config = with_local_copies(config, store, echo)
+    with console.status("checking the config, the model, the reward and the prompts"):
+        warm = partial(warm_up, stages_here(config))
+        check(config, run_id, resume=resume, accept_changed_inputs=accept_changed_inputs, start=warm)
+    echo("all checks passed")
+    if config.model.path is None:
+        echo("nothing is sampled: the start model is made when the run begins")
+        return 0
+    with console.status("sampling answers, with transformers on the CPU"):
+        sampled = ask("millrace.stages.sample", config.model_dump(mode="json"), "the sampled answers")
+    for answered in sampled["prompts"]:
+        rows = [(shortened(text, _ANSWER_WIDTH), "–" if reward is None else f"{reward:.2f}")
+                for text, reward in answered["answers"]]  # fmt: skip
+        title = f"{answered['source']}: {answered['prompt']}"
+        echo(new_table(title[:_TITLE_LENGTH], left=("answer",), right=("reward",), rows=rows))
+    if sampled["failure"]:
+        echo(sampled["failure"])
+    return 0
 
 
 def _run_checked(

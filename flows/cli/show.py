@@ -20,11 +20,15 @@ _VALUE_WIDTH = 60
 
 
 def _show(arguments: argparse.Namespace) -> int:
+    from dashboard.read.tokens import read_tokens
     from millrace.replay.show import show
     from storage.stores.factory import open_store
 
-    dashboard_url = os.environ.get("MILLRACE_DASHBOARD_URL")
-    shown = show(open_store(arguments.run_url), arguments.step, dashboard_url=dashboard_url)
+    store = open_store(arguments.run_url)
+    shown = show(store, arguments.step, dashboard_url=os.environ.get("MILLRACE_DASHBOARD_URL"))
+    tokens = read_tokens(store, shown["config"])
+    for group in shown["groups"]:
+        group["responses"] = [tokens.text(ids) for ids in group.pop("response_tokens")]
     if arguments.json:
         print(json.dumps(shown, indent=1))
     else:
@@ -70,6 +74,8 @@ def _step(shown: Mapping[str, Any]) -> Iterator[RenderableType]:
         # So that it fits into 80 columns.
         batch.padding = 0
     yield batch
+    rows = [row for group in shown["groups"][:_GROUPS_SHOWN] for row in _responses(group)]
+    yield new_table("best and worst response", left=("group", "response"), right=("reward",), rows=rows)
     numbers = {f"importance_ratio_{name}": value for name, value in shown["ratios"].items()}
     numbers |= {name: value for name, value in shown["measured"].items() if name not in numbers}
     rows = [(name, f"{value:.6g}") for name, value in numbers.items()]
@@ -99,6 +105,14 @@ def _group(group: Mapping[str, Any], *, with_source: bool) -> Sequence[Any]:
         f"{group['ratios']['mean']:.2f}",
         f"{group['ratios']['max']:.2f}",
     )
+
+
+def _responses(group: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
+    """Yields the best response of a group, and the worst one if its reward is lower."""
+    scored = [pair for pair in zip(group["rewards"], group["responses"], strict=True) if pair[0] is not None]
+    best, worst = max(scored, key=lambda pair: pair[0]), min(scored, key=lambda pair: pair[0])
+    for reward, response in (best, worst) if worst[0] < best[0] else (best,):
+        yield str(group["group_id"]), shortened(response, _VALUE_WIDTH), f"{reward:.2f}"
 
 
 def _comparison(diff: Mapping[str, Any]) -> Iterator[RenderableType]:

@@ -27,6 +27,10 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.resume != "never" and arguments.run_id is None:
         raise InputError("missing", key="--run-id", expected="with --resume the run to continue")
     run_id = _new_run_id(config.name) if arguments.run_id is None else arguments.run_id
+    if arguments.check:
+        from flows.cli.run import check_campaign
+
+        return check_campaign(config, run_id, arguments.resume, arguments.accept_changed_inputs)
     return _start(config, run_id, arguments, arguments.resume, arguments.accept_changed_inputs)
 
 
@@ -119,6 +123,9 @@ _OF_A_RUN = [
         const="required",
         default="never",
         help="continue the run --run-id from its last checkpoint; `latest`: start it if it does not exist",
+    ),
+    option(
+        "--check", action="store_true", help="only make the checks, and show three sampled answers to three prompts"
     ),
     option(
         "--accept-changed-inputs",

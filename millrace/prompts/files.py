@@ -45,6 +45,8 @@ _EXPECTED_SOURCE = (
 
 _Records = Iterator[tuple[str, int, object]]
 """(`line` or `row`, its number from 1, the record)."""
+_Choose = Callable[[Sequence[str]], list[str]]
+"""Returns the names of the columns to read, given all names."""
 
 
 def read_prompts(source: str, config: PromptsConfig, *, learned: bool = False) -> list[Prompt]:
@@ -55,7 +57,7 @@ def read_prompts(source: str, config: PromptsConfig, *, learned: bool = False) -
     """
     name = PurePosixPath(source).name
     prompts: dict[str, Prompt] = {}
-    for unit, number, record in _records(source, config):
+    for unit, number, record in _records(source, lambda names: _chosen_columns(names, source, config)):
         where = f"{source} {unit} {number}"
         if not isinstance(record, dict):
             expected = f"one with the keys {config.prompt_field} and {config.answer_field}"
@@ -72,6 +74,14 @@ def read_prompts(source: str, config: PromptsConfig, *, learned: bool = False) -
     if not prompts:
         raise PromptsError("no prompts", file=source, expected="at least one")
     return list(prompts.values())
+
+
+def read_rows(source: str) -> list[dict[str, Any]]:
+    """The rows of a file or folder with all their keys, unchecked: at least one. Raises PromptsError."""
+    rows = [record for _, _, record in _records(source, list) if isinstance(record, dict)]
+    if not rows:
+        raise PromptsError("no rows", file=source, expected="at least one")
+    return rows
 
 
 def _prompt(record: dict[str, Any], config: PromptsConfig, place: str, where: str, *, learned: bool) -> Prompt:
@@ -130,7 +140,7 @@ def _answer(record: dict[str, Any], config: PromptsConfig, shown_turns: Demonstr
     return answer
 
 
-def _records(source: str, config: PromptsConfig) -> _Records:
+def _records(source: str, choose: _Choose) -> _Records:
     suffix = PurePosixPath(source).suffix
     if suffix in (".jsonl", ".json"):
         # Windows' editors put a mark before UTF-8; elsewhere it is a character of the text.
@@ -139,7 +149,7 @@ def _records(source: str, config: PromptsConfig) -> _Records:
         return _json_records(data, source) if is_array else _jsonl_records(data, source)
     read = {".csv": _csv_table, ".parquet": _parquet_table}.get(suffix, _saved_table)
     try:
-        table = read(source, lambda names: _chosen_columns(names, source, config))
+        table = read(source, choose)
         table.validate(full=True)
     except (pa.ArrowException, OSError) as error:
         raise PromptsError(f"can't be read ({error})", file=source, expected=_EXPECTED_SOURCE) from error
@@ -175,10 +185,6 @@ def _parsed(data: bytes, where: str, expected: str) -> Any:
         return parse_unique(data.decode("utf-8"), parse_float=WrittenNumber)
     except ValueError as error:
         raise PromptsError(f"not JSON in UTF-8 ({error})", file=where, expected=expected) from error
-
-
-_Choose = Callable[[Sequence[str]], list[str]]
-"""Returns the names of the columns to read, given all names."""
 
 
 def _csv_table(source: str, choose: _Choose) -> pa.Table:

@@ -25,10 +25,10 @@ def show(store: Store, step: int, *, dashboard_url: str | None = None) -> dict[s
     """Step `step` of the run in `store`, its batch and its results, as plain JSON.
 
     `groups` in the order of the batch, their lists with one value per member: `rewards` are None where the verifier
-    failed, `advantages` where a member was not trained on, `lengths` count response tokens. `ratios`: π/μ over the
-    trainable tokens, before clipping. `dropped`: trajectories dropped before this step, by reason. `measured`: the
-    trainer's metrics by name, empty if they are damaged. `evaluation`: the held-out result of the version that it made.
-    `dashboard`: the address of its trajectories there, if `dashboard_url` is known.
+    failed, `advantages` where a member was not trained on, `response_tokens` are ids, which `lengths` count.
+    `ratios`: π/μ over the trainable tokens, before clipping. `dropped`: trajectories dropped before this step, by
+    reason. `measured`: the trainer's metrics by name, empty if they are damaged. `evaluation`: the held-out result of
+    the version that it made. `dashboard`: the address of its trajectories there, if `dashboard_url` is known.
 
     Raises RunMissing, ReplayError if the run has no such step or stored too little, and StreamCorrupt or PartRemoved if
     its data can no longer be read.
@@ -63,6 +63,7 @@ def show(store: Store, step: int, *, dashboard_url: str | None = None) -> dict[s
                 "staleness": run.groups["staleness"][row].as_py(),
                 "rewards": group.rewards,
                 "advantages": [trained.advantages.get(key) for key in keys],
+                "response_tokens": [tokens.tolist() for tokens in group.response_tokens],
                 "lengths": [len(tokens) for tokens in group.response_tokens],
                 "ratios": _summarize(ratios[-1]),
             }

@@ -11,13 +11,15 @@ was rolled back makes other weights under the same version.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import torch
 
+from configs.schema import RunConfig
 from configs.sources import naming_source
 from millrace.errors import InputError
 from millrace.evaluation.answers import answers_table, write_answers
@@ -35,7 +37,7 @@ from millrace.generation.engines.transformers import TransformersEngine
 from millrace.generation.environments.episodes import EpisodeRules, Episodes, load_rules, sampling_of
 from millrace.models.loading import load_model
 from millrace.models.start_folder import start_folder
-from millrace.prompts.dataset import load_all_prompts
+from millrace.prompts.dataset import PromptSet, load_all_prompts
 from millrace.rewards.scorer import make_scorer
 from millrace.rewards.services.meter import LimitReached
 from millrace.runs.record import read_attempt
@@ -199,31 +201,12 @@ class EvaluatedPolicy:
         config = stage.config
         torch.set_num_threads(config.training.num_threads)
         self._sets: dict[str, dict[str, EvaluationSet]] = {}
-        self._rules: dict[str, Rules] = {}
-        episodes: dict[str, EpisodeRules] = {}
         with stage.loading():
             self._folder = start_folder(stage.store, config.model.path, stage.arguments.handover)
             prompts = load_all_prompts(config.by_source())
             for name, source in config.by_source().items():
                 self._sets[name] = evaluation_sets(source.evaluation, prompts[name])
-                with naming_source(name):
-                    rules = episodes[name] = load_rules(
-                        self._folder,
-                        source.model,
-                        source.prompts,
-                        source.environment,
-                        prompts[name].asked,
-                    )
-                self._rules[name] = Rules(
-                    encoder=rules.encoder,
-                    sampling=sampling_of(source.generation),
-                    seed=config.seed,
-                    batch_size=_BATCH_SIZE,
-                    answer_pattern=source.scoring.answer_pattern,
-                )
-            model = load_model(self._folder, config.model.dtype)
-            engine = TransformersEngine(model, rules.encoder.tokenizer, on_progress=stage.advance)
-            self._engine = Episodes(engine, episodes)
+            self._engine, self._rules = load_asked_policy(config, self._folder, prompts, stage.advance)
         names = [
             f"{len(prompt_set.prompts)} prompts of {set_name(source, name, is_only=len(self._sets) == 1)}"
             for source, sets in self._sets.items()
@@ -268,6 +251,30 @@ class EvaluatedPolicy:
         start = load_model(self._folder, self._config.model.dtype).named_parameters() if partly else ()
         tensors = load_weights(self._stage.store, checkpoint, dict(start))
         self._engine.update_weights(Weights(manifest=Manifest(id=weights_id), tensors=tensors))
+
+
+def load_asked_policy(
+    config: RunConfig, folder: Path, prompts: Mapping[str, PromptSet], on_progress: Callable[[], None] | None = None
+) -> tuple[Episodes, dict[str, Rules]]:
+    """The model in `folder`, in an engine on the CPU, and how it is asked the prompts of each source."""
+    episodes: dict[str, EpisodeRules] = {}
+    rules: dict[str, Rules] = {}
+    for name, source in config.by_source().items():
+        with naming_source(name):
+            loaded = episodes[name] = load_rules(
+                folder, source.model, source.prompts, source.environment, prompts[name].asked
+            )
+        rules[name] = Rules(
+            encoder=loaded.encoder,
+            sampling=sampling_of(source.generation),
+            seed=config.seed,
+            batch_size=_BATCH_SIZE,
+            answer_pattern=source.scoring.answer_pattern,
+        )
+    engine = TransformersEngine(
+        load_model(folder, config.model.dtype), loaded.encoder.tokenizer, on_progress=on_progress
+    )
+    return Episodes(engine, episodes), rules
 
 
 def _checksum(checkpoint: Checkpoint | None) -> str | None:

@@ -72,6 +72,7 @@ def _installs(command: str) -> Callable[[Checkout, str], object]:
 RUN_AS = {
     "make demo": _works("test -e {demo}/summary.json"),
     "millrace doctor": _works("millrace doctor"),
+    "millrace init questions.jsonl --model /models/my-model": _works("millrace init questions.jsonl --model my-model"),
     "millrace export": _works("millrace export {demo} --to exported-as-in-readme"),
     "make gpu-check": _finds_no_gpu("make gpu-check"),
     "make gpu": _finds_no_gpu("make gpu"),

@@ -27,6 +27,16 @@ def test_show_prints_batch_and_numbers(runs: Path) -> None:
         assert part in text, f"{part!r} is not in\n{text}"
 
 
+def test_show_prints_the_best_and_the_worst_response_of_a_group(runs: Path) -> None:
+    _, text = run_command("show", str(runs / "plain"), "--step", "2")
+    _, as_json = run_command("show", str(runs / "plain"), "--step", "2", "--json")
+    group = json.loads(as_json)["groups"][0]
+    lines = [line.split() for line in text[text.index("best and worst response") :].splitlines()]
+    shown = [line for line in lines if line[:1] == [str(group["group_id"])]]
+    worst, best = group["responses"]
+    assert shown == [[str(group["group_id"]), *best.split(), "1.00"], [str(group["group_id"]), *worst.split(), "0.00"]]
+
+
 def test_show_names_the_source_of_each_group_if_there_are_several(runs: Path) -> None:
     store = open_store(str(runs / "mixed"))
     ScriptedRun(store, source_of=lambda group_id: "calculator" if group_id % 2 else "sums").steps(1, 2).close()
@@ -63,6 +73,8 @@ def test_diff_names_the_first_difference_and_ends_with_1(runs: Path) -> None:
 
 def test_both_print_everything_as_json(runs: Path) -> None:
     _, text = run_command("show", str(runs / "plain"), "--step", "2", "--json")
-    assert json.loads(text)["groups"][0]["rewards"] == [0.0, 1.0]
+    group = json.loads(text)["groups"][0]
+    assert group["rewards"] == [0.0, 1.0]
+    assert len(group["responses"]) == 2
     code, text = run_command("diff", str(runs / "plain"), str(runs / "other"), "--json")
     assert (code, json.loads(text)["batch"]["step"]) == (DIFFERENT, 3)
