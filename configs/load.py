@@ -51,7 +51,7 @@ _FREE_KEYS = {
 }  # fmt: skip
 _FREE_SECTIONS = (
     "scoring.endpoint.", "training.parallel.", "weights.", "storage.", "evaluation.", "promotion.", "budget.",
-    "supervision.", "placement.",
+    "supervision.", "mirror.", "placement.",
 )  # fmt: skip
 _FREE_ON_RESUME = frozenset(
     key for key in _LEAVES if key in _FREE_KEYS or key.endswith(".threads") or key.startswith(_FREE_SECTIONS)

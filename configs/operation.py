@@ -83,6 +83,21 @@ class BudgetConfig(Section):
     """Maximum optimizer steps of one attempt; null: only `training.max_steps` applies."""
 
 
+class MirrorConfig(Section):
+    """Trackers that the run's metrics are copied to while it runs, as `millrace mirror` does; null: not there."""
+
+    tensorboard: Text | None = None
+    """Folder; event files are written to a folder in it with the run's id."""
+    wandb: Text | None = None
+    """Project of Weights & Biases; offline, unless WANDB_MODE says otherwise."""
+    mlflow: Text | None = None
+    """Experiment of MLflow, in the store MLFLOW_TRACKING_URI."""
+    trackio: Text | None = None
+    """Project of trackio."""
+    otlp: Text | None = None
+    """URL of an OpenTelemetry receiver, which gets a trace of each trajectory."""
+
+
 class SupervisionConfig(Section):
     """When a stage counts as hung, so that it is named in the log, killed and restarted; and how long it may drain."""
 

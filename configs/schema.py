@@ -18,6 +18,7 @@ from configs.generation import GenerationConfig, adapter_arguments
 from configs.operation import (
     SHARDED,
     BudgetConfig,
+    MirrorConfig,
     PlacementConfig,
     PromotionConfig,
     StalenessConfig,
@@ -89,6 +90,7 @@ class RunConfig(Section):
     promotion: PromotionConfig = Field(default_factory=PromotionConfig)
     budget: BudgetConfig = Field(default_factory=BudgetConfig)
     supervision: SupervisionConfig = Field(default_factory=SupervisionConfig)
+    mirror: MirrorConfig = Field(default_factory=MirrorConfig)
     placement: PlacementConfig = Field(default_factory=PlacementConfig)
 
     def by_source(self) -> dict[str, "RunConfig"]:

@@ -90,7 +90,7 @@ def supervise(stage: str, arguments: StageArguments, *, threads: int) -> str:
     name, run_url = f"{stage}-{arguments.replica}", arguments.run_url
     store = open_store(run_url)
     config = attempt_config(read_attempt(store, arguments.attempt))
-    log = _log_path(store, layout.log_file(stage, arguments.replica))
+    log = log_path(store, layout.log_file(stage, arguments.replica))
     log.parent.mkdir(parents=True, exist_ok=True)
     budget = restart_budget_of(str(task_run.id))
     if budget.restarts:
@@ -243,7 +243,7 @@ class StageSupervisor:
                 self._poll_seconds = _END_POLL_SECONDS
 
 
-def _log_path(store: Store, name: str) -> Path:
+def log_path(store: Store, name: str) -> Path:
     """The log in the run's folder if that is on this machine, otherwise in the temporary folder."""
     run = hashlib.sha256(store.url.encode()).hexdigest()[:16]
     temporary = Path(tempfile.gettempdir()) / f"millrace-{os.getuid()}" / run / name

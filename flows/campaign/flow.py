@@ -31,6 +31,7 @@ from configs.recipe import THREADS as BOOTSTRAP_THREADS
 from configs.schema import RunConfig
 from flows.campaign.attempt import StageTasks, attempt_under_way, run_together, submit_stages
 from flows.campaign.local_copies import with_local_copies
+from flows.campaign.mirror import mirrored
 from flows.campaign.prepare import Resume, check, check_run, claim, run_store
 from flows.campaign.remote_stages import run_remotely
 from flows.campaign.report import write_report, write_summary
@@ -135,7 +136,10 @@ def _run_claimed(
     config: RunConfig, store: Store, attempt: Attempt, assignment: Assignment, ends_at: float, suspended_before: int
 ) -> dict[str, Any] | State[dict[str, Any]]:
     """Runs the stages of an attempt, from the start model to the report."""
-    with attempt_under_way(store, attempt.number, "campaign") as (arguments, heartbeats):
+    with (
+        mirrored(config.mirror, store),
+        attempt_under_way(store, attempt.number, "campaign") as (arguments, heartbeats),
+    ):
         with UiReporter(store.url), FlowRunStates(runtime.flow_run.id) as flow_run:
             failpoint("controller.prepared")
             if config.model.path is None:

@@ -16,6 +16,7 @@ from configs.recipe import choose_recipe
 from configs.schema import RunConfig
 from configs.sources import naming_source
 from flows.campaign.inputs import has_model_input, run_inputs
+from flows.campaign.mirror import check_mirror
 from millrace.doctor.driver import query_gpus
 from millrace.errors import InputError, RunExists
 from millrace.generation.environments.base import environment_class
@@ -67,6 +68,7 @@ def check(
     former = latest_attempt(store) if _continues(store, resume) else None
     if former is not None:
         _check_unchanged(run_id, "another config", changed_immutably(attempt_config(former), config))
+    check_mirror(config.mirror)
     model = None
     if here or _has_model(config):
         model = _check_model_files(config, here)
