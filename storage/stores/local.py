@@ -141,10 +141,10 @@ class LocalStore(Store):
             yield
         except OSError as error:
             kind = _KINDS.get(error.errno or 0)
-            # In /proc no root can be made, which is "no such file".
-            is_taken = error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR) or not self.root.exists()
-            if kind is None and done == "written" and is_taken:
-                kind = StoreRefused
+            if kind is None and done == "written":
+                is_taken = error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
+                # In /proc no root can be made, which is "no such file".
+                kind = StoreRefused if is_taken or not self.root.exists() else None
             if kind is None:
                 raise
             url = self.url if len(self.url) <= _LONGEST_SHOWN else f"{self.url[:_LONGEST_SHOWN]}…"

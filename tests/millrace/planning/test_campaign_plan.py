@@ -27,7 +27,8 @@ SMALL = [
 
 @pytest.fixture(scope="module")
 def config() -> RunConfig:
-    return load_config(PRESET, [*SMALL, "generation.groups_per_batch=16", "supervision.hang_seconds=70"])
+    limits = ["supervision.hang_seconds=70", "weights.deadline_seconds=30"]
+    return load_config(PRESET, [*SMALL, "generation.groups_per_batch=16", *limits])
 
 
 @pytest.fixture(scope="module")
