@@ -12,11 +12,16 @@ if TYPE_CHECKING:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    from flows.display.live_view import panel
-    from millrace.runs.status import StatusReader
+    from millrace.runs.record import read_run
     from storage.stores.factory import open_store
 
-    status = StatusReader(open_store(arguments.run_url)).look()
+    store = open_store(arguments.run_url)
+    # Before the other imports, which take a second: a wrong address is an error at once.
+    read_run(store)
+    from flows.display.live_view import panel
+    from millrace.runs.status import StatusReader
+
+    status = StatusReader(store).look()
     if arguments.json:
         print(json.dumps(status, indent=1))
     else:
