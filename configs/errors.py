@@ -57,7 +57,7 @@ class ConfigError(UserError):
 
 
 def near_names(path: str | os.PathLike[str]) -> str:
-    """What a missing file may be: near names in its folder, or the folder above it that is missing; "" if unknown."""
+    """Suggest names like that of a missing file, or name the missing folder above it; "" if neither is known."""
     file = Path(path).expanduser()
     if "://" in str(path) or file.exists():
         return ""

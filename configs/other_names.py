@@ -1,4 +1,4 @@
-"""What people who know TRL, verl or prime-rl type, and what it is called here."""
+"""Keys and algorithms of TRL, verl and prime-rl, and the keys of Millrace that they correspond to."""
 
 OTHER_NAMES = {
     "name": "run_name experiment_name",

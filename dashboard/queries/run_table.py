@@ -85,7 +85,7 @@ def predecessors(rows: Sequence[OverviewRow]) -> dict[str, OverviewRow]:
 
 
 def task(settings: Mapping[str, str], inputs: Mapping[str, str]) -> object:
-    """Returns the settings and contents that decide what an accuracy means: held-out prompts, conversation, reward."""
+    """Returns the settings and contents on which an accuracy depends: held-out prompts, conversation, reward."""
     named = [*settings.items(), *inputs.items()]
     return frozenset((key, value) for key, value in named if _OF_TASK.match(key) and not _NOT_OF_TASK.search(key))
 

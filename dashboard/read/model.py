@@ -74,7 +74,7 @@ class RunInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Recent:
-    """What the trainer's status record says of its last ten steps and the whole run; None if unknown.
+    """Figures of the last ten steps and of the whole run, from the trainer's status record; None if unknown.
 
     The table of all runs and a run's own pages show these figures, so that they agree.
     """

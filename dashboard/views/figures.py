@@ -194,7 +194,7 @@ def _figure(traces: Sequence[Mapping[str, Any]], x: str = "", y: str = "") -> go
         "plot_bgcolor": "rgba(0,0,0,0)",
         "uirevision": "kept",
         "font": {"family": FAMILY, "size": 12},
-        # A box beside the cursor with a row for each line; of many lines, only the row of the nearest one.
+        # A box next to the cursor has a row for each line; with many lines, only the row of the nearest line.
         "hovermode": "x unified" if _num_rows(traces) <= MOST_ROWS else "closest",
         "margin": {"l": 64, "r": 16, "t": 32, "b": 48},
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "bgcolor": "rgba(0,0,0,0)"},

@@ -16,7 +16,7 @@ _PACKAGES = {
     "tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio", "otlp": "opentelemetry",
 }  # fmt: skip
 _LAST_SECONDS = 60.0
-"""For what was written until the run's end."""
+"""Time to copy the rows that were written just before the run ended."""
 
 
 def check_mirror(config: MirrorConfig) -> None:

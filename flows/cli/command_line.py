@@ -108,6 +108,6 @@ def as_typed(words: Sequence[str]) -> str:
 
 
 def command_to_resume(arguments: argparse.Namespace, run_id: str) -> str:
-    """The command line that continues a run: what was typed, and --run-id and --resume where they are missing."""
+    """The command line that continues a run: the typed words, and --run-id and --resume unless they are among them."""
     named = [] if arguments.run_id is not None else ["--run-id", run_id]
     return as_typed([*arguments.words, *named, *(["--resume"] if arguments.resume == "never" else [])])

@@ -72,7 +72,7 @@ def _init(arguments: argparse.Namespace) -> int:
 
 
 def _guesses(data: str, model: str | None) -> dict[str, Any]:
-    """What the template is filled with. Raises InputError for data without a column of prompts or answers."""
+    """Values for the template. Raises InputError for data without a column of prompts or answers."""
     from millrace.prompts.files import read_rows
 
     rows = read_rows(data)

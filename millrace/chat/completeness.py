@@ -1,4 +1,4 @@
-"""What a chat template leaves out of a shape of conversation: of its roles, and of the parts that each message has.
+"""Finds parts of conversations that a chat template leaves out, before a run starts.
 
 conversation ─► words that occur nowhere else, in place of its texts ─► tokens ─► text: is every word there?
 """

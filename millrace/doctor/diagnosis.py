@@ -26,7 +26,7 @@ _LEAST_FREE = _GIB
 _SHOWN = ("torch", "transformers", "prefect", "pyarrow")
 """Packages whose versions are shown."""
 _EXTRAS = {"peft": ("no LoRA", "lora"), "renderers": ("models' own chat templates write conversations", "chat")}
-"""Optional packages: what is so without, and Millrace's extra."""
+"""Optional package: the state without it, and Millrace's extra that installs it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -38,7 +38,7 @@ def check_teacher(name: str, path: str, policy: Path | None) -> None:
 
 
 def check_context(name: str, path: str, num_tokens: int) -> None:
-    """Raises InputError if the teacher of that name can't read a sequence of so many tokens."""
+    """Raises InputError if the teacher of that name can't read a sequence of `num_tokens`."""
     key = f"teachers.{name}.path"
     context = None if path == START else read_folder(Path(path).expanduser(), key).get("max_position_embeddings")
     if context is not None and context < num_tokens:

@@ -80,7 +80,7 @@ class PromptOrder:
 
 
 class AskedSource(Protocol):
-    """The sections of a source's config that decide what the policy is asked."""
+    """The sections of a source's config on which its prompts depend."""
 
     prompts: PromptsConfig
     evaluation: EvaluationConfig

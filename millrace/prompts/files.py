@@ -99,7 +99,7 @@ def _prompt(record: dict[str, Any], config: PromptsConfig, place: str, where: st
 
 
 def _setting(key: str, config: PromptsConfig, names: Sequence[str]) -> str | None:
-    """What is expected where no key or column `key` is among these `names`: the setting that chooses it."""
+    """The setting that chooses the column `key`, with the `names` to choose from; None if none does."""
     settings = ("prompt_field", "answer_field", "response_field")
     setting = next((setting for setting in settings if getattr(config, setting) == key), None)
     return (

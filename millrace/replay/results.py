@@ -202,5 +202,5 @@ class LossComparison:
         names = [name for name in self.table.column_names if name not in ("step", "loss")]
         means = self.table.group_by("loss").aggregate([(name, "mean") for name in names])
         rows = means.rename_columns(["loss", *names]).to_pylist()
-        # Arrow returns the groups in an order of its own.
+        # Arrow does not keep the order of the groups.
         return sorted(rows, key=lambda row: self.losses.index(row["loss"]))

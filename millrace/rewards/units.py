@@ -38,7 +38,7 @@ _WORDS = re.compile(
 def split_unit(text: str, gold: frozenset[str] | None = None, *, prose: bool = False) -> tuple[str, frozenset[str]]:
     """Return an expression without its unit, and the words that name the unit; in prose, the last number's.
 
-    Words that are no known unit, as in "3 fifths", are part of the value unless the `gold` unit has them too.
+    Words that are not a known unit, as in "3 fifths", are part of the value unless the `gold` unit has them too.
     """
     flat = _DEGREE.sub(" degree ", _TEXT.sub(r" \1", text))
     if base := _BASE.search(flat):

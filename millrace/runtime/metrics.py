@@ -23,7 +23,7 @@ MOST_POINTS = 64
 RECENT_STEPS = 10
 """Steps of the means by which displays say how a run is doing now."""
 RECENT = ("reward_mean", "loss", "staleness_mean", "staleness_max", "effective_sample_size")
-"""Measures of which a status record has the values of these steps."""
+"""Measures whose values at these steps are in the status record."""
 TIME = "time/"
 """Prefix of time metrics: `time/<activity>/seconds` is the time spent on it since the last row."""
 _SECONDS, _ROWS, _BYTES = 1.0, 4096, 1 << 20
@@ -65,7 +65,7 @@ class MetricsWriter:
             self._merging.join()
 
     def _merge(self) -> None:
-        # Readers get what is not merged from the stream itself, and the next merge begins there.
+        # Readers take rows that are not merged from the stream itself, and the next merge begins with them.
         with suppress(StorageError, OSError):
             paths = layout.metrics(self._stage, self._replica), layout.merged_metrics(self._stage, self._replica)
             merge_parts(self._store, *paths, METRIC, f"{self._stage}-{self._replica}")

@@ -1,4 +1,4 @@
-"""What the start model answers to some prompts, and what the rewards make of it: `millrace run --check`.
+"""Samples answers of the start model to some prompts and scores them, for `millrace run --check`.
 
 config ─► prompts, start model, reward ─► three answers to each of three prompts per source ─► texts and rewards
 

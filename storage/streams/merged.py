@@ -5,7 +5,7 @@
     MergedReader                └───────────────────────────► └───────────────►
 
 Row n of the one is row n of the other, so the number of merged rows says where a reader continues in the stream. The
-stream stays as it is: whoever can't read the merged rows reads the stream's own.
+stream stays as it is: a reader that can't read the merged rows reads those of the stream.
 """
 
 from bisect import bisect_left

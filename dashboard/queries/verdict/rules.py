@@ -162,7 +162,7 @@ def sample_size(facts: Facts) -> Clause:
 
 
 def settled(clause: Clause) -> Clause:
-    """Returns the clause without its warning, which nobody can act on once the run has finished."""
+    """Returns the clause without its warning, because a finished run can't be changed."""
     return replace(clause, level="neutral") if clause.level == "warning" else clause
 
 

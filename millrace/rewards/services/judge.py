@@ -147,7 +147,7 @@ def _inert_json(document: Mapping[str, Any]) -> str:
 
 
 def _text_of(message: Mapping[str, Any]) -> str:
-    """What the judge wrote, or why it refused."""
+    """The judge's text, or its reason for a refusal."""
     content = message.get("content") or message.get("refusal") or ""
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
     return "".join(part["text"] for part in parts if part["type"] == "text")

@@ -28,7 +28,7 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prices:
-    """What tokens cost, per million."""
+    """Prices of a million tokens."""
 
     input: float = 0.0
     output: float = 0.0
@@ -65,11 +65,11 @@ class Meter:
             used_up = "and this process's share is used up by"
             if limits.max_requests is not None and usage.requests >= limits.max_requests / self._sharers:
                 read = f"{limits.max_requests:,}, {used_up} {usage.requests:,} requests"
-                raise self._limit_reached("max_requests", read, "a higher limit to go on")
+                raise self._limit_reached("max_requests", read, "a higher limit")
             cost = self.prices.cost(usage)
             if limits.max_cost is not None and cost >= limits.max_cost / self._sharers:
                 read = f"{limits.max_cost:,g}, {used_up} a cost of {cost:.4g}"
-                raise self._limit_reached("max_cost", read, "a higher limit to go on")
+                raise self._limit_reached("max_cost", read, "a higher limit")
             self._usage += Usage(requests=1)
 
     def count_tokens(self, tokens: Usage | None) -> None:

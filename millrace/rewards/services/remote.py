@@ -3,7 +3,7 @@
     pairs ─► requests: a row, several rows, or a group ─► Endpoint ─► answers ─► a score per pair
                                    └─► recorded before? then that answer, without a request
 
-Answers are hostile: whatever is wrong with one, or with a row of it, is an error of its own pairs alone.
+Answers are hostile: a fault of an answer, or of one of its rows, is an error of the pairs in it, and of no others.
 """
 
 import hashlib
@@ -64,7 +64,7 @@ class RemoteReward(Reward):
         return asked
 
     def collect(self, asked: Sequence[Asked], each: Callable[[], None]) -> list[Score]:
-        """The scores, in the order of the pairs, once all answers are there. Raises LimitReached."""
+        """Waits for all answers, and returns the scores in the order of the pairs. Raises LimitReached."""
         pending = {request.answer for request in asked}
         while pending:
             pending = wait(pending, timeout=_BEAT_SECONDS).not_done
@@ -143,7 +143,7 @@ def digest(values: Mapping[str, Any]) -> str:
 
 
 def _row_score(values: Any) -> Score:
-    """The score of a row, or an error that shows what is there instead."""
+    """The score of a row, or an error that shows the row."""
     row = values if isinstance(values, dict) else {"reward": values}
     if row.get("error") is not None:
         return failed(f"the service: {row['error']}")

@@ -74,7 +74,7 @@ def _run(
 
 
 def _record(values: dict[str, list[float]]) -> dict[str, Any]:
-    """What the trainer's status record has of these metrics."""
+    """The trainer's status record with these metrics."""
     recent = {name: series[-10:] for name, series in values.items() if name in RECENT}
     return {"recent": recent, "zero_advantage_share": values["zero_advantage_share"][-1]}
 

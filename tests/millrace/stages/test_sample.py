@@ -1,4 +1,4 @@
-"""What `millrace run --check` shows: sampled answers of the start model, with rewards."""
+"""`millrace run --check` shows sampled answers of the start model with their rewards."""
 
 from pathlib import Path
 

@@ -16,7 +16,7 @@ NAME = "generator/0"
 
 
 def first_call(environment: dict[str, str]) -> tuple[str, Any]:
-    """What a generator is called to do first by a trainer with these variables."""
+    """The first call to a generator by a trainer with these variables."""
     with closing(PushRendezvous("127.0.0.1")) as rendezvous:
         manifest = Manifest(id=WeightsId(incarnation=0, policy_version=1, t_offered=1.0))
         push = rendezvous.announce(manifest, ShardLayout((), data=1), [NAME], "nccl")
