@@ -125,7 +125,7 @@ VIEW = View(
         Chart(
             id="staleness-over-time",
             title="Staleness over time",
-            sentence="Mean and maximum over the trajectories trained at each step, and the bound in force. For several "
+            sentence="Mean and maximum over the groups trained at each step, and the bound in force. For several "
             "runs: the mean.",
             build=lines(over_time, _mean, x=VERSIONS, y=_STALENESS),
         ),

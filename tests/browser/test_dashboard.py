@@ -48,11 +48,13 @@ def rows(root: Path, run_id: str, path: str, schema: pa.Schema) -> pa.Table:
 
 
 def trained_staleness(root: Path, run_id: str) -> tuple[list[int], list[float], list[int]]:
-    """Policy versions, and the mean and largest staleness of the rollouts trained for each."""
+    """Policy versions, and the mean and largest staleness of the groups trained for each."""
     consumed = rows(root, run_id, layout.CONSUMED, CONSUMED)
-    trained = consumed.filter(pc.equal(consumed["outcome"], "trained")).group_by("policy_version")
-    table = trained.aggregate([("staleness", "mean"), ("staleness", "max")]).sort_by("policy_version")
-    return tuple(table[name].to_pylist() for name in ("policy_version", "staleness_mean", "staleness_max"))
+    trained = consumed.filter(pc.equal(consumed["outcome"], "trained"))
+    groups = trained.group_by(["policy_version", "group_id"]).aggregate([("staleness", "max")])
+    figures = groups.group_by("policy_version").aggregate([("staleness_max", "mean"), ("staleness_max", "max")])
+    names = ("policy_version", "staleness_max_mean", "staleness_max_max")
+    return tuple(figures.sort_by("policy_version")[name].to_pylist() for name in names)
 
 
 def wait_until_shown(is_shown: Callable[[], bool], since: float) -> float:

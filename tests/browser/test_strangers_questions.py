@@ -95,7 +95,7 @@ def test_a_failure_is_shown_after_two_clicks(watched: Watched) -> None:
 def test_the_table_of_runs_answers_what_needs_attention_and_where_the_time_goes_in_a_click(watched: Watched) -> None:
     stranger = Stranger(watched, "/")
     row = stranger.page.locator("tr", has=stranger.page.get_by_role("link", name="today", exact=True))
-    expect(row).to_contain_text("0.500 ±0.050")
+    expect(row).to_contain_text("0.500 0.45–0.55")
     row.get_by_role("link", name="train 88%").click()
     expect(stranger.page.locator("#flow-idle")).to_be_in_viewport()
     stranger = Stranger(watched, "/")
