@@ -36,7 +36,9 @@ def test_a_stopped_campaign_drains_says_so_and_is_resumed_with_an_exact_ledger(
     millrace.wait_for_version("stopped", 3)
     ended = send(process, signal_number)
     assert ended.code == code, ended.output
-    assert "--run-id stopped --resume" in ended.output
+    again = ended.output.rpartition("continue with:\n")[2].splitlines()[0]
+    assert "--run-id stopped " in again
+    assert again.endswith(" --resume")
     assert stages_of(millrace.root / "stopped") == []
     stopped = millrace.status("stopped")
     assert stopped["state"] == "stopped"
