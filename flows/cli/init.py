@@ -133,16 +133,23 @@ class _Lengths:
     def __init__(self, model: str | None) -> None:
         from tokenizers import Tokenizer
 
-        from storage.json_text import parse_json
+        from millrace.errors import ModelFolderError, one_line
+        from millrace.models.weight_files import read_object
 
         folder = Path(model or "").expanduser()
         file, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"
-        is_known = model is not None and file.is_file()
-        self._tokenizer = Tokenizer.from_file(str(file)) if is_known else None
-        config = parse_json((folder / "config.json").read_bytes()) if is_known else {}
-        self.context: int | None = config.get("max_position_embeddings")
-        in_settings = is_known and settings.is_file() and "chat_template" in parse_json(settings.read_bytes())
-        self.has_template = in_settings or (is_known and (folder / "chat_template.jinja").is_file())
+        self._tokenizer: Tokenizer | None = None
+        self.context: int | None = None
+        self.has_template = False
+        if model is None or not file.is_file():
+            return
+        try:
+            self._tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:  # The library raises nothing more exact.
+            raise ModelFolderError(one_line(error), file=file, expected="a tokenizer") from error
+        self.context = read_object(folder / "config.json").get("max_position_embeddings")
+        in_settings = settings.is_file() and "chat_template" in read_object(settings)
+        self.has_template = in_settings or (folder / "chat_template.jinja").is_file()
 
     def longest(self, texts: Sequence[str]) -> int:
         """Tokens of the longest text: of the ten with the most characters."""

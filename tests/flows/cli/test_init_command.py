@@ -46,3 +46,13 @@ def test_a_file_without_answers_and_a_config_that_exists_are_refused(tmp_path: P
         written(tmp_path, [{"prompt": "1+1=", "answer": 2}])
     assert caught.value.file == str(tmp_path / "mine.yaml")
     assert (tmp_path / "mine.yaml").read_text() == "name: kept\n"
+
+
+def test_a_damaged_model_folder_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    chat_model_folder(folder)
+    for name in ("config.json", "tokenizer.json"):
+        (folder / name).write_text("{")
+        with pytest.raises(InputError) as caught:
+            written(tmp_path, [{"prompt": "1+1=", "answer": 2}], "--model", str(folder))
+        assert caught.value.file == str(folder / name)
