@@ -4,12 +4,15 @@ stage ──► forked by the fork server       ready at once
       └─► started as a command            where it can't be forked: vLLM, several ranks, another platform
 """
 
+import hashlib
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import IO
 
 from configs.operation import LIVE
@@ -17,6 +20,7 @@ from configs.schema import RunConfig
 from millrace.forking.client import ForkedProcess
 from millrace.runtime.arguments import Hosts, StageArguments
 from millrace.runtime.heartbeat import interface_variables
+from storage.stores.base import Store
 from tasks.fork_server import STAGE_ENVIRONMENT, STAGES, CannotFork
 
 Process = subprocess.Popen[bytes] | ForkedProcess
@@ -113,3 +117,10 @@ def kill(process: Process) -> None:
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             pipe.close()
+
+
+def log_path(store: Store, name: str) -> Path:
+    """The log in the run's folder if that is on this machine, otherwise in the temporary folder."""
+    run = hashlib.sha256(store.url.encode()).hexdigest()[:16]
+    temporary = Path(tempfile.gettempdir()) / f"millrace-{os.getuid()}" / run / name
+    return store.local_path(name) or temporary

@@ -12,12 +12,9 @@ process: it forwards signals and exits as its ranks did. So is the launcher of e
 cancellation or SIGTERM at any time.
 """
 
-import hashlib
 import logging
-import os
 import queue
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -48,13 +45,12 @@ from millrace.runtime.messages import (
 )
 from storage import layout
 from storage.errors import Fenced
-from storage.stores.base import Store
 from storage.stores.factory import open_store
 from tasks.events import emit
 from tasks.exit_causes import OomKills, cause, with_last_lines
 from tasks.hang_detector import HangDetector
 from tasks.restart_budget import restart_budget_of
-from tasks.start import Process, kill, start_stage
+from tasks.start import Process, kill, log_path, start_stage
 from tasks.stop import STOP, STOP_NOW
 
 _POLL_SECONDS = 0.1
@@ -241,10 +237,3 @@ class StageSupervisor:
                 self._logger.info(milestone)
             case None:
                 self._poll_seconds = _END_POLL_SECONDS
-
-
-def log_path(store: Store, name: str) -> Path:
-    """The log in the run's folder if that is on this machine, otherwise in the temporary folder."""
-    run = hashlib.sha256(store.url.encode()).hexdigest()[:16]
-    temporary = Path(tempfile.gettempdir()) / f"millrace-{os.getuid()}" / run / name
-    return store.local_path(name) or temporary

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from configs.operation import MirrorConfig
 from storage import layout
 from storage.stores.base import Store
-from tasks.supervise import log_path
+from tasks.start import log_path
 
 _PACKAGES = {
     "tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio", "otlp": "opentelemetry",
