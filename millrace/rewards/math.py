@@ -70,7 +70,7 @@ class MathReward(Reward):
 
         from millrace.rewards import equality
 
-        self.version = "5 " + " ".join(f"{name}-{metadata.version(name)}" for name in _LIBRARIES)
+        self.version = "6 " + " ".join(f"{name}-{metadata.version(name)}" for name in _LIBRARIES)
         # It warns that its own time limit is off; the pool has one.
         for name in ("math_verify.parser", "math_verify.grader"):
             logging.getLogger(name).setLevel(logging.ERROR)

@@ -2,7 +2,7 @@ r"""Rewrites notation that math-verify misreads, in responses and in reference a
 
 everywhere     −5, －５ ─► -5     12\,500 ─► 12500        1.5e-7, 1.5 × 10⁻⁷ ─► 1.5*10^(-7)      3 1/4 ─► 13/4
                1.5 million, 150万 ─► 1500000               a column vector ─► (1,2)
-in a box       \approx 7, = 7, 7. ─► 7                     12.5 percent ─► 12.5\%
+in a box       \approx 7, = 7, 7. ─► 7                     12.5 percent ─► 12.5\%          3 fifths ─► 3/5
 in prose too   **42** ─► 42       4π, 2\sqrt{3}, 2:3, (1, 2), 4x ─► in $…$, read as a whole
                3 or 5 ─► $3,5$    42, not 43 ─► 42, not   the answer to part 2 is 7 ─► the answer is 7
 
@@ -38,6 +38,11 @@ _MULTIPLE = re.compile(
     rf"((?:(?:{'|'.join(_MULTIPLES)})(?![a-zа-я克米瓦])\s?){{1,3}})"
 )
 _PERCENT = re.compile(r"(?<=\d)\s*(?:\\text\s*\{\s*)?per ?cent(?:age)?\s*\}?")
+_NAMED = ("half|halves", "third", "quarter|fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+_FRACTION = re.compile(
+    rf"(?<![\d./])(\d+)[\s~-]*(?:\\text\s*\{{\s*)?\b(?:{'|'.join(f'({names})s?' for names in _NAMED)})\b\s*\}}?",
+    re.IGNORECASE,
+)
 _MATRIX = r"(?:[pb]?matrix|array)\}"
 _COLUMN = re.compile(
     rf"(?:\\left\s*[(\[]\s*)?\\begin\{{{_MATRIX}(?:\{{[clr]\}})?((?:(?!\\begin|\\end)[^&]){{1,300}})\\end\{{{_MATRIX}(?:\s*\\right\s*[)\]])?"
@@ -91,6 +96,7 @@ def plain(text: str) -> str:
 def plain_expression(text: str) -> str:
     """`text`, an expression alone: spaces may group its digits, and marks around it mean nothing."""
     text = _PERCENT.sub(r"\%", _AROUND.sub("", _IN_DOLLARS.sub(r"\1", plain(text))))
+    text = _FRACTION.sub(lambda match: f"{match[1]}/{match.lastindex}", text)
     text = _PLAIN_SPACES.sub(lambda match: match[0].replace(" ", ""), text)
     return _SYMBOL.sub(lambda match: _COMMANDS.get(match[0], match[0]), text)
 
