@@ -3,8 +3,8 @@
 preset ─► changed by the form's fields ─► changed by `advanced` ─► RunConfig ─► the campaign
 """
 
+import inspect
 import json
-import re
 from collections import defaultdict
 from collections.abc import Callable
 from functools import reduce
@@ -42,24 +42,54 @@ PRESET_NAMES: tuple[Preset, ...] = get_args(Preset)
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+_FIELDS = {
+    "teacher": (None, "The model to learn from, teachers.teacher.path: a folder, or the folder or URL of a stored run, "
+    "whose promoted checkpoint then teaches."),
+    "preset": (None, "The config to begin with, a file of configs/presets. Fields left at None keep its values."),
+    "name": ("name", "The run's name, and its folder under storage.root."),
+    "max_steps": ("training.max_steps", "The run's last optimizer step."),
+    "duration_minutes": ("budget.duration_minutes", "Time for this attempt; the next one continues."),
+    "model": ("model.path", "Folder of the model to train, or the folder or URL of a stored run."),
+    "prompts": ("prompts.source", "The questions. For `sft` the demonstrations: a file of conversations, or the folder "
+    "or URL of a stored run."),
+    "where": ("prompts.where", "Which rollouts of a stored run are learned, such as `reward >= 1`."),
+    "reward": ("scoring.reward", "The score of a response."),
+    "reward_coefficient": ("training.distillation.reward_coefficient", "Factor of the advantage by rewards next to the "
+    "teacher's."),
+    "learning_rate": ("training.learning_rate", "Learning rate of the optimizer."),
+    "max_new_tokens": ("generation.max_new_tokens", "Length of the longest demonstration, tokens."),
+    "max_staleness": ("staleness.max_staleness", "How many versions behind the trainer a trajectory may be."),
+    "resume": (None, "latest: the run continues if it exists, and starts otherwise. never: it must not exist yet. "
+    "required: it must."),
+    "accept_changed_inputs": (None, "Whether the run continues although the content of its prompts, rewards or another "
+    "input has changed."),
+    "advanced": (None, "Any other setting, one `section.key=value` per entry, as with `millrace run --set`. They win "
+    "over the other fields."),
+}  # fmt: skip
+"""Fields of the forms by the parameter's name: the key of the config that a field sets, and its description."""
 
 
-def lists_preset_values(function: F) -> F:
-    """Decorates a flow's function: each `{section.key}` of its docstring becomes the values of that key in the presets.
+def describes_fields(function: F) -> F:
+    """Decorates a flow's function: its docstring gets an `Args:` section with the fields that are its parameters.
 
-    Prefect's form has one default per field, whatever preset is chosen, so it shows them next to the field.
+    Prefect's form has one default per field, whatever preset is chosen. So a field's text ends with its values in the
+    presets.
     """
     configs = {preset: load_config(PRESETS / f"{preset}.yaml", []).model_dump(mode="json") for preset in PRESET_NAMES}
 
-    def values(match: re.Match[str]) -> str:
+    def described(name: str) -> str:
+        key, text = _FIELDS[name]
+        if key is None or key == "name":
+            return f"    {name}: {text}"
         presets: dict[str, list[str]] = defaultdict(list)
         for preset, config in configs.items():
-            presets[json.dumps(reduce(getitem, match[1].split("."), config))].append(preset)
-        if len(presets) == 1:
-            return f"In all presets: {next(iter(presets))}."
-        return "In the presets: " + ", ".join(f"{value} ({', '.join(names)})" for value, names in presets.items()) + "."
+            presets[json.dumps(reduce(getitem, key.split("."), config))].append(preset)
+        of_each = ", ".join(f"{value} ({', '.join(names)})" for value, names in presets.items())
+        values = f"In all presets: {next(iter(presets))}." if len(presets) == 1 else f"In the presets: {of_each}."
+        return f"    {name}: {text} Sets {key}. {values}"
 
-    function.__doc__ = re.sub(r"\{([a-z_.]+)\}", values, function.__doc__ or "")
+    fields = "\n".join(map(described, inspect.signature(function).parameters))
+    function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nArgs:\n{fields}\n"
     return function
 
 
@@ -71,7 +101,7 @@ def _flow_run_name() -> str:
 
 @flow(**{**OPTIONS, "name": "campaign-from-preset", "flow_run_name": _flow_run_name})
 @fails_with_one_line
-@lists_preset_values
+@describes_fields
 def campaign_from_preset(
     preset: Preset = "tiny-cpu",
     name: str | None = None,
@@ -88,44 +118,15 @@ def campaign_from_preset(
 ) -> dict[str, Any] | State[dict[str, Any]]:
     """One attempt of a campaign as a preset describes it, with a few changes. Returns the result of `campaign`.
 
-    Args:
-        preset: The config to begin with, a file of configs/presets. Fields left at None keep its values.
-        name: The run's name, and its folder under storage.root.
-        max_steps: The run's last optimizer step, training.max_steps. {training.max_steps}
-        duration_minutes: Time for this attempt, budget.duration_minutes; the next one continues.
-            {budget.duration_minutes}
-        model: Folder of the model to train, model.path. {model.path}
-        prompts: The questions, prompts.source. {prompts.source}
-        reward: The score of a response, scoring.reward. {scoring.reward}
-        learning_rate: training.learning_rate. {training.learning_rate}
-        max_staleness: How many versions behind the trainer a trajectory may be, staleness.max_staleness.
-            {staleness.max_staleness}
-        resume: latest: the run continues if it exists, and starts otherwise. never: it must not exist yet. required:
-            it must.
-        accept_changed_inputs: Whether the run continues although the content of its prompts, rewards or another input
-            has changed.
-        advanced: Any other setting, one `section.key=value` per entry, as with `millrace run --set`. They win over the
-            fields above.
-
     Raises ConfigError for a wrong setting, and the errors of `campaign`.
     """
-    fields = {
-        "name": name,
-        "training.max_steps": max_steps,
-        "budget.duration_minutes": duration_minutes,
-        "model.path": model,
-        "prompts.source": prompts,
-        "scoring.reward": reward,
-        "training.learning_rate": learning_rate,
-        "staleness.max_staleness": max_staleness,
-    }
-    config = preset_config(preset, fields, advanced or [])
+    config = _config_of_form(locals())
     return campaign.fn(config, config.name, resume, accept_changed_inputs)
 
 
 @flow(**{**OPTIONS, "name": "sft", "flow_run_name": _flow_run_name})
 @fails_with_one_line
-@lists_preset_values
+@describes_fields
 def sft(
     model: str,
     prompts: str,
@@ -140,37 +141,15 @@ def sft(
 ) -> dict[str, Any] | State[dict[str, Any]]:
     """One attempt of supervised fine-tuning, as `millrace sft`. Returns the result of `campaign`.
 
-    Args:
-        model: Folder of the model to train, model.path.
-        prompts: The demonstrations, prompts.source: a file of conversations, or the folder or URL of a stored run.
-        where: Which rollouts of a stored run are learned, prompts.where, such as `reward >= 1`.
-        preset: The config to begin with, a file of configs/presets. Fields left at None keep its values.
-        name: The run's name, and its folder under storage.root.
-        max_steps: The run's last optimizer step, training.max_steps. {training.max_steps}
-        max_new_tokens: Length of the longest demonstration, tokens, generation.max_new_tokens.
-            {generation.max_new_tokens}
-        learning_rate: training.learning_rate. {training.learning_rate}
-        resume: As in `campaign-from-preset`.
-        advanced: Any other setting, one `section.key=value` per entry. They win over the fields above.
-
     Raises ConfigError for a wrong setting, and the errors of `campaign`.
     """
-    fields = {
-        "name": name,
-        "model.path": model,
-        "prompts.source": prompts,
-        "prompts.where": where,
-        "training.max_steps": max_steps,
-        "generation.max_new_tokens": max_new_tokens,
-        "training.learning_rate": learning_rate,
-    }
-    config = preset_config(preset, fields, [*SUPERVISED, *(advanced or [])])
+    config = _config_of_form(locals(), *SUPERVISED)
     return campaign.fn(config, config.name, resume)
 
 
 @flow(**{**OPTIONS, "name": "distill", "flow_run_name": _flow_run_name})
 @fails_with_one_line
-@lists_preset_values
+@describes_fields
 def distill(
     teacher: str,
     preset: Preset = "distill-cpu",
@@ -185,34 +164,17 @@ def distill(
 ) -> dict[str, Any] | State[dict[str, Any]]:
     """One attempt of on-policy distillation. Returns the result of `campaign`.
 
-    Args:
-        teacher: The model to learn from, teachers.teacher.path: a folder, or the folder or URL of a stored run, whose
-            promoted checkpoint then teaches.
-        preset: The config to begin with, a file of configs/presets. Fields left at None keep its values.
-        name: The run's name, and its folder under storage.root.
-        model: Folder of the model to train, or a stored run, model.path. {model.path}
-        prompts: The questions, prompts.source. {prompts.source}
-        reward_coefficient: Factor of the advantage by rewards next to the teacher's,
-            training.distillation.reward_coefficient.
-        max_steps: The run's last optimizer step, training.max_steps. {training.max_steps}
-        learning_rate: training.learning_rate. {training.learning_rate}
-        resume: As in `campaign-from-preset`.
-        advanced: Any other setting, one `section.key=value` per entry. They win over the fields above.
-
     Raises ConfigError for a wrong setting, and the errors of `campaign`.
     """
-    fields = {
-        "name": name,
-        "model.path": model,
-        "prompts.source": prompts,
-        "training.distillation.teacher": "teacher",
-        "training.distillation.reward_coefficient": reward_coefficient,
-        "training.max_steps": max_steps,
-        "training.learning_rate": learning_rate,
-    }
     teachers = "teachers=" + json.dumps({"teacher": {"path": teacher}}, ensure_ascii=False)
-    config = preset_config(preset, fields, [teachers, *(advanced or [])])
+    config = _config_of_form(locals(), teachers, "training.distillation.teacher=teacher")
     return campaign.fn(config, config.name, resume)
+
+
+def _config_of_form(form: dict[str, Any], *settings: str) -> RunConfig:
+    """The config of a form by its fields' names, with `settings` that the form implies. Raises ConfigError."""
+    fields = {key: form[name] for name, (key, _) in _FIELDS.items() if key is not None and name in form}
+    return preset_config(form["preset"], fields, [*settings, *(form["advanced"] or [])])
 
 
 def preset_config(preset: Preset, fields: dict[str, str | float | None], advanced: list[str]) -> RunConfig:
