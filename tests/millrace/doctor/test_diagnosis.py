@@ -11,6 +11,8 @@ from support.doctor.scripted_machine import GIB, scripted_machine, with_two_gpus
 from millrace.doctor.diagnosis import Line, as_json, diagnose, is_ready
 from millrace.doctor.machine import Machine, TorchDevices
 
+FLASHINFER = {"torch": "2.13.0", "prefect": "3.7.7", "vllm": "0.32.0", "flashinfer-python": "0.7.0.post1"}
+
 
 def line(machine: Machine, what: str, group: str | None = None) -> Line:
     [match] = [line for line in diagnose(machine) if line.what == what and group in (None, line.group)]
@@ -119,6 +121,8 @@ def test_gpus_that_torch_does_not_see_are_wrong() -> None:
         ("compiler", {"compiler": None}),
         ("compiler", {"has_python_header": False}),
         ("locked memory", {"has_infiniband": True}),
+        ("FlashInfer's kernels", {"packages": FLASHINFER}),
+        ("FlashInfer's kernels", {"packages": {**FLASHINFER, "flashinfer-jit-cache": "0.6.1+cu130"}}),
     ],
 )
 def test_a_missing_need_of_gpus_has_a_remedy_and_stops_no_cpu(what: str, facts: dict[str, Any]) -> None:
@@ -126,6 +130,12 @@ def test_a_missing_need_of_gpus_has_a_remedy_and_stops_no_cpu(what: str, facts: 
     assert line(machine, what).state == "wrong"
     assert line(machine, what).remedy
     assert is_ready(diagnose(machine))
+
+
+@pytest.mark.parametrize("facts", [{"flashinfer-jit-cache": "0.7.0.post1+cu130"}, {}])
+def test_flashinfers_kernels_come_compiled_or_from_nvcc(facts: dict[str, str]) -> None:
+    nvcc = None if facts else "/usr/local/cuda/bin/nvcc"
+    assert line(with_two_gpus(packages={**FLASHINFER, **facts}, nvcc=nvcc), "FlashInfer's kernels").state == "ok"
 
 
 def test_an_older_driver_is_fine_for_a_torch_of_an_older_cuda() -> None:

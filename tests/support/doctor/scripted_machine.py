@@ -25,6 +25,7 @@ _FACTS = {
     "prefect_servers": frozenset(),
     "compiler": None,
     "has_python_header": False,
+    "nvcc": None,
     "locked_memory": 8 << 20,
     "has_infiniband": False,
     "has_nvidia_smi": False,
