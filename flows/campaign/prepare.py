@@ -5,13 +5,13 @@ check   what reads files:       the run ─► model files ─► prompts ─►
 claim   run.json or attempts/
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
 from configs.load import changed_defaults, changed_immutably, nearest_preset
-from configs.operation import SHARDED
 from configs.recipe import choose_recipe
 from configs.schema import RunConfig
 from configs.sources import naming_source
@@ -21,7 +21,13 @@ from millrace.doctor.driver import query_gpus
 from millrace.errors import InputError, RunExists
 from millrace.generation.environments.base import environment_class
 from millrace.preflight import model_folder, teacher
-from millrace.preflight.memory import check_generator_gpus, check_memory, check_teacher_memory, check_trainer_gpus
+from millrace.preflight.memory import (
+    check_generator_gpus,
+    check_memory,
+    check_teacher_memory,
+    check_trainer_gpus,
+    shared_versions,
+)
 from millrace.preflight.model import check_training, read_model
 from millrace.preflight.model_folder import check_folder_files, check_weight_files
 from millrace.preflight.prompts import check_answers, check_prompts, check_texts
@@ -32,7 +38,7 @@ from millrace.rewards.scorer import make_scorer
 from millrace.runs.provenance import Origin
 from millrace.runs.record import Attempt, changed_inputs, create_run, latest_attempt, read_run, resume_run
 from millrace.runtime.arguments import attempt_config
-from millrace.runtime.devices import generator_devices
+from millrace.runtime.devices import Process, generator_devices
 from storage import layout
 from storage.stores.base import Store, probe
 from storage.stores.factory import open_store
@@ -63,7 +69,7 @@ def check(
     of vLLM, crashes.
     """
     store, processes = run_store(config, run_id), processes_here(config)
-    here = {stage for stage, _ in processes}
+    here = Counter(stage for stage, _ in processes)
     check_run(store, run_id, resume)
     former = latest_attempt(store) if _continues(store, resume) else None
     if former is not None:
@@ -113,11 +119,12 @@ def check(
     return inputs
 
 
-def check_on_host(config: RunConfig, stages: Collection[str], inputs: Mapping[str, str]) -> None:
-    """Makes the checks for these stages of a work pool's job, on its host, that the controller could not make.
+def check_on_host(config: RunConfig, processes: Iterable[Process], inputs: Mapping[str, str]) -> None:
+    """Makes the checks for a work pool's job with these processes, on its host, that the controller could not make.
 
     `inputs` are those that the controller recorded. Raises InputError as `check` does.
     """
+    stages = Counter(stage for stage, _ in processes)
     uses_vllm = "generate" in stages and config.generation.engine == "vllm"
     is_checked = config.model.path is None or has_model_input(inputs, config)
     if is_checked and not uses_vllm:
@@ -140,21 +147,23 @@ def _has_model(config: RunConfig) -> bool:
     return config.model.path is None or Path(config.model.path).expanduser().is_dir()
 
 
-def _check_model_files(config: RunConfig, stages: Collection[str]) -> Mapping[str, Any]:
-    """Checks the model for these stages of this host by its files; returns the content of its config.json."""
+def _check_model_files(config: RunConfig, stages: Counter[str]) -> Mapping[str, Any]:
+    """Checks the model by its files for this many processes of each stage; returns the content of its config.json."""
     model = read_model(config.model, choose_recipe(config))
     if config.model.path is not None:
         folder = Path(config.model.path).expanduser()
         check_folder_files(folder, model)
         shapes = check_weight_files(folder, model)
         if "train" in stages or "generate" in stages:
-            whole = config.effective_weights.transport not in SHARDED and not config.sends_adapters
+            transport, trains = config.effective_weights.transport, "train" in stages
+            versions = shared_versions(transport, trains=trains, generators=stages["generate"])
             check_memory(
                 folder,
                 shapes,
-                config.training if "train" in stages else None,
+                config.training if trains else None,
                 hosts=config.placement.train.hosts,
-                handover_dtype=config.generation_dtype if whole else None,
+                versions=0 if config.sends_adapters else versions,
+                dtype=config.generation_dtype,
             )
     check_training(model, config.training)
     return model

@@ -215,7 +215,7 @@ def stages(run_url: str, attempt: int, job: Job) -> None:
         over = threading.Event()
         threading.Thread(target=_monitor_controller, args=(store, str(attempt), over), daemon=True).start()
         try:
-            check_on_host(config, {stage for stage, _ in job.members}, inputs)
+            check_on_host(config, job.members, inputs)
             with (
                 devices_when_free(config, job, store.url) as assignment,
                 handover_folder(f"{run_url} {job.name}", attempt) as handover,

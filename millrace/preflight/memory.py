@@ -2,7 +2,7 @@
 
     a stage on the CPU      2 bytes per number, the least that any process holds
     trainer on GPUs         its pinned copy of a checkpoint: a float32 weight and two moments per trained number
-    trainer, not `direct`   the versions handed over in shared memory, unless they are LoRA adapters
+    shared memory           versions: those that a trainer hands over, and those that generators receive
     a trainer's GPU         its share of weights, gradients and moments
     a generator's GPU       its share of the weights
     a teacher               its weights: in main memory once for each replica, or on the GPU of each
@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from configs.operation import SHARDED
 from configs.training import TeacherConfig, TrainingConfig
 from millrace.models.weight_files import require
 from millrace.preflight.model_folder import read_shapes
@@ -25,6 +26,8 @@ from storage.stores.memory import memory_folder
 
 HANDOVER_COPIES = 3
 """`millrace.weights.slots.USUAL_SLOTS`; that module imports torch."""
+_RECEIVED_COPIES = {"shm": 0, "direct": 2}
+"""Versions that a generator receives in shared memory; by the store, to which live transports fall back, one."""
 _CHECKPOINT_BYTES = 3 * 4
 _BYTES = {"float32": 4, "bfloat16": 2}
 _LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)\.")
@@ -37,22 +40,22 @@ def check_memory(
     training: TrainingConfig | None,
     *,
     hosts: int = 1,
-    handover_dtype: str | None = None,
+    versions: int = 0,
+    dtype: str = "float32",
 ) -> None:
     """Raises ModelFolderError if this host can't hold the model in `folder`, whose tensors have these shapes.
 
-    `training`: the settings of the trainer, whose model `hosts` divide; None if it runs elsewhere. `handover_dtype`:
-    number format of whole versions in shared memory; None if there are none.
+    `training`: the settings of the trainer, whose model `hosts` divide; None if it runs elsewhere. `versions`: whole
+    ones in shared memory, of this `dtype`.
     """
     numbers = sum(map(math.prod, shapes.values()))
     needs = {"weights": 2 * numbers // (hosts if training is not None else 1)}
     if training is not None and training.device == "cuda":
         needs = {"pinned copies of checkpoints": _CHECKPOINT_BYTES * _trained_numbers(shapes, training) // hosts}
-    if training is not None and handover_dtype is not None:
-        shared = HANDOVER_COPIES * numbers * (4 if handover_dtype == "float32" else 2)
-        place = memory_folder()
+    if versions:
+        shared, place = versions * numbers * _BYTES[dtype], memory_folder()
         size = shutil.disk_usage(place).total
-        read = f"{HANDOVER_COPIES} versions of its weights take {_gib(shared)} and {place.parent} has {_gib(size)}"
+        read = f"{versions} versions of its weights take {_gib(shared)} and {place.parent} has {_gib(size)}"
         require(shared <= size, read, "more shared memory: docker run --shm-size, or a smaller model", file=folder)
         needs["versions in shared memory"] = shared
     memory, needed = _memory(), sum(needs.values())
@@ -60,6 +63,13 @@ def check_memory(
     read = f"it takes {parts}, and this machine has {_gib(memory)}"
     expected = "a larger machine, a smaller model, or fewer trained weights (training.lora.rank, frozen_layers)"
     require(needed <= memory, read, expected, file=folder)
+
+
+def shared_versions(transport: str, *, trains: bool, generators: int) -> int:
+    """How many versions a host with a trainer, and with this many generators, keeps in shared memory at once."""
+    # Where shards are sent, sync_weights receives a version itself before it stores it for late generators.
+    sent = (1 if transport in SHARDED else HANDOVER_COPIES) if trains else 0
+    return sent + generators * _RECEIVED_COPIES.get(transport, 1)
 
 
 def check_trainer_gpus(folder: Path, training: TrainingConfig, dtype: str, smallest: int) -> None:

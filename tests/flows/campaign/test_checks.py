@@ -140,16 +140,16 @@ def test_a_stage_on_the_controllers_host_needs_the_model_there(tmp_path: Path) -
 def test_a_host_checks_the_model_that_the_controller_does_not_have() -> None:
     config = load_config(PRESET, ELSEWHERE)
     with pytest.raises(InputError) as caught:
-        check_on_host(config, {"train"}, {})
+        check_on_host(config, [("train", 0)], {})
     assert caught.value.key == "model.path"
-    check_on_host(config, {"train"}, {"model.path /of/another/host": "files 0123"})
+    check_on_host(config, [("train", 0)], {"model.path /of/another/host": "files 0123"})
 
 
 @pytest.mark.vllm
 def test_a_host_checks_vllm_for_its_generator() -> None:
     config = load_config(PRESET, [*ELSEWHERE, f"model.path={start_model()}"])
     with pytest.raises(InputError) as caught:
-        check_on_host(config, {"generate"}, {f"model.path {start_model()}": "files 0123"})
+        check_on_host(config, [("generate", 0)], {f"model.path {start_model()}": "files 0123"})
     assert caught.value.key == "generation.engine_args.max_modellen"
 
 

@@ -14,6 +14,7 @@ from millrace.preflight.memory import (
     check_memory,
     check_teacher_memory,
     check_trainer_gpus,
+    shared_versions,
 )
 from millrace.weights.slots import USUAL_SLOTS
 
@@ -41,9 +42,9 @@ def training(device: str = "cuda", **settings: object) -> TrainingConfig:
     return TrainingConfig.model_validate({"max_steps": 1, "device": device, **settings})
 
 
-def refusal(trainer: TrainingConfig | None, hosts: int = 1, handover_dtype: str | None = None) -> str:
+def refusal(trainer: TrainingConfig | None, hosts: int = 1, versions: int = 0, dtype: str = "bfloat16") -> str:
     with pytest.raises(ModelFolderError) as caught:
-        check_memory(FOLDER, SHAPES, trainer, hosts=hosts, handover_dtype=handover_dtype)
+        check_memory(FOLDER, SHAPES, trainer, hosts=hosts, versions=versions, dtype=dtype)
     assert caught.value.file == str(FOLDER) and caught.value.expected
     return caught.value.read
 
@@ -81,14 +82,33 @@ def test_only_a_trainer_divides_the_weights_among_hosts(host: Path) -> None:
 
 
 def test_versions_in_shared_memory_have_to_fit_there_and_count(host: Path) -> None:
-    assert "30.0 GiB" in refusal(training("cpu"), handover_dtype="float32")
-    assert "5.0 GiB" in refusal(training("cpu"), handover_dtype="bfloat16")
-    assert "15.0 GiB" in refusal(training(), hosts=2, handover_dtype="bfloat16")
+    assert "30.0 GiB" in refusal(training("cpu"), versions=3, dtype="float32")
+    assert "5.0 GiB" in refusal(training("cpu"), versions=3)
+    assert "15.0 GiB" in refusal(training(), hosts=2, versions=3)
+    assert "20.0 GiB" in refusal(None, versions=4)
+
+
+@pytest.mark.parametrize(
+    ("transport", "trains", "generators", "versions"),
+    [
+        ("shm", True, 4, 3),
+        ("store", True, 0, 3),
+        ("store", False, 4, 4),
+        ("direct", False, 4, 8),
+        # By the store: what five ends receive when NCCL fails.
+        ("nccl", True, 4, 5),
+        ("ipc", True, 1, 2),
+    ],
+)
+def test_a_host_keeps_versions_for_its_trainer_and_each_of_its_generators(
+    transport: str, trains: bool, generators: int, versions: int
+) -> None:
+    assert shared_versions(transport, trains=trains, generators=generators) == versions
 
 
 def test_without_a_limit_the_machines_own_memory_counts(host: Path) -> None:
     host.write_text("max")
-    check_memory(FOLDER, {"weight": (1024,)}, training(), handover_dtype="float32")
+    check_memory(FOLDER, {"weight": (1024,)}, training(), versions=3)
 
 
 def test_the_handover_has_as_many_copies_as_are_counted() -> None:
