@@ -20,16 +20,15 @@ from dashboard.pages import address, evaluation, overview, rail
 from dashboard.pages import trajectories as trajectories_page
 from dashboard.pages.draw import draw, reason, redraw, sums, table
 from dashboard.pages.frame import frame
-from dashboard.pages.registry import VIEWS
 from dashboard.queries import run_table
 from dashboard.queries.stragglers import in_flight
 from dashboard.read.model import OverviewRow, RunData
 from dashboard.read.runs import Runs
+from dashboard.views import evaluation as evaluation_view
+from dashboard.views import flow, learning, ledger, record, staleness
 from dashboard.views.blocks import Block, Rows, View
 from dashboard.views.comparison import COMPARISON
 from dashboard.views.display import displayed
-from dashboard.views.evaluation import NAME as EVALUATION
-from dashboard.views.evaluation import view as evaluation_view
 from dashboard.views.home import HOME
 from millrace.errors import MillraceError
 from storage.errors import StorageError
@@ -37,6 +36,10 @@ from storage.errors import StorageError
 _JUST_NOW_SECONDS = 0.2
 _LOGGER = logging.getLogger(__name__)
 
+VIEWS: tuple[View, ...] = (
+    staleness.VIEW, flow.VIEW, learning.VIEW, evaluation_view.VIEW, ledger.VIEW, record.VIEW,
+)  # fmt: skip
+"""The views of a run, for the page, the export and the tests."""
 TRAJECTORIES = View(
     name=address.TRAJECTORIES,
     title="Trajectories",
@@ -215,7 +218,7 @@ class Site:
                 if view is TRAJECTORIES:
                     page = trajectories_page.layout(at.run_ids[0], is_mixture=bool(look.runs[0].by_source))
                     return html.Div(page, className="trajectories")
-                if view.name == EVALUATION:
+                if view.name == evaluation_view.NAME:
                     choice = [] if at.compared else [evaluation.choice(at, look.runs[0])]
                     return html.Div([html.P(view.sentence, className="sentence"), *choice, _grid(view.blocks, built)])
                 blocks = [block for block in view.blocks if block.id in built]
@@ -236,8 +239,8 @@ def _offered(compared: bool) -> Sequence[View]:
 
 
 def _view(at: address.RunPage) -> View:
-    if at.view == EVALUATION:
-        return evaluation_view(at.display)
+    if at.view == evaluation_view.NAME:
+        return evaluation_view.view(at.display)
     return next(view for view in _offered(at.compared) if view.name == at.view)
 
 
@@ -262,7 +265,7 @@ def _drawn_from(path: str, look: _Look) -> dict[str, Any]:
 
 def _evaluated(look: _Look) -> list[int]:
     """Returns how many versions of each run can be chosen on the page."""
-    if not isinstance(look.at, address.RunPage) or look.at.view != EVALUATION:
+    if not isinstance(look.at, address.RunPage) or look.at.view != evaluation_view.NAME:
         return []
     return [len(run.evaluations["policy_version"]) for run in look.runs]
 

@@ -5,31 +5,39 @@ tick, 1 s ──► refresh ─► frame; after a change, every figure and text
                      └─► `again`, if a run has become readable ─► show
 
 The tick is disabled during a refresh, because the next tick would cancel a slow one.
+
+Work that a page will need is done in advance: slow imports at the start; a page's runs are read while the browser loads
+scripts, so that `show` finds them in their readers.
 """
 
+import logging
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import dash_mantine_components as dmc
+import plotly.graph_objects as go
+import pyarrow as pa
 from dash import ALL, Dash, Input, Output, Patch, State, ctx, dcc, html, no_update
 from dash.development.base_component import Component
 from dash.exceptions import DependencyException, PreventUpdate
 from flask import Flask, Response, request
+from werkzeug.exceptions import HTTPException
 
 from dashboard.integrations.prometheus import exposition
 from dashboard.pages import evaluation, overview, rail
 from dashboard.pages import trajectories as trajectories_page
-from dashboard.pages.draw import CHART, TEXT
+from dashboard.pages.draw import CHART, TEXT, reason
 from dashboard.pages.site import TRAJECTORIES, Site
 from dashboard.read.runs import Runs
-from dashboard.server.ahead import read_ahead
-from dashboard.server.callbacks import reject_invalid
 from dashboard.server.security import guard
 from dashboard.server.transfer import compress, serve_plotly
 
+CALLBACK_PATH = "/_dash-update-component"
 _TICK_MS = 1000
 _ASSETS = Path(__file__).parents[1] / "assets"
+_LOGGER = logging.getLogger(__name__)
 _INDEX = """<!DOCTYPE html>
 <html lang="en">
     <head>
@@ -87,11 +95,11 @@ def make_app(runs: Runs, *, host: str, token: str | None) -> Dash:
     # Response hooks run in reverse order, so compression sees complete responses.
     compress(app.server)
     _add_responses(app.server, site, runs)
-    read_ahead(app.server, site)
+    _read_ahead(app.server, site)
     guard(app.server, host=host, token=token, script_hashes=app.csp_hashes())
     # After the guard, which checks access.
     serve_plotly(app.server)
-    reject_invalid(app)
+    _reject_invalid(app.server)
     return app
 
 
@@ -163,3 +171,44 @@ def _add_responses(server: Flask, site: Site, runs: Runs) -> None:
             if site.is_not_found(request.path, search):
                 response.status_code = 404
         return response
+
+
+def _read_ahead(server: Flask, site: Site) -> None:
+    """Starts reading the runs of each served page, one page at a time, so that many requests cost little."""
+    # Arrow imports pandas at the first such call; meanwhile, Plotly can't write JSON in another thread.
+    pa.chunked_array([[0.0]]).to_numpy()
+    # Plotly imports its classes with the first figure.
+    figure = go.Figure(data=[{"type": "scatter", "x": [0], "y": [0], "line": {"width": 1}}])
+    figure.update_xaxes(title={"text": ""}).add_annotation(text="").to_json()
+    reading = threading.Lock()
+
+    def read(path: str, search: str) -> None:
+        try:
+            site.read(path, search)
+        finally:
+            reading.release()
+
+    @server.after_request
+    def begin(response: Response) -> Response:
+        is_page = request.method == "GET" and response.status_code == 200 and response.mimetype == "text/html"
+        if is_page and reading.acquire(blocking=False):
+            search = request.query_string.decode("utf-8", "replace")
+            threading.Thread(target=read, args=(request.path, search), daemon=True).start()
+        return response
+
+
+def _reject_invalid(server: Flask) -> None:
+    """Answers a callback request that fails with status 400 and the reason in one line, which the page shows.
+
+    A page drawn by an older server may send such requests.
+    """
+
+    # Requests of the wrong form raise errors of many types, as do faults of ours.
+    @server.errorhandler(Exception)
+    def refuse(error: Exception) -> Response | HTTPException:
+        if isinstance(error, HTTPException):
+            return error
+        if request.path != CALLBACK_PATH:
+            raise error
+        _LOGGER.warning("a callback request could not be answered", exc_info=error)
+        return Response(f"{reason(error)}\n", status=400, mimetype="text/plain")

@@ -36,7 +36,7 @@ def _export(url: str, path: Path) -> int:
     from dashboard.export.groups import newest_groups
     from dashboard.export.page import export
     from dashboard.pages.address import MAX_COMPARED
-    from dashboard.pages.registry import VIEWS
+    from dashboard.pages.site import VIEWS
     from dashboard.read.runs import Runs
     from dashboard.views.comparison import COMPARISON
     from millrace.errors import InputError

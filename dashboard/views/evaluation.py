@@ -3,19 +3,25 @@
 evaluations ─► two versions ─► answers of both, from the run's store ─► questions by change ─► counts, table
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
-from dashboard.queries.answers import CHANGES, Question, compare_answers, count_changes
-from dashboard.read.answers import stored_answers
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from dashboard.read.model import RunData
 from dashboard.read.tokens import visible
 from dashboard.views.blocks import Rows, Table, View
 from dashboard.views.display import DEFAULT, Display
 from dashboard.views.per_run import rows_per_run
-from millrace.evaluation.answers import cut
+from millrace.evaluation.answers import cut, read_answers
+from millrace.evaluation.measures import RIGHT
+from millrace.evaluation.results import read_result
 from storage.errors import StorageError
+from storage.stores.factory import open_store
 
 NAME = "evaluation"
 MOST_QUESTIONS = 100
@@ -24,8 +30,33 @@ _CHARACTERS = 400
 """Shown of a text."""
 _MOST_CACHED = 8
 """Comparisons that stay in memory, as an open page of a run that trains is built every second."""
+_NAMES = {
+    (True, False): "right → wrong",
+    (False, True): "wrong → right",
+    (False, False): "still wrong",
+    (True, True): "still right",
+}
+CHANGES = tuple(_NAMES.values())
+"""The kinds of questions, in the order in which they are shown."""
 _ICONS = dict(zip(CHANGES, ("✕ ", "✓ ", "", ""), strict=True))
 _COLUMNS = ("change", "question", "expected", "before", "after")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A question that both versions were asked, with an answer of each."""
+
+    set: str
+    """Name of the evaluation set."""
+    prompt: str
+    expected: str
+    """Reference answer; may be empty."""
+    change: str
+    """One of CHANGES, by the greedy answers."""
+    responses: tuple[str, str]
+    """Text of both greedy answers."""
+    right_samples: tuple[str, str]
+    """Right ones of both versions' sampled answers, such as `3 of 8`; empty without samples."""
 
 
 def view(display: Display = DEFAULT) -> View:
@@ -117,12 +148,28 @@ def _questions(run: RunData, display: Display) -> tuple[list[Question], str]:
 @lru_cache(maxsize=_MOST_CACHED)
 def _read(url: str, before: tuple[int, float], after: tuple[int, float]) -> tuple[list[Question], str]:
     """Reads and compares two versions, each with the time of its evaluation: of another one there are other answers."""
-    tables = []
+    store, tables = open_store(url), []
     for version, _ in (before, after):
-        if (table := stored_answers(url, version)) is None:
+        result = read_result(store, version)
+        if (table := None if result is None else read_answers(store, result)) is None:
             return [], f"The run has no stored answers of version {version}."
         tables.append(table)
     return compare_answers(*tables), f"Version {before[0]} before, version {after[0]} after."
+
+
+def compare_answers(before: pa.Table, after: pa.Table) -> list[Question]:
+    """Returns the questions in both tables (`schema.ANSWERS`), in the order of CHANGES and then of `after`."""
+    asked = {_key(row): row for row in _rows(before)}
+    pairs = [(asked[_key(row)], row) for row in _rows(after) if _key(row) in asked]
+    return sorted((_question(*pair) for pair in pairs), key=lambda question: CHANGES.index(question.change))
+
+
+def count_changes(questions: Sequence[Question]) -> dict[str, Counter[str]]:
+    """Evaluation set → how many of its questions there are of each change."""
+    counts: dict[str, Counter[str]] = {}
+    for question in questions:
+        counts.setdefault(question.set, Counter())[question.change] += 1
+    return counts
 
 
 def _counts(questions: Sequence[Question]) -> list[tuple[str, ...]]:
@@ -143,3 +190,34 @@ def _cells(question: Question) -> tuple[str, ...]:
 
 def _text(text: str) -> str:
     return "\n".join(visible(line) for line in cut(text, _CHARACTERS).split("\n"))
+
+
+def _rows(answers: pa.Table) -> list[dict[str, Any]]:
+    """Returns the rows with the greedy response in place of all responses."""
+    greedy = pc.list_element(answers["responses"], 0)
+    rows: list[dict[str, Any]] = answers.drop_columns("responses").append_column("response", greedy).to_pylist()
+    return rows
+
+
+def _key(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    return row["set"], row["prompt_id"], row["prompt"]
+
+
+def _question(before: Mapping[str, Any], after: Mapping[str, Any]) -> Question:
+    return Question(
+        set=after["set"],
+        prompt=after["prompt"],
+        expected=after["expected"],
+        change=_NAMES[_is_right(before["rewards"][0]), _is_right(after["rewards"][0])],
+        responses=(before["response"], after["response"]),
+        right_samples=(_right_samples(before["rewards"]), _right_samples(after["rewards"])),
+    )
+
+
+def _is_right(reward: float | None) -> bool:
+    return reward is not None and reward >= RIGHT
+
+
+def _right_samples(rewards: Sequence[float | None]) -> str:
+    samples = rewards[1:]
+    return f"{sum(map(_is_right, samples))} of {len(samples)}" if samples else ""

@@ -1,12 +1,12 @@
 """The page of a run's record: its config, attempts, provenance and the ends of its logs."""
 
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from dashboard.queries.run_table import ABSENT
 from dashboard.queries.verdict.rules import duration
-from dashboard.read.logs import LINES, log_ends
 from dashboard.read.model import AttemptInfo, RunData
 from dashboard.read.run_info import settings
 from dashboard.read.tokens import shortened, visible
@@ -14,11 +14,18 @@ from dashboard.views.blocks import Table, View
 from dashboard.views.per_run import rows_per_run
 from millrace.runs.provenance import differences, read_start_hashes
 from millrace.runs.status import STAGES
+from storage import layout
 from storage.errors import StorageError
 from storage.stores.factory import open_store
 
 _ATTEMPTS = ("attempt", "started", "took", "ended", "at version", "mode", "weights by", "changes")
 _CHARACTERS = 400
+"""Limit on a value, and on a line of a log."""
+LINES = 20
+"""Lines read of each log."""
+_LOG_BYTES, _MOST_LOGS = 16 << 10, 64
+"""Limits on the end of a log, and on the number of logs."""
+_COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 
 
 def _settings(run: RunData, *, is_default: bool) -> list[tuple[str, ...]]:
@@ -96,6 +103,27 @@ def _logs(run: RunData) -> list[tuple[str, ...]]:
     ends = log_ends(run.info.url, [name for name in run.stage_status if name.rpartition("-")[0] in STAGES])
     empty = [name for name, text in ends.items() if not text]
     return [*((name, text) for name, text in ends.items() if text), *([("empty", ", ".join(empty))] if empty else [])]
+
+
+def log_ends(url: str, expected: Collection[str]) -> dict[str, str]:
+    """Returns the last lines of each log of the run at `url`, by `<stage>-<replica>`; invisible characters are escaped.
+
+    A log that is empty, and an `expected` one that does not exist, is ''. A log that can't be read says so.
+    """
+    ends = dict.fromkeys(sorted(expected), "")
+    try:
+        store = open_store(url)
+        for entry in store.entries(layout.LOGS)[:_MOST_LOGS]:
+            name = visible(entry.path.removeprefix(f"{layout.LOGS}/").removesuffix(".log"))
+            try:
+                data = bytes(store.get(entry.path, max(0, entry.bytes - _LOG_BYTES), _LOG_BYTES))
+                lines = _COLOUR.sub(b"", data).decode("utf-8", "replace").splitlines()
+                ends[name] = "\n".join(visible(line[:_CHARACTERS]) for line in lines[-LINES:])
+            except (StorageError, OSError) as error:
+                ends[name] = f"It can't be read: {visible(str(error))}"
+    except (StorageError, OSError) as error:
+        ends["all"] = f"The logs can't be listed: {visible(str(error))}"
+    return ends
 
 
 def _text(text: str) -> str:

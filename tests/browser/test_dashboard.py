@@ -14,7 +14,7 @@ from support.pages.dashboard_page import Watched, plain, served
 from support.pages.sites import TOKEN, store_run
 from support.stored_run.run import Shape, make_run
 
-from dashboard.pages.registry import VIEWS
+from dashboard.pages.site import VIEWS
 from dashboard.read.run_reader import RunReader
 from dashboard.views.blocks import Chart, View
 from dashboard.views.comparison import COMPARISON

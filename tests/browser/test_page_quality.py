@@ -11,7 +11,7 @@ from support.evaluation.evaluated import evaluate
 from support.pages.dashboard_page import Watched, served_process
 from support.stored_run.run import Shape, make_run
 
-from dashboard.pages.registry import VIEWS
+from dashboard.pages.site import VIEWS
 from dashboard.views.blocks import Chart
 from flows.deployment.server import free_port
 from storage.stores.local import LocalStore

@@ -12,7 +12,7 @@ from support.pages.sites import store_run
 from support.stored_run.run import Shape, StoredRun
 from support.stores.faulty_store import flip_a_bit
 
-from dashboard.pages.registry import VIEWS
+from dashboard.pages.site import VIEWS
 from dashboard.views.home import HOME
 from storage import layout
 from storage.progress import write_progress

@@ -12,17 +12,23 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
-from pathlib import Path
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dashboard.integrations.sinks.copying import Mirror
     from dashboard.integrations.sinks.otlp import Traces
-    from dashboard.integrations.sinks.sink import Sink
     from storage.stores.base import Store
 
 _FOLLOW_SECONDS = 1.0
-_OPTIONS = ("tensorboard", "wandb", "mlflow", "trackio", "otlp")
+_OPTIONS = {
+    "tensorboard": ("TensorBoard", "FOLDER", "write event files to FOLDER/RUN_ID"),
+    "wandb": ("WeightsAndBiases", "PROJECT", "write a run of this project; offline, unless WANDB_MODE says otherwise"),
+    "mlflow": ("MLflow", "EXPERIMENT", "write a run of this experiment, to the store MLFLOW_TRACKING_URI"),
+    "trackio": ("Trackio", "PROJECT", "write a run of this project"),
+    "otlp": ("Traces", "URL", "send an OpenTelemetry trace of each trajectory to this receiver, by HTTP"),
+}
+"""Option, and module of this folder → its class, the option's value and help."""
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -31,17 +37,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="copy a run's metrics into TensorBoard, Weights & Biases, MLflow or trackio, or its traces by OTLP",
     )
     mirror.add_argument("run_url", metavar="RUN_URL", help="folder or URL of the run: ROOT/RUN_ID")
-    mirror.add_argument("--tensorboard", type=Path, metavar="FOLDER", help="write event files to FOLDER/RUN_ID")
-    mirror.add_argument(
-        "--wandb", metavar="PROJECT", help="write a run of this project; offline, unless WANDB_MODE says otherwise"
-    )
-    mirror.add_argument(
-        "--mlflow", metavar="EXPERIMENT", help="write a run of this experiment, to the store MLFLOW_TRACKING_URI"
-    )
-    mirror.add_argument("--trackio", metavar="PROJECT", help="write a run of this project")
-    mirror.add_argument(
-        "--otlp", metavar="URL", help="send an OpenTelemetry trace of each trajectory to this receiver, by HTTP"
-    )
+    for option, (_, value, help_text) in _OPTIONS.items():
+        mirror.add_argument(f"--{option}", metavar=value, help=help_text)
     mirror.add_argument("--follow", action="store_true", help="keep copying until the run ends or is killed, or Ctrl-C")
 
 
@@ -52,9 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     from storage.stores.factory import open_store
 
     if all(getattr(arguments, option) is None for option in _OPTIONS):
-        expected = (
-            "--tensorboard FOLDER, --wandb PROJECT, --mlflow EXPERIMENT, --trackio PROJECT or --otlp URL, or several"
-        )
+        options = [f"--{option} {value}" for option, (_, value, _) in _OPTIONS.items()]
+        expected = f"{', '.join(options[:-1])} or {options[-1]}, or several"
         raise InputError("mirror has no destination", expected=expected)
     store = open_store(arguments.run_url)
     record = read_run(store)
@@ -87,32 +83,10 @@ def _copy_all(store: "Store", mirrors: "Sequence[Mirror | Traces]") -> bool:
 
 
 def _mirrors(arguments: argparse.Namespace, store: "Store", run_id: str) -> "Iterator[Mirror | Traces]":
-    """Creates what the requested options copy with."""
+    """Creates what the requested options copy with. Imports are local because the packages are optional."""
     from dashboard.integrations.sinks.copying import Mirror
 
-    for sink in _sinks(arguments, run_id):
-        yield Mirror(store, sink)
-    if arguments.otlp is not None:
-        from dashboard.integrations.sinks.otlp import Traces
-
-        yield Traces(store, arguments.otlp)
-
-
-def _sinks(arguments: argparse.Namespace, run_id: str) -> "Iterator[Sink]":
-    """Creates the requested sinks. Imports are local because their packages are optional."""
-    if arguments.tensorboard is not None:
-        from dashboard.integrations.sinks.tensorboard import TensorBoard
-
-        yield TensorBoard(arguments.tensorboard / run_id)
-    if arguments.wandb is not None:
-        from dashboard.integrations.sinks.wandb import WeightsAndBiases
-
-        yield WeightsAndBiases(arguments.wandb, run_id)
-    if arguments.mlflow is not None:
-        from dashboard.integrations.sinks.mlflow import MLflow
-
-        yield MLflow(arguments.mlflow, run_id)
-    if arguments.trackio is not None:
-        from dashboard.integrations.sinks.trackio import Trackio
-
-        yield Trackio(arguments.trackio, run_id)
+    for option, (name, _, _) in _OPTIONS.items():
+        if (target := getattr(arguments, option)) is not None:
+            of_option = getattr(import_module(f"dashboard.integrations.sinks.{option}"), name)
+            yield of_option(store, target) if option == "otlp" else Mirror(store, of_option(target, run_id))

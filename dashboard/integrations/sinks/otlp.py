@@ -84,10 +84,7 @@ class Traces:
         address = self._url.partition("://")[2].replace("/", "_")
         self._state_file = Path("millrace-otlp") / f"{address}-{self._run['run_id']}.json"
         self._state = read_state(self._state_file, self._run)
-        try:
-            self._state.save(self._state_file)
-        except OSError as error:
-            raise InputError(f"can't be written: {error.strerror or error}", file=self._state_file) from error
+        self._state.save(self._state_file)
         cursor = LogCursor.from_json(self._state.cursor) if self._state.cursor else None
         self._consumed = StreamReader(store, layout.CONSUMED, CONSUMED, cursor)
         self._next: Part | None = None

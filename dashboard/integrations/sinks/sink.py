@@ -116,7 +116,7 @@ class MirrorState:
         self.evaluations = {v: t for v, t in self.evaluations.items() if int(v) < policy_version}
 
     def save(self, path: Path) -> None:
-        """Replaces the file at `path` atomically."""
+        """Replaces the file at `path` atomically. Raises InputError if it can't be written."""
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             written = path.with_name(f".{path.name}.{os.getpid()}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dashboard.integrations.sinks.sink import MirrorState, Point, Sink, Text
-from millrace.errors import InputError, MissingExtra
+from millrace.errors import MissingExtra, writing
 
 try:
     # Not SummaryWriter: its flush does not wait for its writer thread.
@@ -25,14 +25,14 @@ except ImportError as error:
 
 
 class TensorBoard(Sink):
-    """Writes event files to `folder`, and the mirror's state to `folder/millrace.json`."""
+    """Writes event files to `folder/run_id`, and the mirror's state to `millrace.json` there."""
 
     takes_texts = True
 
-    def __init__(self, folder: Path) -> None:
-        self.name = f"TensorBoard, {folder}"
-        self.state_file = folder / "millrace.json"
-        self._folder = folder
+    def __init__(self, folder: str, run_id: str) -> None:
+        self._folder = Path(folder) / run_id
+        self.name = f"TensorBoard, {self._folder}"
+        self.state_file = self._folder / "millrace.json"
         self._events: EventsWriter
 
     def open(self, run: Mapping[str, Any], config: Mapping[str, Any], state: MirrorState) -> None:
@@ -70,15 +70,13 @@ class TensorBoard(Sink):
         self._events.close()
 
     def _begin(self, state: MirrorState, purge_from: int | None = None) -> None:
-        try:
+        with writing(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             # TensorBoard reads files in the order of their names, which begin with their creation time in seconds.
             self._events = EventsWriter(str(self._folder / "events"), f".{state.opened:06d}")
-            state.opened += 1
-            # Saved before the first event, so that the file name is not used twice.
-            state.save(self.state_file)
-        except OSError as error:
-            raise InputError(f"can't be written: {error.strerror or error}", file=self._folder) from error
+        state.opened += 1
+        # Saved before the first event, so that the file name is not used twice.
+        state.save(self.state_file)
         if purge_from is not None:
             start = SessionLog(status=SessionLog.START)
             self._events.write_event(Event(step=purge_from, session_log=start))

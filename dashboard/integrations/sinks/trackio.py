@@ -34,10 +34,7 @@ class Trackio(Sink):
     def open(self, run: Mapping[str, Any], config: Mapping[str, Any], state: MirrorState) -> None:
         """Raises InputError if the state can't be saved."""
         self._config = config
-        try:
-            state.save(self.state_file)
-        except OSError as error:
-            raise InputError(f"can't be written: {error.strerror or error}", file=self.state_file) from error
+        state.save(self.state_file)
 
     def write(self, points: Sequence[Point], state: MirrorState) -> None:
         """Raises InputError for trackio's errors."""

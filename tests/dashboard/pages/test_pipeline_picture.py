@@ -7,7 +7,7 @@ import pytest
 from support.pages.components import words
 from support.pages.run_data import T, measured, run_data
 
-from dashboard.pages.pipeline import picture
+from dashboard.pages.frame import picture
 from dashboard.queries.flow import occasional_tracks
 from dashboard.read.model import Columns, RunData
 

@@ -9,7 +9,7 @@ import pytest
 from support.pages.run_data import STATUS, T, consumed_rows, measured, run_data, with_config
 
 from dashboard.pages.frame import with_commands
-from dashboard.pages.registry import VIEWS
+from dashboard.pages.site import VIEWS
 from dashboard.queries.flow import SYNC
 from dashboard.queries.verdict.advice import ADVICE, NOTHING, judge
 from dashboard.queries.verdict.facts import Facts, read_facts

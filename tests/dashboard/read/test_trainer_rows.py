@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.stores.dict_store import DictStore
 
-from dashboard.read.columns import Codes, GrowingColumns
-from dashboard.read.streams import ConsumedRows, MetricRows
+from dashboard.read.streams import Codes, ConsumedRows, GrowingColumns, MetricRows
 from millrace.rollouts.lineage import surviving
 from storage import layout
 from storage.schema import CONSUMED, METRIC

@@ -17,8 +17,7 @@ from support.streams.rows import part_files
 
 from dashboard.pages import address
 from dashboard.pages.draw import CHART, TEXT
-from dashboard.pages.registry import VIEWS
-from dashboard.pages.site import TRAJECTORIES
+from dashboard.pages.site import TRAJECTORIES, VIEWS
 from dashboard.read.run_reader import RunReader
 from dashboard.read.runs import Runs
 from dashboard.server.app import make_app

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 import pytest
 from support.pages.run_data import STATUS, T, consumed_rows, generating, measured, run_data, with_config
 
-from dashboard.pages.registry import VIEWS
+from dashboard.pages.site import VIEWS
 from dashboard.queries.flow import SYNC
 from dashboard.queries.series import RATIO_QUANTILES
 from dashboard.read.model import Columns, RunData

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 import pytest
 from support.stored_run.run import StoredRun
 
-from dashboard.pages.registry import VIEWS
+from dashboard.pages.site import VIEWS
 from dashboard.queries.series import measured, trained_shares
 from dashboard.read.model import RunData
 from dashboard.views.blocks import Rows

@@ -75,7 +75,7 @@ class Trained:
 
 def copy(store: Store, folder: Path) -> int:
     """Starts the mirror to TensorBoard once; returns how many points it wrote."""
-    copying = Mirror(store, TensorBoard(folder))
+    copying = Mirror(store, TensorBoard(str(folder.parent), folder.name))
     try:
         copying.copy()
     finally:

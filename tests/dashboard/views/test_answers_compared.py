@@ -2,7 +2,7 @@
 
 from support.evaluation.evaluated import table_of
 
-from dashboard.queries.answers import CHANGES, compare_answers, count_changes
+from dashboard.views.evaluation import CHANGES, compare_answers, count_changes
 
 _WRONG = ("x", 0.0)
 BEFORE = table_of({"a": [("A", 1.0)], "b": [_WRONG], "c": [("C", 1.0)], "d": [("x", None)], "only before": [_WRONG]})

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dashboard.read.logs import LINES, log_ends
+from dashboard.views.record import LINES, log_ends
 
 EVIL = "<script>alert(1)</script>\u202e"
 
