@@ -21,7 +21,7 @@ def newest_groups(run: RunData) -> View:
     """Shows the last groups that the trainer took: prompts, responses, rewards, versions and read errors."""
     store = open_store(run.info.url)
     reader, texts = GroupReader(store, run.info.config), read_tokens(store, run.info.config)
-    result = find(run.consumed, run.outcomes, run.sources, Query())
+    result = find(run.consumed, Query())
     rows = result.starts[:MOST_GROUPS].tolist()
     first_rows = [(int(run.consumed["generator"][i]), int(run.consumed["trajectory_row_id"][i])) for i in rows]
     run_id = run.info.run_id

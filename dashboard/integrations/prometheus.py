@@ -56,6 +56,14 @@ class MetricFamily:
     """Stage replica and metric whose newest value is exported; with the label `source`, of each source of a mixture."""
 
 
+def _gauge(doc: str, *labels: str) -> MetricFamily:
+    return MetricFamily(doc=doc, labels=labels)
+
+
+def _counter(doc: str, *labels: str) -> MetricFamily:
+    return MetricFamily(doc=doc, labels=labels, counts=True)
+
+
 def _newest(metric: str, doc: str, replica: str = "train-0") -> MetricFamily:
     return MetricFamily(doc=doc, newest_of=(replica, metric))
 
@@ -66,70 +74,50 @@ def _newest_by_source(metric: str, doc: str) -> MetricFamily:
 
 FAMILIES: Mapping[str, MetricFamily] = {
     # All runs.
-    "millrace_run_state": MetricFamily(doc="1 for the state that the run is in", labels=("state",)),
-    "millrace_problems": MetricFamily(doc="number of errors in reading the run"),
-    "millrace_policy_version": MetricFamily(doc="optimizer steps done: the trainer's policy version"),
-    "millrace_policy_version_target": MetricFamily(doc="policy version at which the run is complete"),
-    "millrace_reward_mean": MetricFamily(doc="mean reward of the last ten steps"),
-    "millrace_staleness_mean": MetricFamily(doc="mean staleness of the last ten steps, policy versions"),
-    "millrace_staleness_max": MetricFamily(doc="largest staleness of the last ten steps, policy versions"),
-    "millrace_staleness_bound": MetricFamily(doc="staleness bound, policy versions; with `too_old: keep` of admission"),
+    "millrace_run_state": _gauge("1 for the state that the run is in", "state"),
+    "millrace_problems": _gauge("number of errors in reading the run"),
+    "millrace_policy_version": _gauge("optimizer steps done: the trainer's policy version"),
+    "millrace_policy_version_target": _gauge("policy version at which the run is complete"),
+    "millrace_reward_mean": _gauge("mean reward of the last ten steps"),
+    "millrace_staleness_mean": _gauge("mean staleness of the last ten steps, policy versions"),
+    "millrace_staleness_max": _gauge("largest staleness of the last ten steps, policy versions"),
+    "millrace_staleness_bound": _gauge("staleness bound, policy versions; with `too_old: keep` of admission"),
     # The most recently active runs.
-    "millrace_evaluation_accuracy": MetricFamily(doc="held-out accuracy of the newest version evaluated, 0 to 1"),
-    "millrace_evaluation_set_accuracy": MetricFamily(
-        doc="accuracy of the newest version on each further evaluation set, or on each source's", labels=("set",)
+    "millrace_evaluation_accuracy": _gauge("held-out accuracy of the newest version evaluated, 0 to 1"),
+    "millrace_evaluation_set_accuracy": _gauge(
+        "accuracy of the newest version on each further evaluation set, or on each source's", "set"
     ),
-    "millrace_rollouts": MetricFamily(doc="rollouts the trainer took, by outcome", labels=("outcome",), counts=True),
-    "millrace_generated_rollouts": MetricFamily(doc="rollouts committed by the generators", counts=True),
-    "millrace_buffered_rollouts": MetricFamily(doc="rollouts scored and not yet taken by the trainer"),
-    "millrace_in_flight_rollouts": MetricFamily(doc="rollouts committed and not yet scored"),
-    "millrace_tokens": MetricFamily(doc="response tokens a stage has processed", labels=("stage",), counts=True),
-    "millrace_stage_seconds": MetricFamily(
-        doc="time of a stage's replicas together, busy or idle", labels=("stage", "kind"), counts=True
+    "millrace_rollouts": _counter("rollouts the trainer took, by outcome", "outcome"),
+    "millrace_generated_rollouts": _counter("rollouts committed by the generators"),
+    "millrace_buffered_rollouts": _gauge("rollouts scored and not yet taken by the trainer"),
+    "millrace_in_flight_rollouts": _gauge("rollouts committed and not yet scored"),
+    "millrace_tokens": _counter("response tokens a stage has processed", "stage"),
+    "millrace_stage_seconds": _counter("time of a stage's replicas together, busy or idle", "stage", "kind"),
+    "millrace_ledger_balanced": _gauge("1 if every rollout is accounted for; 0 if not, or if unknown"),
+    "millrace_verdict": _gauge(
+        "level of each clause of the verdict: 0 good, 1 warning, 2 bad; with the rule that set it", "clause", "cause"
     ),
-    "millrace_ledger_balanced": MetricFamily(doc="1 if every rollout is accounted for; 0 if not, or if unknown"),
-    "millrace_verdict": MetricFamily(
-        doc="level of each clause of the verdict: 0 good, 1 warning, 2 bad; with the rule that set it",
-        labels=("clause", "cause"),
+    "millrace_promoted_version": _gauge("policy version of the checkpoint promoted last; 0 before the first"),
+    "millrace_restarts": _counter("starts of a stage's process after its first", "stage", "replica"),
+    "millrace_attempts": _counter("starts of the run's controller"),
+    "millrace_last_status_seconds": _gauge(
+        "age of the status of a stage's process; absent once it has stopped", "stage", "replica"
     ),
-    "millrace_promoted_version": MetricFamily(doc="policy version of the checkpoint promoted last; 0 before the first"),
-    "millrace_restarts": MetricFamily(
-        doc="starts of a stage's process after its first", labels=("stage", "replica"), counts=True
+    "millrace_cpu_cores": _gauge("CPU cores that a stage's process and its children keep busy", "stage", "replica"),
+    "millrace_memory_bytes": _gauge("resident memory of a stage's process and its children", "stage", "replica"),
+    "millrace_gpu_busy_share": _gauge(
+        "share of the time with a kernel running, mean of the stage's GPUs", "stage", "replica"
     ),
-    "millrace_attempts": MetricFamily(doc="starts of the run's controller", counts=True),
-    "millrace_last_status_seconds": MetricFamily(
-        doc="age of the status of a stage's process; absent once it has stopped",
-        labels=("stage", "replica"),
+    "millrace_gpu_memory_bytes": _gauge("memory in use on the stage's GPUs, by any process", "stage", "replica"),
+    "millrace_generating_requests": _gauge("requests that a generator's engine works on", "replica"),
+    "millrace_generating_groups": _gauge("groups admitted and not committed yet", "replica"),
+    "millrace_generating_tokens": _gauge("response tokens generated so far for these groups", "replica"),
+    "millrace_oldest_group_seconds": _gauge("age of the oldest admitted group, seconds", "replica"),
+    "millrace_oldest_group_versions": _gauge(
+        "policy versions between the trainer and the oldest weights that sampled the group", "replica"
     ),
-    "millrace_cpu_cores": MetricFamily(
-        doc="CPU cores that a stage's process and its children keep busy", labels=("stage", "replica")
-    ),
-    "millrace_memory_bytes": MetricFamily(
-        doc="resident memory of a stage's process and its children", labels=("stage", "replica")
-    ),
-    "millrace_gpu_busy_share": MetricFamily(
-        doc="share of the time with a kernel running, mean of the stage's GPUs", labels=("stage", "replica")
-    ),
-    "millrace_gpu_memory_bytes": MetricFamily(
-        doc="memory in use on the stage's GPUs, by any process", labels=("stage", "replica")
-    ),
-    "millrace_generating_requests": MetricFamily(
-        doc="requests that a generator's engine works on", labels=("replica",)
-    ),
-    "millrace_generating_groups": MetricFamily(doc="groups admitted and not committed yet", labels=("replica",)),
-    "millrace_generating_tokens": MetricFamily(
-        doc="response tokens generated so far for these groups", labels=("replica",)
-    ),
-    "millrace_oldest_group_seconds": MetricFamily(doc="age of the oldest admitted group, seconds", labels=("replica",)),
-    "millrace_oldest_group_versions": MetricFamily(
-        doc="policy versions between the trainer and the oldest weights that sampled the group", labels=("replica",)
-    ),
-    "millrace_continued_tokens": MetricFamily(
-        doc="response tokens continued from earlier processes", labels=("replica",), counts=True
-    ),
-    "millrace_discarded_tokens": MetricFamily(
-        doc="response tokens lost when a process ended, and generated again", labels=("replica",), counts=True
-    ),
+    "millrace_continued_tokens": _counter("response tokens continued from earlier processes", "replica"),
+    "millrace_discarded_tokens": _counter("response tokens lost when a process ended, and generated again", "replica"),
     "millrace_push_seconds": _newest("push_seconds", "until all generators had the last version", "sync_weights-0"),
     "millrace_generator_pause_seconds": _newest(
         "generator_pause_seconds_max", "longest pause of a generator for the last policy version", "sync_weights-0"
@@ -151,15 +139,15 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "millrace_effective_sample_size": _newest("effective_sample_size", "effective share of the last step's tokens"),
     "millrace_mismatch_kl": _newest("mismatch_kl", "KL of rollout and trainer policy, nats per token"),
     "millrace_importance_ratio_p95": _newest("importance_ratio_p95", "p95 of the last step's ratios"),
-    "millrace_source_rollouts": MetricFamily(
-        doc="rollouts the trainer took, by source of a mixture and outcome", labels=("source", "outcome"), counts=True
+    "millrace_source_rollouts": _counter(
+        "rollouts the trainer took, by source of a mixture and outcome", "source", "outcome"
     ),
     "millrace_source_reward_mean": _newest_by_source("reward_mean", "mean reward of the last step"),
     "millrace_source_staleness_mean": _newest_by_source("staleness_mean", "mean staleness of the last step, versions"),
     "millrace_source_zero_advantage_share": _newest_by_source("zero_advantage_share", "share of groups without spread"),
     "millrace_source_length_ratio": _newest_by_source("length_ratio", "mean length, trained over taken"),
     "millrace_source_response_length_mean_tokens": _newest_by_source("response_length_mean_tokens", "mean length"),
-}  # fmt: skip
+}
 
 _USAGE = {
     "millrace_cpu_cores": CPU_CORES,

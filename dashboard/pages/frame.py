@@ -69,9 +69,9 @@ def run_facts(run: RunData) -> Component:
     if status:
         state = [html.Span(status["state"], className=f"state {status['state']}")]
         named = {"step": f"{status['steps']} of {status['max_steps']}"}
-    name = "loss" if facts_of_run.supervised else "reward"
+    name = "loss" if facts_of_run.is_supervised else "reward"
     named[f"{name}, last {RECENT_STEPS} steps"] = number(
-        facts_of_run.loss if facts_of_run.supervised else facts_of_run.reward_mean
+        facts_of_run.loss if facts_of_run.is_supervised else facts_of_run.reward_mean
     )
     started = max(attempt.t_started for attempt in run.info.attempts)
     newest = max((float(record["t"]) for record in run.stage_status.values()), default=started)

@@ -56,7 +56,7 @@ class NotableGroup(NamedTuple):
 def notable_groups(run: RunData) -> Sequence[NotableGroup]:
     """Returns the groups of the newest ten versions with the highest and the lowest mean reward, and one in which all
     rewards are equal, if they exist; of several, the newest."""
-    recent = run.recent.columns
+    recent = run.recent
     versions = recent["policy_version"]
     first = int(np.searchsorted(versions, versions[-1] - RECENT_STEPS, side="right")) if len(versions) else 0
     rows = {name: column[first:] for name, column in recent.items()}

@@ -39,7 +39,6 @@ _LOGGER = logging.getLogger(__name__)
 VIEWS: tuple[View, ...] = (
     staleness.VIEW, flow.VIEW, learning.VIEW, evaluation_view.VIEW, ledger.VIEW, record.VIEW,
 )  # fmt: skip
-"""The views of a run, for the page, the export and the tests."""
 TRAJECTORIES = View(
     name=address.TRAJECTORIES,
     title="Trajectories",
@@ -283,7 +282,7 @@ def _sum(components: Sequence[Component]) -> int:
 
 
 def _seen(run: RunData) -> int:
-    times = run.recent.columns["t"]
+    times = run.recent["t"]
     status = run.status or {}
     state = [
         len(run.info.attempts),

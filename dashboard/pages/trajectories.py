@@ -163,7 +163,7 @@ def answer(runs: Runs, run_id: str, query: Query) -> tuple[Component, Component 
     """Draws the matching groups and the open group. Raises InputError and the errors of reading the run."""
     run_reader = _reader(runs, run_id)
     run, (reader, texts) = run_reader.look(), run_reader.groups()
-    result = find(run.consumed, run.outcomes, run.sources, query)
+    result = find(run.consumed, query)
     note, excerpts = "", dict[int, str]()
     if query.text:
         spans = list(zip(result.starts.tolist(), result.ends.tolist(), strict=True))[:MAX_TEXT_ROWS]
@@ -253,45 +253,36 @@ def _table(run: RunData, prompts: Mapping[int, str], result: SearchResult, query
         )
         if exists
     ]
-    header = [
-        "group",
-        "text" if query.text else "prompt",
-        "generator",
-        "for version",
-        "outcomes",
-        "mean reward",
-        "staleness",
-        "mean tokens",
-    ]
-    header += ["source"] if run.by_source else []
-    cells = [_cells(run, span, query, prompts) for span in shown]
-    numbers = number_columns(cells)
+    rows = [_cells(run, span, query, prompts) for span in shown]
+    cells = [list(row.values()) for row in rows]
     parts: list[Component] = [html.Div([html.P(count + note, className="note"), saves()], className="head")]
-    parts += [scrolling([grid(header, cells, numbers)], "groups found")] if cells else []
+    parts += [scrolling([grid(list(rows[0]), cells, number_columns(cells))], "groups found")] if rows else []
     parts += [html.Div(pages, className="row")] if pages else []
     return html.Section(parts, className="block wide column")
 
 
-def _cells(run: RunData, span: tuple[int, int], query: Query, prompts: Mapping[int, str]) -> list[Any]:
+def _cells(run: RunData, span: tuple[int, int], query: Query, prompts: Mapping[int, str]) -> dict[str, Any]:
+    """Column → cell of a group."""
     first, end = span
     rows = {name: column[first:end] for name, column in run.consumed.items()}
     codes, counts = np.unique(rows["outcome"], return_counts=True)
     group_id, rewards = int(rows["group_id"][0]), rows["reward"][np.isfinite(rows["reward"])]
-    prompt = visible(prompts.get(first, ""))
-    return [
-        dcc.Link(
-            str(group_id) if group_id >= 0 else "can't be read",
-            href=address(replace(query, open=_row(run, first))),
+    prompt, label = visible(prompts.get(first, "")), str(group_id) if group_id >= 0 else "can't be read"
+    cells = {
+        "group": dcc.Link(label, href=address(replace(query, open=_row(run, first)))),
+        "text" if query.text else "prompt": (
+            prompt if len(prompt) <= _PROMPT_CHARACTERS else f"{prompt[:_PROMPT_CHARACTERS]}…"
         ),
-        prompt if len(prompt) <= _PROMPT_CHARACTERS else f"{prompt[:_PROMPT_CHARACTERS]}…",
-        str(rows["generator"][0]),
-        str(rows["policy_version"][0]),
-        ", ".join(f"{n} {visible(run.outcomes[code])}" for code, n in zip(codes, counts, strict=True)),
-        f"{rewards.mean():.3g}" if len(rewards) else "none",
-        str(rows["staleness"].max()),
-        f"{rows['tokens'].mean():.3g}",
-        *([visible(run.sources[rows["source"][0]])] if run.by_source else []),
-    ]
+        "generator": str(rows["generator"][0]),
+        "for version": str(rows["policy_version"][0]),
+        "outcomes": ", ".join(
+            f"{n} {visible(run.consumed.outcomes[code])}" for code, n in zip(codes, counts, strict=True)
+        ),
+        "mean reward": f"{rewards.mean():.3g}" if len(rewards) else "none",
+        "staleness": str(rows["staleness"].max()),
+        "mean tokens": f"{rows['tokens'].mean():.3g}",
+    }
+    return cells | ({"source": visible(run.consumed.sources[rows["source"][0]])} if run.by_source else {})
 
 
 def _id(name: str) -> str:

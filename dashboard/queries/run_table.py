@@ -44,15 +44,11 @@ def attention(row: OverviewRow) -> Clause:
     facts = Facts(
         **{each.name: getattr(row, each.name) for each in fields(Recent)},
         run_url="",
-        state=row.state,
-        cause=row.cause,
         version=row.policy_version or 0,
         target=row.max_steps,
         doing=dict.fromkeys(row.ages, "see its page"),
         silent=row.ages if row.state == "running" else {},
         problems=row.missing,
-        bound=row.max_staleness,
-        supervised=row.is_supervised,
     )
     return worst(judge(facts).clauses)
 

@@ -181,7 +181,7 @@ def outcomes(run: RunData) -> Mapping[str, tuple[int, int, float, float]]:
     """
     codes, tokens, rewards = (run.consumed[name] for name in ("outcome", "tokens", "reward"))
     amounts = {}
-    for code, name in enumerate(run.outcomes):
+    for code, name in enumerate(run.consumed.outcomes):
         chosen = codes == code
         count, length, finite = int(np.count_nonzero(chosen)), int(tokens[chosen].sum()), rewards[chosen]
         finite = finite[~np.isnan(finite)]

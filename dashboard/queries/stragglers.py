@@ -31,19 +31,12 @@ class InFlight:
     """Age of the oldest group."""
     versions: int | None
     """Policy versions between the trainer and the oldest weights that may have sampled a token of these groups."""
-    bound: int
-    """The staleness bound, policy versions."""
-    admission_only: bool
-    """Whether the bound limits admission only."""
+    loses_tokens: bool
+    """Whether the oldest group is beyond the bound, so that the trainer masks or drops some of it."""
     continued: int
     """Response tokens continued from earlier processes, in the whole run."""
     discarded: int
     """Response tokens lost with earlier processes and generated again, in the whole run."""
-
-    @property
-    def loses_tokens(self) -> bool:
-        """Whether the oldest group is beyond the bound, so that the trainer masks or drops some of it."""
-        return not self.admission_only and self.versions is not None and self.versions > self.bound
 
 
 def in_flight(run: RunData) -> list[InFlight]:
@@ -57,6 +50,8 @@ def in_flight(run: RunData) -> list[InFlight]:
         at_work = state == "running" and status["doing"] not in (STARTING, LOADING, STOPPED)
         oldest, t_oldest = status.get("oldest_version_in_flight"), status.get("t_oldest_in_flight")
         version = run.stage_status.get(TRAINER, {}).get("policy_version")
+        versions = max(0, version - oldest) if at_work and version is not None and oldest is not None else None
+        is_beyond = versions is not None and versions > run.info.max_staleness
         generators.append(
             InFlight(
                 generator=int(replica),
@@ -64,9 +59,8 @@ def in_flight(run: RunData) -> list[InFlight]:
                 groups=status["groups_in_flight"] if at_work else None,
                 tokens=status["tokens_in_flight"],
                 seconds=max(0.0, run.t - t_oldest) if at_work and t_oldest is not None else None,
-                versions=max(0, version - oldest) if at_work and version is not None and oldest is not None else None,
-                bound=run.info.max_staleness,
-                admission_only=run.info.bounds_admission_only,
+                versions=versions,
+                loses_tokens=is_beyond and not run.info.bounds_admission_only,
                 continued=status.get("tokens_continued", 0),
                 discarded=status.get("tokens_discarded", 0),
             )

@@ -279,9 +279,9 @@ def _consumed_rows(run: RunData, generator: int, row: int) -> dict[int, Row]:
     return {
         values["trajectory_row_id"]: {
             **{name: None if value != value else value for name, value in values.items()},
-            "outcome": run.outcomes[values["outcome"]],
-            "source": run.sources[values["source"]],
-            "prompt_id": run.prompts[values["prompt_id"]],
+            "outcome": consumed.outcomes[values["outcome"]],
+            "source": consumed.sources[values["source"]],
+            "prompt_id": consumed.prompts[values["prompt_id"]],
         }
         for values in rows
     }

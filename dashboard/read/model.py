@@ -74,11 +74,18 @@ class RunInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Recent:
-    """Figures of the last ten steps and of the whole run, from the trainer's status record; None if unknown.
+    """Figures of the last ten steps and of the whole run; None if unknown.
 
     The table of all runs and a run's own pages show these figures, so that they agree.
     """
 
+    state: State | None = None
+    cause: str | None = None
+    """Cause of a failure or kill."""
+    max_staleness: int | None = None
+    """The bound in force, policy versions."""
+    is_supervised: bool = False
+    """Whether it learns demonstrations, which no policy sampled."""
     reward_mean: float | None = None
     loss: float | None = None
     staleness_mean: float | None = None
@@ -96,11 +103,16 @@ class Recent:
     """Sentence of an ongoing collapse."""
 
     @classmethod
-    def values(cls, trainer: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the fields by name, from the trainer's status record. Raises any error if that is damaged."""
+    def values(cls, info: RunInfo, trainer: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the fields by name, except state and cause, from the trainer's status record.
+
+        Raises any error if that is damaged.
+        """
         recent: Mapping[str, Sequence[float]] = trainer.get("recent", {})
         account = Account.from_json(trainer["account"]) if "account" in trainer else Account()
         return {
+            "max_staleness": info.max_staleness,
+            "is_supervised": info.is_supervised,
             **{_SHORT.get(name, name): fmean(values) for name, values in recent.items()},
             "staleness_max": int(max(recent["staleness_max"])) if "staleness_max" in recent else None,
             "no_spread": trainer.get("zero_advantage_share"),
@@ -110,18 +122,18 @@ class Recent:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Taken:
-    """Rows of the stream `consumed`, without rolled-back ones."""
+class Consumed(dict[str, npt.NDArray[Any]]):
+    """Rows of the stream `consumed` in its order, without rolled-back ones: columns of `storage.schema.CONSUMED`.
 
-    columns: Columns
-    """`storage.schema.CONSUMED` in stream order. `outcome`, `source` and `prompt_id` are codes."""
-    outcomes: tuple[str, ...]
-    """Names of the codes of `outcome` (int8); code 0 is `trained`."""
-    sources: tuple[str, ...]
-    """Names of the codes of `source` (int8), in order of occurrence; `` is that of damaged parts."""
-    prompts: tuple[str, ...]
-    """Names of the codes of `prompt_id` (int32), in order of occurrence; `` is that of damaged parts."""
+    `outcome`, `source` and `prompt_id` are codes, here with their names. Outcome 0 is `trained`; other codes are in
+    order of occurrence, and the source and the prompt of damaged parts are named ``.
+    """
+
+    def __init__(
+        self, columns: Columns, *, outcomes: tuple[str, ...], sources: tuple[str, ...], prompts: tuple[str, ...]
+    ) -> None:
+        super().__init__(columns)
+        self.outcomes, self.sources, self.prompts = outcomes, sources, prompts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,9 +147,9 @@ class RunData:
     """`millrace.runs.status.StatusReader.look`, plain JSON; None if it can't be computed: see `problems`."""
     stage_status: Mapping[str, Mapping[str, Any]]
     """`<stage>-<replica>` → status record."""
-    recent: Taken
+    recent: Consumed
     """The rows of `consumed` of the newest ten versions."""
-    read_taken: Callable[[], Taken]
+    read_consumed: Callable[[], Consumed]
     """Reads all rows of `consumed`: much time and memory in a long run, so only where a page needs them."""
     metrics: Mapping[str, Mapping[str, Columns]]
     """`<stage>-<replica>` → name → columns t, incarnation, policy_version, value; the trainer's without
@@ -151,24 +163,8 @@ class RunData:
     """Read errors, one sentence each: file, record and error."""
 
     @cached_property
-    def _taken(self) -> Taken:
-        return self.read_taken()
-
-    @property
-    def consumed(self) -> Columns:
-        return self._taken.columns
-
-    @property
-    def outcomes(self) -> tuple[str, ...]:
-        return self._taken.outcomes
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return self._taken.sources
-
-    @property
-    def prompts(self) -> tuple[str, ...]:
-        return self._taken.prompts
+    def consumed(self) -> Consumed:
+        return self.read_consumed()
 
     @property
     def trained(self) -> npt.NDArray[np.bool_]:
@@ -185,14 +181,15 @@ class RunData:
     def _of_source(self, name: str) -> "RunData":
         suffix, prefix = f"/{name}", f"{name}/"
 
-        def taken() -> Taken:
-            chosen = self.consumed["source"] == [*self.sources, name].index(name)
-            columns = {column: values[chosen] for column, values in self.consumed.items()}
-            return replace(self._taken, columns=columns)
+        def of_source() -> Consumed:
+            every = self.consumed
+            chosen = every["source"] == [*every.sources, name].index(name)
+            columns = {column: values[chosen] for column, values in every.items()}
+            return Consumed(columns, outcomes=every.outcomes, sources=every.sources, prompts=every.prompts)
 
         return replace(
             self,
-            read_taken=taken,
+            read_consumed=of_source,
             metrics={
                 replica: {key.removesuffix(suffix): rows for key, rows in by_name.items() if key.endswith(suffix)}
                 for replica, by_name in self.metrics.items()
@@ -213,17 +210,12 @@ class OverviewRow(Recent):
     run_id: str
     problem: str | None = None
     """One sentence if the run can't be read: it is being created, or damaged."""
-    state: State | None = None
-    cause: str | None = None
-    """Cause of a failure or kill."""
     policy_version: int | None = None
     """Newest version of the trainer."""
     max_steps: int | None = None
     """Policy version at which the run is complete."""
     rewards: Sequence[tuple[int, float]] = ()
     """(version, mean reward) of at most 64 steps, ascending."""
-    max_staleness: int | None = None
-    """The bound in force, policy versions."""
     ages: Mapping[str, float] = field(default_factory=dict)
     """Stage → age of its oldest status record, seconds."""
     t_started: float | None = None
@@ -235,17 +227,13 @@ class OverviewRow(Recent):
     accuracy_interval: tuple[float | None, float | None] | None = None
     """Lower and upper end of its 95 % interval, if it has one."""
     accuracy_version: int | None = None
-    """Newest evaluated version."""
     idle: Mapping[str, float] = field(default_factory=dict)
     """Stage → share of its time without work, without loading."""
-    is_supervised: bool = False
-    """Whether it learns demonstrations, which no policy sampled."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Config of the newest attempt, see `dashboard.read.run_info.settings`."""
+    """Config of the newest attempt, see `dashboard.read.run_reader.settings`."""
     inputs: Mapping[str, str] = field(default_factory=dict)
     """Content hash of each input of the newest attempt, by name."""
     note: str = ""
-    """The user's note on the run."""
     accuracies: Sequence[tuple[int, float]] = ()
     """(version, held-out accuracy) of each evaluated version, ascending."""
     missing: Sequence[str] = ()

@@ -8,25 +8,29 @@ evaluations/ ─────────────────────► 
 read errors ──────────────────────► sentences             ┘
 """
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from configs.stored import AnnotatorPools
 from dashboard.read.groups import GroupReader
-from dashboard.read.model import Columns, RunData, Taken
-from dashboard.read.run_info import read_run_info, replicas
+from dashboard.read.model import AttemptInfo, Columns, Consumed, RunData, RunInfo
 from dashboard.read.streams import ConsumedRows, MetricRows
 from dashboard.read.tokens import TokenTexts, read_tokens
 from millrace.errors import MillraceError
+from millrace.evaluation.promotion import read_decision
 from millrace.evaluation.results import HELD_OUT, Result, ResultsReader, measures_by_set
+from millrace.runs.record import read_attempt, read_end, read_run
 from millrace.runs.status import StatusReader
 from millrace.runtime.metrics import RECENT_STEPS
 from storage import layout
-from storage.errors import StorageError
+from storage.errors import NotInStore, StorageError, StreamCorrupt
 from storage.progress import read_progress
 from storage.stores.base import Store
 
@@ -110,21 +114,21 @@ class RunReader:
             t=t,
             status=status,
             stage_status=self._stage_status,
-            recent=self._recent.taken,
-            read_taken=self._read_taken,
+            recent=self._recent.consumed,
+            read_consumed=self._read_consumed,
             metrics={name: rows.columns for name, rows in self._metrics.items()},
             evaluations=by_set.pop(HELD_OUT, _columns([])),
             evaluation_sets=by_set,
             problems=tuple(dict.fromkeys(problems)),
         )
 
-    def _read_taken(self) -> Taken:
+    def _read_consumed(self) -> Consumed:
         with self._lock:
             self._consumed = self._consumed or ConsumedRows(self._store)
             # The next look finds the same problems, and reports them.
             with _collecting([]):
                 self._consumed.read_new()
-            return self._consumed.taken
+            return self._consumed.consumed
 
     def _lost_status(self) -> list[str]:
         """Returns missing status records of replicas with metrics; a replica writes its status record first."""
@@ -132,6 +136,67 @@ class RunReader:
         return [
             f"{layout.PROGRESS}/{name}.json is missing or damaged: the activity of {name} is unknown" for name in lost
         ]
+
+
+def read_run_info(store: Store, previous: RunInfo | None = None) -> RunInfo:
+    """Reads a run's info. With `previous`, the result of an earlier call, reads only data that may have changed.
+
+    Raises RunMissing if the run does not exist, and StreamCorrupt for a malformed record.
+    """
+    run_id = str(read_run(store)["run_id"]) if previous is None else previous.run_id
+    attempts = [] if previous is None else list(previous.attempts)
+    while (attempt := _attempt(store, len(attempts))) is not None:
+        attempts.append(attempt)
+    attempts = [attempt if attempt.end else _with_end(store, attempt) for attempt in attempts]
+    return RunInfo(run_id=run_id, url=store.url, attempts=tuple(attempts))
+
+
+def replicas(config: Any) -> Sequence[tuple[str, int]]:
+    """Returns the (stage, replica) pairs that write metrics."""
+    pools = AnnotatorPools.of(config)
+    return [
+        *(("generate", replica) for replica in range(config["generation"]["replicas"])),
+        *(("score", replica) for replica in range(pools.total("scores"))),
+        *(("teach", replica) for replica in range(pools.total("teachers"))),
+        ("train", 0),
+        ("sync_weights", 0),
+    ]
+
+
+def _with_end(store: Store, attempt: AttemptInfo) -> AttemptInfo:
+    # The promotion gate decides before the end is recorded.
+    if (end := read_end(store, attempt.number)) is None:
+        return attempt
+    return replace(attempt, end=end, promotion=read_decision(store, attempt.number))
+
+
+def _attempt(store: Store, number: int) -> AttemptInfo | None:
+    """Reads attempt `number`; None if it does not exist yet. Checks the config that every page needs."""
+    try:
+        attempt = AttemptInfo(**vars(read_attempt(store, number)))
+        _ = attempt.mode, attempt.transport, attempt.max_staleness
+        return attempt
+    except NotInStore:
+        return None
+    except StreamCorrupt:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        path = layout.attempt(number) if number else layout.RUN
+        raise StreamCorrupt(path, f"expected the record of an attempt: {error!r}") from error
+
+
+def settings(config: Mapping[str, object], prefix: str = "") -> dict[str, str]:
+    """Returns a stored config as text by dotted key; strings are unchanged, other values are JSON."""
+    texts: dict[str, str] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            texts |= settings(value, f"{prefix}{name}.")
+        elif isinstance(value, float):
+            # Avoids 3.0000000000000004e-05, but keeps differences in the tenth digit.
+            texts[prefix + name] = f"{value:.10g}"
+        else:
+            texts[prefix + name] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return texts
 
 
 def _by_set(results: Sequence[Result]) -> dict[str, Columns]:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dashboard.read.model import AttemptInfo, OverviewRow, Recent, RunInfo
-from dashboard.read.run_info import read_run_info, settings
-from dashboard.read.run_reader import MALFORMED_STATUS, RunReader
+from dashboard.read.run_reader import MALFORMED_STATUS, RunReader, read_run_info, settings
 from millrace.errors import InputError, MillraceError, RunMissing
 from millrace.evaluation.results import Result, ResultsReader
 from millrace.runs.record import State, of_attempt, read_note, run_state
@@ -145,16 +144,14 @@ class _Watched:
             "policy_version": trainer.get("policy_version"),
             "max_steps": info.config["training"]["max_steps"],
             "rewards": [(version, reward) for version, reward in trainer.get("reward_curve", []) if reward is not None],
-            "max_staleness": info.max_staleness,
             "ages": _ages(self._stage_status, time.time()),
             "t_started": info.attempts[0].t_started,
             "wall_seconds": _ran(info.attempts, last, trainer),
             "accuracy": None if evaluated is None else evaluated["accuracy"],
             "accuracy_interval": None if evaluated is None else evaluated.get("accuracy_interval"),
             "accuracy_version": None if evaluated is None else evaluated["policy_version"],
-            **Recent.values(trainer),
+            **Recent.values(info, trainer),
             "idle": idle_shares(attempt_status),
-            "is_supervised": info.is_supervised,
             "settings": self._settings,
             "inputs": newest.inputs,
             "note": self._read_note(),

@@ -10,7 +10,7 @@ A group matches if any of its trajectories meets all conditions.
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 from urllib.parse import parse_qsl, urlencode
@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, urlencode
 import numpy as np
 import numpy.typing as npt
 
-from dashboard.read.model import Columns, RunData
+from dashboard.read.model import Columns, Consumed, RunData
 from millrace.errors import InputError
 
 PAGE_SIZE = 25
@@ -114,12 +114,12 @@ def address(query: Query) -> str:
     return f"?{urlencode(typed(query))}"
 
 
-def find(consumed: Columns, outcomes: Sequence[str], sources: Sequence[str], query: Query) -> SearchResult:
+def find(consumed: Consumed, query: Query) -> SearchResult:
     """Finds the groups that meet the query, except for its text. Raises InputError for an unknown outcome or source."""
     starts, ends = _groups(consumed)
     if len(starts) == 0:
         return SearchResult(starts=starts, ends=ends)
-    rows = _meeting(consumed, outcomes, sources, query)
+    rows = _meeting(consumed, query)
     chosen = np.ones(len(starts), bool) if rows is None else np.logical_or.reduceat(rows, starts)
     # Newest first; a stable sort by reward keeps this order among equal rewards and puts NaN last.
     starts_chosen, ends_chosen = starts[chosen][::-1], ends[chosen][::-1]
@@ -132,12 +132,12 @@ def find(consumed: Columns, outcomes: Sequence[str], sources: Sequence[str], que
 
 def groups_of_prompt(run: RunData, source: str, prompt_id: str) -> list[tuple[int, int]]:
     """Returns generator and first row_id of each group with this prompt that the trainer took, by policy version."""
-    if source not in run.sources or prompt_id not in run.prompts:
-        return []
     consumed = run.consumed
+    if source not in consumed.sources or prompt_id not in consumed.prompts:
+        return []
     is_first = consumed["sample_index"] == 0
-    is_first &= consumed["source"] == run.sources.index(source)
-    is_first &= consumed["prompt_id"] == run.prompts.index(prompt_id)
+    is_first &= consumed["source"] == consumed.sources.index(source)
+    is_first &= consumed["prompt_id"] == consumed.prompts.index(prompt_id)
     rows = np.flatnonzero(is_first)
     rows = rows[np.argsort(consumed["min_policy_version"][rows], kind="stable")]
     return [(int(consumed["generator"][row]), int(consumed["trajectory_row_id"][row])) for row in rows]
@@ -150,16 +150,15 @@ def _groups(consumed: Columns) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.in
     return starts, np.append(starts[1:], len(first)).astype(np.int64) if len(starts) else starts
 
 
-def _meeting(
-    consumed: Columns, outcomes: Sequence[str], sources: Sequence[str], query: Query
-) -> npt.NDArray[np.bool_] | None:
+def _meeting(consumed: Consumed, query: Query) -> npt.NDArray[np.bool_] | None:
     """Returns which rows meet the conditions; None without conditions."""
     conditions: list[npt.NDArray[np.bool_]] = []
     if query.group is not None:
         conditions.append(consumed["group_id"] == query.group)
     if query.generator is not None:
         conditions.append(consumed["generator"] == query.generator)
-    for name, chosen, names in (("outcome", query.outcome, outcomes), ("source", query.source, sources)):
+    named = (("outcome", query.outcome, consumed.outcomes), ("source", query.source, consumed.sources))
+    for name, chosen, names in named:
         if chosen and chosen not in names:
             raise InputError(repr(chosen), key=name, expected=f"one of {', '.join(names)}")
         if chosen:

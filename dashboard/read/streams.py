@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dashboard.read.model import Columns, Taken
+from dashboard.read.model import Columns, Consumed
 from millrace.rollouts.consumed import TRAINED
 from millrace.rollouts.lineage import Survivors
 from millrace.runs.history import TIME_METRICS, read_metrics
@@ -46,9 +46,6 @@ class GrowingColumns:
     def __init__(self, dtypes: Mapping[str, npt.DTypeLike]) -> None:
         self._rows = 0
         self._arrays: dict[str, npt.NDArray[Any]] = {name: np.empty(0, dtype) for name, dtype in dtypes.items()}
-
-    def __len__(self) -> int:
-        return self._rows
 
     def append(self, columns: Mapping[str, npt.NDArray[Any]]) -> None:
         """Adds rows: one array per column, all of equal length."""
@@ -188,9 +185,9 @@ class ConsumedRows:
         return self._rows.view()
 
     @property
-    def taken(self) -> Taken:
+    def consumed(self) -> Consumed:
         outcomes, sources, prompts = (codes.values for codes in self._codes.values())
-        return Taken(columns=self.columns, outcomes=outcomes, sources=sources, prompts=prompts)
+        return Consumed(self.columns, outcomes=outcomes, sources=sources, prompts=prompts)
 
 
 def _before_newest(store: Store, newest: int) -> LogCursor:

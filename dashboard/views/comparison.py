@@ -23,12 +23,11 @@ from dashboard.queries.series import (
     resumes,
 )
 from dashboard.read.model import RunData
-from dashboard.read.run_info import settings
+from dashboard.read.run_reader import settings
 from dashboard.read.tokens import shortened, visible
-from dashboard.views.blocks import Chart, Rows, Table, View
+from dashboard.views.blocks import MINUTES, NO_STEP, VERSIONS, Chart, Rows, Table, View, line_per_run, number
 from dashboard.views.colours import colour_number
 from dashboard.views.figures import Series, line_chart
-from dashboard.views.per_run import MINUTES, NO_STEP, VERSIONS, line_per_run, number
 from millrace.runtime.metrics import RECENT_STEPS
 
 _CELL_CHARACTERS = 200
@@ -124,7 +123,7 @@ def _staleness(run: RunData, name: str) -> Measured:
 
 
 def _dropped(run: RunData) -> Measured:
-    rolled_back = run.outcomes.index("rolled_back") if "rolled_back" in run.outcomes else -1
+    rolled_back = run.consumed.outcomes.index("rolled_back") if "rolled_back" in run.consumed.outcomes else -1
     taken = run.consumed["outcome"] != rolled_back
     return Measured(np.count_nonzero(taken & ~run.trained) / taken.sum()) if taken.any() else _UNKNOWN
 

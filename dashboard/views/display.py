@@ -14,8 +14,8 @@ import plotly.graph_objects as go
 
 from dashboard.queries.series import ChartLine, apart, clock, mean_of_last, resumes
 from dashboard.read.model import RunData
+from dashboard.views.blocks import MINUTES, VERSIONS
 from dashboard.views.figures import plain
-from dashboard.views.per_run import MINUTES, VERSIONS
 from millrace.runtime.metrics import RECENT_STEPS
 
 SMOOTHINGS = (1, 5, 10, 25, 50, 100)

@@ -14,9 +14,8 @@ import pyarrow.compute as pc
 
 from dashboard.read.model import RunData
 from dashboard.read.tokens import visible
-from dashboard.views.blocks import Rows, Table, View
+from dashboard.views.blocks import Rows, Table, View, rows_per_run
 from dashboard.views.display import DEFAULT, Display
-from dashboard.views.per_run import rows_per_run
 from millrace.evaluation.answers import cut, read_answers
 from millrace.evaluation.measures import RIGHT
 from millrace.evaluation.results import read_result
@@ -47,7 +46,6 @@ class Question:
     """A question that both versions were asked, with an answer of each."""
 
     set: str
-    """Name of the evaluation set."""
     prompt: str
     expected: str
     """Reference answer; may be empty."""

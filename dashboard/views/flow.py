@@ -8,10 +8,9 @@ import plotly.graph_objects as go
 from dashboard.queries import flow as queries
 from dashboard.queries.series import NO_LINE, TRAINER, ChartLine, averaged, is_measured, measured, thin
 from dashboard.read.model import RunData
-from dashboard.views.blocks import Chart, Table, View
+from dashboard.views.blocks import MINUTES, VERSIONS, Build, Chart, Table, View, lines, number, rows_per_run
 from dashboard.views.colours import BLUE, ORANGE, SKY, colour_number, colour_of
 from dashboard.views.figures import Series, tracks_chart
-from dashboard.views.per_run import MINUTES, VERSIONS, Build, lines, number, rows_per_run
 from dashboard.views.stragglers import IN_FLIGHT
 from millrace.runtime.usage import CPU_CORES, GPU_BUSY_SHARE, GPU_MEMORY_BYTES, MEMORY_BYTES
 

@@ -16,10 +16,9 @@ from dashboard.queries.series import (
     thin,
 )
 from dashboard.read.model import RunData
-from dashboard.views.blocks import Chart, View
+from dashboard.views.blocks import VERSIONS, Chart, View, line_per_source, missing
 from dashboard.views.colours import GREEN, GREY, ORANGE, VIOLET, colour_of
 from dashboard.views.figures import MOST_ROWS, Series, area_chart, line_chart, plain
-from dashboard.views.per_run import VERSIONS, line_per_source, missing
 from dashboard.views.staleness import over_time
 from millrace.runtime.metrics import RECENT_STEPS, TIME
 

@@ -8,12 +8,12 @@ import plotly.graph_objects as go
 from dashboard.queries import series as queries
 from dashboard.queries.series import ChartLine
 from dashboard.read.model import RunData
-from dashboard.views.blocks import Chart, Table, View
-from dashboard.views.colours import BLUE, GREY, ORANGE, SKY, VERMILION, colour_number
-from dashboard.views.figures import Series, line_chart
-from dashboard.views.per_run import (
+from dashboard.views.blocks import (
     NO_STEP,
     VERSIONS,
+    Chart,
+    Table,
+    View,
     line_per_run,
     line_per_source,
     lines,
@@ -21,6 +21,8 @@ from dashboard.views.per_run import (
     number,
     rows_per_run,
 )
+from dashboard.views.colours import BLUE, GREY, ORANGE, SKY, VERMILION, colour_number
+from dashboard.views.figures import Series, line_chart
 from dashboard.views.rewards import BLOCKS as RESPONSE_BLOCKS
 
 RATIOS = dict(zip(queries.RATIO_QUANTILES, (SKY, BLUE, ORANGE, VERMILION), strict=True))

@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from dashboard.queries.series import TRAINER
 from dashboard.read.model import RunData
-from dashboard.views.blocks import Rows, Table, View
-from dashboard.views.per_run import rows_per_run
+from dashboard.views.blocks import Rows, Table, View, rows_per_run
 from millrace.rollouts.consumed import TRAINED
 from millrace.rollouts.ledger import Account, Amount
 
@@ -74,7 +73,7 @@ def recount(run: RunData) -> Recount | None:
         pair = account.by_generator.get(generator, Amount()), by_generator.get(generator, Amount())
         entries[f"generate-{generator}"] = pair
     for source, ledger in status.get("sources", {}).items():
-        of_source = counted & (run.consumed["source"] == [*run.sources, source].index(source))
+        of_source = counted & (run.consumed["source"] == [*run.consumed.sources, source].index(source))
         amounts = {TRAINED: ledger["trained"], **ledger["dropped"]}
         accounts = {outcome: Amount.from_json(amount) for outcome, amount in amounts.items()}
         entries |= _by_outcome(run, of_source, accounts, prefix=f"{source or 'damaged parts'}: ")
@@ -84,7 +83,7 @@ def recount(run: RunData) -> Recount | None:
 def _by_outcome(
     run: RunData, rows: npt.NDArray[np.bool_], accounts: Mapping[str, Amount], prefix: str = ""
 ) -> dict[str, tuple[Amount, Amount]]:
-    recounts = {run.outcomes[code]: amount for code, amount in _amounts(run, "outcome", rows).items()}
+    recounts = {run.consumed.outcomes[code]: amount for code, amount in _amounts(run, "outcome", rows).items()}
     names = dict.fromkeys([*accounts, *recounts])
     return {prefix + name: (accounts.get(name, Amount()), recounts.get(name, Amount())) for name in names}
 
@@ -163,13 +162,17 @@ def newest_drops(run: RunData) -> list[tuple[str, ...]]:
     for start, end in zip(starts, np.append(starts[1:], len(at)), strict=False):
         first = {name: column[start] for name, column in columns.items()}
         group = "unreadable" if first["group_id"] < 0 else str(first["group_id"])
+        if run.by_source and first["group_id"] >= 0:
+            group += f", {run.consumed.sources[first['source']]}"
         rows.append(
             (
                 str(first["policy_version"]),
                 str(first["generator"]),
                 f"{first['trajectory_row_id']} to {columns['trajectory_row_id'][end - 1]}",
-                f"{group}, {run.sources[first['source']]}" if run.by_source and first["group_id"] >= 0 else group,
-                run.outcomes[first["outcome"]],
+                f"{group}, {run.consumed.sources[first['source']]}"
+                if run.by_source and first["group_id"] >= 0
+                else group,
+                run.consumed.outcomes[first["outcome"]],
                 str(first["staleness"]),
             )
         )

@@ -8,10 +8,9 @@ from functools import partial
 from dashboard.queries.run_table import ABSENT
 from dashboard.queries.verdict.rules import duration
 from dashboard.read.model import AttemptInfo, RunData
-from dashboard.read.run_info import settings
+from dashboard.read.run_reader import settings
 from dashboard.read.tokens import shortened, visible
-from dashboard.views.blocks import Table, View
-from dashboard.views.per_run import rows_per_run
+from dashboard.views.blocks import Table, View, rows_per_run
 from millrace.runs.provenance import differences, read_start_hashes
 from millrace.runs.status import STAGES
 from storage import layout

@@ -13,10 +13,9 @@ import plotly.graph_objects as go
 
 from dashboard.queries.series import NO_LINE, TRAINER, ChartLine, Floats, measured, thin
 from dashboard.read.model import RunData
-from dashboard.views.blocks import Chart
+from dashboard.views.blocks import VERSIONS, Chart, line_per_source, lines, missing
 from dashboard.views.colours import BLUE, GREY, ORANGE, SEQUENCE, SKY, VERMILION, colour_number
 from dashboard.views.figures import Series, line_chart
-from dashboard.views.per_run import VERSIONS, line_per_source, lines, missing
 from millrace.rewards.base import REWARD_COMPONENT
 
 _SPREAD = {"p10": 0.1, "p50": 0.5, "p90": 0.9}

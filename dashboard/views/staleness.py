@@ -9,10 +9,21 @@ from dashboard.queries import staleness as queries
 from dashboard.queries.series import ChartLine
 from dashboard.read.model import RunData
 from dashboard.views import stragglers
-from dashboard.views.blocks import Chart, Table, View
+from dashboard.views.blocks import (
+    VERSIONS,
+    Build,
+    Chart,
+    Table,
+    View,
+    line_per_run,
+    line_per_source,
+    lines,
+    missing,
+    number,
+    rows_per_run,
+)
 from dashboard.views.colours import BLUE, GREY, SEQUENCE, SKY, colour_number, colour_of
 from dashboard.views.figures import Series, area_chart, bar_chart, heat_maps, line_chart
-from dashboard.views.per_run import VERSIONS, Build, line_per_run, line_per_source, lines, missing, number, rows_per_run
 from millrace.rollouts.consumed import TRAINED
 
 _STALENESS = "staleness, policy versions"

@@ -8,10 +8,9 @@ import numpy as np
 from dashboard.queries.series import TRAINER, is_measured, measured, metric
 from dashboard.queries.stragglers import BAND, biased_length, in_flight
 from dashboard.read.model import RunData
-from dashboard.views.blocks import Chart, Rows, Table
+from dashboard.views.blocks import VERSIONS, Chart, Rows, Table, line_per_source, lines, number, rows_per_run
 from dashboard.views.colours import BLUE, ORANGE
 from dashboard.views.figures import Series
-from dashboard.views.per_run import VERSIONS, line_per_source, lines, number, rows_per_run
 from millrace.rollouts.length_bias import STEPS
 from millrace.runs.status import largest_and_bound
 
@@ -32,7 +31,7 @@ def _work(runs: Sequence[RunData]) -> Rows:
     rows = rows_per_run(runs, _IN_FLIGHT, _work_rows)
     notes = [
         f"{run.info.run_id}: the oldest group of generate-{work.generator} is {work.versions} policy versions old, "
-        f"beyond the bound of {work.bound}: {_consequence(run)}."
+        f"beyond the bound of {run.info.max_staleness}: {_consequence(run)}."
         for run in runs
         for work in in_flight(run)
         if work.loses_tokens
@@ -46,6 +45,7 @@ def _consequence(run: RunData) -> str:
 
 
 def _work_rows(run: RunData) -> list[tuple[str, ...]]:
+    bound, admission_only = run.info.max_staleness, run.info.bounds_admission_only
     return [
         (
             f"generate-{work.generator}",
@@ -53,9 +53,7 @@ def _work_rows(run: RunData) -> list[tuple[str, ...]]:
             _count(work.groups),
             _count(work.tokens),
             "–" if work.seconds is None else f"{work.seconds:,.1f}",
-            "–"
-            if work.versions is None
-            else largest_and_bound(work.versions, work.bound, admission_only=work.admission_only),
+            "–" if work.versions is None else largest_and_bound(work.versions, bound, admission_only=admission_only),
             _count(work.continued),
             _count(work.discarded),
         )

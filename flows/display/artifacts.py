@@ -19,15 +19,15 @@ import os
 import re
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 from uuid import UUID
 
 from prefect import runtime
 from prefect.artifacts import create_markdown_artifact
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, ArtifactFilterKey
-from prefect.client.schemas.objects import Artifact
 from prefect.settings import PREFECT_UI_URL
 
 from flows.display.key_figures import already_finished, decision_rows, evaluation_rows, figure_rows, source_rows
@@ -83,21 +83,11 @@ def final_message(decision: PromotionDecision | None, status: dict[str, Any]) ->
     return f"{decision.headline}; {progress}"
 
 
-class ArtifactServer(Protocol):
-    """The part of Prefect's client that keeps artifacts."""
-
-    def read_artifacts(self, *, artifact_filter: ArtifactFilter) -> list[Artifact]: ...
-
-    def create_artifact(self, artifact: ArtifactCreate) -> Artifact: ...
-
-    def update_artifact(self, artifact_id: UUID, artifact: ArtifactUpdate) -> None: ...
-
-
 class Artifacts:
     """The artifacts of the run `run_id` while it runs, one of each kind. `clock` is a monotonic clock in seconds."""
 
     def __init__(
-        self, server: ArtifactServer, run_id: str, flow_run_id: UUID, clock: Callable[[], float] = time.monotonic
+        self, server: SyncPrefectClient, run_id: str, flow_run_id: UUID, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._server = server
         self._run_id = run_id

@@ -1,6 +1,7 @@
 """Reports a running campaign to the Prefect UI, in addition to its tasks.
 
-    status, every 2 s ─┬─► name and message of the flow run (`flows.display.flow_run_header`)
+    status, every 2 s ─┬─► name of the flow run, once: `tiny-nightly, attempt 3`
+                       ├─► message of its state Running: `v142/150, reward 0.63`, less often in a long attempt
                        ├─► artifacts: progress and tables (`flows.display.artifacts`)
                        └─► nothing moves for `hang_seconds`: the event pipeline.stalled, and a line in the log
 
@@ -9,26 +10,30 @@ it, and the run stores everything that is shown.
 """
 
 import logging
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 from uuid import UUID
 
 from prefect import get_run_logger, runtime
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 
 from flows.display.artifacts import Artifacts
-from flows.display.flow_run_header import FlowRunHeader
-from flows.display.key_figures import STARTING_TRAINER, TRAINING, phase
+from flows.display.key_figures import STARTING_TRAINER, TRAINING, phase, progress_line
 from millrace.runs.record import latest_attempt
 from millrace.runs.status import STAGES, StatusReader
 from millrace.runtime.background import Background
 from millrace.runtime.messages import LOADING, STARTING, STOPPED, Event
 from storage.stores.factory import open_store
-from tasks.events import emit
+from tasks.events import emit, show_running
 
 _POLL_SECONDS = 2.0
+MESSAGE_SECONDS = 15.0
+"""Least time between two messages."""
+_SHARE_OF_ATTEMPT = 0.01
+"""Least time between two messages, as a share of the attempt's time so far."""
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -50,7 +55,7 @@ class UiReporter(Background):
             artifacts = Artifacts(server, PurePosixPath(self._run_url).name, flow_run_id)
             self._report(FlowRunHeader(server, flow_run_id), artifacts)
 
-    def _report(self, header: FlowRunHeader, artifacts: Artifacts) -> None:
+    def _report(self, header: "FlowRunHeader", artifacts: Artifacts) -> None:
         over = False
         while not over:
             over = self._over.wait(_POLL_SECONDS)
@@ -71,6 +76,36 @@ class UiReporter(Background):
         if (event := self._stalls.look(status, time.monotonic())) is not None:
             get_run_logger().warning("%s: %s", event.kind, dict(event.payload))
             emit(event.kind, self._run_url, event.payload)
+
+
+class FlowRunHeader:
+    """Name and message of one flow run. `clock` is a monotonic clock in seconds.
+
+    Each message is a state in the server's database. An attempt of an hour writes at most 200, one of a week 700.
+    """
+
+    def __init__(
+        self, server: SyncPrefectClient, flow_run_id: UUID, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._server = server
+        self._flow_run_id = flow_run_id
+        self._clock = clock
+        self._named = False
+        self._message = ""
+        self._written = -math.inf
+
+    def update(self, status: dict[str, Any]) -> None:
+        """Shows the changes since the last call. Raises if the server can't be reached; the next call catches up."""
+        if not self._named:
+            name = f"{status['run_id']}, attempt {status['attempt']}"
+            self._server.set_flow_run_name(self._flow_run_id, name)
+            self._named = True
+        message, now = progress_line(status), self._clock()
+        pause = max(MESSAGE_SECONDS, _SHARE_OF_ATTEMPT * status["wall_seconds"])
+        if status["state"] == "running" and message != self._message and now - self._written >= pause:
+            # Noted first: a request that seemed to fail may have arrived.
+            self._message, self._written = message, now
+            show_running(self._server, self._flow_run_id, message)
 
 
 class StallDetector:

@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import Any
 
 from dashboard.integrations.sinks.sink import Point
-from dashboard.read.run_info import replicas
+from dashboard.read.run_reader import replicas
 from millrace.runtime.metrics import TIME
 from storage import layout
 from storage.schema import METRIC

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dashboard.integrations.sinks.sink import MirrorState, Point, Sink
-from dashboard.read.run_info import settings
+from dashboard.read.run_reader import settings
 from millrace.errors import InputError, MissingExtra
 
 # MLflow would report its use over the network.

@@ -54,9 +54,7 @@ class Sink:
     name: str
     """Description with its location, for the user."""
     state_file: Path
-    """File of the MirrorState."""
     takes_texts = False
-    """Whether it can store texts."""
 
     def open(self, run: Mapping[str, Any], config: Mapping[str, Any], state: "MirrorState") -> None:
         """Prepares to append after `state`; `run` is `run.json`, `config` belongs to the newest attempt.

@@ -18,7 +18,6 @@ from millrace.runs.record import latest_attempt, read_attempt
 from storage.stores.base import Store
 
 SAMPLE_STEPS = 20
-"""Steps between samples."""
 _CHARACTERS = 4000
 """Limit for a prompt or a response."""
 

@@ -56,11 +56,13 @@ def _too_stale(facts: Facts) -> str | None:
         return None
     if facts.setting("training.loss.name") != "reinforce":
         return "Set staleness.too_old to keep: old tokens are trained too, each with its importance weight."
-    return f"Raise staleness.max_staleness (now {facts.bound}), or shorten responses: long ones outlast the bound."
+    return (
+        f"Raise staleness.max_staleness (now {facts.max_staleness}), or shorten responses: long ones outlast the bound."
+    )
 
 
 def _off_policy(facts: Facts) -> str:
-    if not facts.bound:
+    if not facts.max_staleness:
         updates = (facts.setting("training.minibatches") or 1) * (facts.setting("training.epochs") or 1)
         if updates > 1:
             return f"Lower training.epochs or training.minibatches: {updates} updates on a batch move the policy away."
@@ -70,7 +72,7 @@ def _off_policy(facts: Facts) -> str:
     # Adaptive control needs importance ratios.
     control = "" if facts.setting("training.loss.name") == "reinforce" else ", or set staleness.control to adaptive"
     mask = ", or set staleness.too_old to mask" if facts.admission_only else ""
-    return f"Lower staleness.max_staleness (now {facts.bound}){mask}{control}."
+    return f"Lower staleness.max_staleness (now {facts.max_staleness}){mask}{control}."
 
 
 def _length_bias(facts: Facts) -> str | None:
@@ -78,7 +80,7 @@ def _length_bias(facts: Facts) -> str | None:
         return None
     if facts.setting("training.loss.name") != "reinforce":
         return "Set staleness.too_old to keep, which favours no length."
-    return f"Raise staleness.max_staleness (now {facts.bound}): short responses are favoured."
+    return f"Raise staleness.max_staleness (now {facts.max_staleness}): short responses are favoured."
 
 
 def _no_spread(facts: Facts) -> str:

@@ -36,10 +36,6 @@ class Facts(Recent):
     """Command line that continues the run; None if no command line started it."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """Config of the newest attempt."""
-    state: str | None = None
-    """One of `millrace.runs.record.STATES`; None if the status can't be computed."""
-    cause: str | None = None
-    """Cause of a failure or kill."""
     version: int = 0
     target: int | None = None
     """Version at which this attempt ends."""
@@ -64,12 +60,7 @@ class Facts(Recent):
     sync: bool = False
     push_seconds: float | None = None
     """Median time from the handover of a recent version until all generators had it."""
-    bound: int | None = None
-    """Staleness bound, policy versions."""
     admission_only: bool = False
-    """Whether the bound limits admission only."""
-    supervised: bool = False
-    """Whether it learns demonstrations, which no policy sampled."""
     ess_target: float = 0.95
     ess_floor: float = 0.5
     best_version: int | None = None
@@ -105,7 +96,7 @@ def read_facts(run: RunData) -> Facts:
     status, config = run.status or {}, run.info.config
     newest = run.info.attempts[-1]
     return Facts(
-        **Recent.values(run.stage_status.get(TRAINER, {})),
+        **Recent.values(run.info, run.stage_status.get(TRAINER, {})),
         run_url=run.info.url,
         command=None if newest.origin.command is None else visible(newest.origin.command),
         config=config,
@@ -125,9 +116,7 @@ def read_facts(run: RunData) -> Facts:
         idle=_idle(run),
         sync=newest.mode == "sync",
         push_seconds=_median(metric(run, SYNC, "push_seconds")["value"][-RECENT_STEPS:]),
-        bound=run.info.max_staleness,
         admission_only=run.info.bounds_admission_only,
-        supervised=run.info.is_supervised,
         best_version=(status.get("best") or {}).get("policy_version"),
     )
 

@@ -42,10 +42,13 @@ class Clause:
     level: Level
     words: str
     """Text with figures for the reader."""
-    view: str
-    """Page of the chart or table with the evidence."""
     block: str
-    """Id of that chart or table."""
+    """Id of the chart or table with the evidence."""
+
+    @property
+    def view(self) -> str:
+        """The page of that block, which its id begins with."""
+        return self.block.partition("-")[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +66,7 @@ def state(facts: Facts) -> Clause:
     step = f"version {facts.version} of {facts.target or '?'}"
 
     def clause(cause: str, level: Level, words: str) -> Clause:
-        return Clause(cause=cause, level=level, words=words, view="flow", block="flow-tracks")
+        return Clause(cause=cause, level=level, words=words, block="flow-tracks")
 
     if facts.state is None:
         return clause("state unknown", "neutral", "the run's state can't be read")
@@ -95,68 +98,66 @@ def health(facts: Facts) -> Clause:
     if facts.problems:
         more = f", and {len(facts.problems) - 1} more" if len(facts.problems) > 1 else ""
         words = f"damaged: {facts.problems[0]}{more}"
-        return Clause(cause="damaged", level="bad", words=words, view="ledger", block="ledger-balance")
+        return Clause(cause="damaged", level="bad", words=words, block="ledger-balance")
     if facts.collapse is not None:
         words = f"collapsed: {facts.collapse}"
-        return Clause(cause="collapsed", level="bad", words=words, view="learning", block="learning-reward")
+        return Clause(cause="collapsed", level="bad", words=words, block="learning-reward")
     if facts.state in ("failed", "killed"):
-        return Clause(cause=facts.state, level="bad", words=_UNHEALTHY[facts.state], view="flow", block="flow-tracks")
+        return Clause(cause=facts.state, level="bad", words=_UNHEALTHY[facts.state], block="flow-tracks")
     if facts.alarm is not None:
-        return Clause(cause="alarm", level="warning", words=facts.alarm, view="flow", block="flow-tracks")
+        return Clause(cause="alarm", level="warning", words=facts.alarm, block="flow-tracks")
     if facts.length_bias is not None:
         words = f"length bias: trained ÷ taken length {facts.length_bias:.3f}"
-        return Clause(cause="length bias", level="warning", words=words, view="staleness", block="staleness-ratios")
+        return Clause(cause="length bias", level="warning", words=words, block="staleness-ratios")
     if facts.no_spread is not None and facts.no_spread > NO_SPREAD:
         words = f"{facts.no_spread:.0%} of the groups teach nothing: their rewards are all equal"
-        return Clause(
-            cause="no spread", level="warning", words=words, view="learning", block="learning-zero-advantage-share"
-        )
+        return Clause(cause="no spread", level="warning", words=words, block="learning-zero-advantage-share")
     restarts = ", ".join(f"{stage} {count} ×" for stage, count in facts.restarts.items())
     words = f"healthy; restarts: {restarts}" if restarts else "healthy: no alarm"
-    return Clause(cause="healthy", level="good", words=words, view="learning", block="learning-reward")
+    return Clause(cause="healthy", level="good", words=words, block="learning-reward")
 
 
 def bottleneck(facts: Facts) -> Clause:
     """Returns the bottleneck. It should be the trainer, so that no step waits for rollouts."""
     if "train" not in facts.idle or "generate" not in facts.idle:
-        return _unknown(facts, "bottleneck", "flow", "flow-idle")
+        return _unknown(facts, "bottleneck", "flow-idle")
     push = facts.push_seconds or 0.0
     stage, words = find_bottleneck(facts.idle, sync=facts.sync, step_seconds=facts.step_seconds, push=push)
     cause = BOUND.get(stage or "", "waits")
     good = stage == "train" or facts.sync
-    return Clause(cause=cause, level="good" if good else "warning", words=words, view="flow", block="flow-idle")
+    return Clause(cause=cause, level="good" if good else "warning", words=words, block="flow-idle")
 
 
 def staleness(facts: Facts) -> Clause:
     """Compares staleness with its bound, and returns the cost of the bound."""
     if facts.staleness_mean is None or facts.staleness_max is None:
-        return _unknown(facts, "staleness", "staleness", "staleness-over-time")
-    bound = f"admitted within {facts.bound}" if facts.admission_only else f"bound {facts.bound}"
+        return _unknown(facts, "staleness", "staleness-over-time")
+    bound = f"admitted within {facts.max_staleness}" if facts.admission_only else f"bound {facts.max_staleness}"
     words = f"staleness mean {facts.staleness_mean:.2g}, largest {facts.staleness_max:.0f}, {bound}"
     lost, action = max((facts.dropped_share or 0.0, "dropped"), (facts.masked_share or 0.0, "masked"))
     level: Level = "bad" if lost > MANY_DROPPED else "warning" if lost > DROPPED else "good"
     if level == "good":
         cause = "admitted in bound" if facts.admission_only else "in bound"
-        return Clause(cause=cause, level=level, words=words, view="staleness", block="staleness-over-time")
+        return Clause(cause=cause, level=level, words=words, block="staleness-over-time")
     things = "of the rollouts" if action == "dropped" else "of the tokens"
     words += f": {lost:.0%} {things} were too old and {action}"
-    return Clause(cause="too stale", level=level, words=words, view="staleness", block="staleness-outcomes")
+    return Clause(cause="too stale", level=level, words=words, block="staleness-outcomes")
 
 
 def sample_size(facts: Facts) -> Clause:
     """Compares the effective sample size with its target and floor; of supervised fine-tuning, returns the loss."""
-    if facts.supervised:
+    if facts.is_supervised:
         words = "loss: not recorded yet" if facts.loss is None else f"loss {facts.loss:.3g}"
-        return Clause(cause="supervised", level="good", words=words, view="learning", block="learning-loss")
+        return Clause(cause="supervised", level="good", words=words, block="learning-loss")
     if facts.ess is None:
-        return _unknown(facts, "effective sample size", "learning", "learning-effective-sample-size")
+        return _unknown(facts, "effective sample size", "learning-effective-sample-size")
     level: Level = "bad" if facts.ess < facts.ess_floor else "warning" if facts.ess < facts.ess_target else "good"
     words = f"effective sample size {facts.ess:.0%}"
     if level != "good":
         limit, name = (facts.ess_floor, "floor") if level == "bad" else (facts.ess_target, "target")
         words += f", below its {name} of {limit:.0%}"
     return Clause(
-        cause="in bound" if level == "good" else "far off policy", level=level, words=words, view="learning",
+        cause="in bound" if level == "good" else "far off policy", level=level, words=words,
         block="learning-effective-sample-size",
     )  # fmt: skip
 
@@ -184,6 +185,6 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def _unknown(facts: Facts, what: str, view: str, block: str) -> Clause:
+def _unknown(facts: Facts, what: str, block: str) -> Clause:
     words = f"{what}: not recorded {'in this run' if facts.version else 'yet'}"
-    return Clause(cause="not recorded", level="neutral", words=words, view=view, block=block)
+    return Clause(cause="not recorded", level="neutral", words=words, block=block)

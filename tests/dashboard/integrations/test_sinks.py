@@ -124,7 +124,7 @@ def test_after_a_mirror_was_killed_before_it_remembered_each_point_is_shown_once
     copy(trained.store, folder)
     trained.step(3, 4)
     with pytest.raises(_KilledError):
-        Mirror(trained.store, _DiesOnceWritten(folder)).copy()
+        Mirror(trained.store, _DiesOnceWritten(str(tmp_path), "mine")).copy()
     trained.step(5)
     copy(trained.store, folder)
     assert _shown(folder) == _expected(1, 2, 3, 4, 5)

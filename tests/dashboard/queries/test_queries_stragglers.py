@@ -18,8 +18,7 @@ _ONE = InFlight(
     tokens=700,
     seconds=2.5,
     versions=3,
-    bound=4,
-    admission_only=False,
+    loses_tokens=False,
     continued=40,
     discarded=7,
 )
@@ -32,7 +31,6 @@ def _run(*, state: str = "running", **generators: Any) -> RunData:
 
 def test_what_is_in_flight_is_as_old_as_the_trainer_is_ahead_of_its_oldest_weights() -> None:
     assert in_flight(_run(generate_0=generating())) == [_ONE]
-    assert not _ONE.loses_tokens
 
 
 @pytest.mark.parametrize(("oldest", "beyond"), [(5, False), (4, True)])

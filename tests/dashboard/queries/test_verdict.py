@@ -124,7 +124,7 @@ def test_in_sync_mode_nothing_is_advised_about_the_bound(changes: dict[str, Any]
         ({"dropped_share": 0.5}, {"training": {"loss": {"name": "reinforce"}}}, "max_staleness", "to keep"),
         ({"ess": 0.3}, {"staleness": {"control": "adaptive"}}, "learning_rate", "to adaptive"),
         ({"ess": 0.3}, {"training": {"loss": {"name": "reinforce"}}}, "max_staleness", "adaptive"),
-        ({"ess": 0.3, "bound": 0}, {"training": {"epochs": 2, "minibatches": 4}}, "8 updates", "disagree"),
+        ({"ess": 0.3, "max_staleness": 0}, {"training": {"epochs": 2, "minibatches": 4}}, "8 updates", "disagree"),
         ({"no_spread": 0.9}, {"prompts": {"curriculum_window": 4}}, "prompts", "curriculum"),
         ({"collapse": "it fell"}, {"training": {"on_collapse": "roll_back"}}, "learning_rate", "on_collapse"),
         (

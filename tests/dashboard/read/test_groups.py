@@ -44,7 +44,7 @@ def reader(stored_run: StoredRun, run: RunData) -> GroupReader:
 def places(run: RunData, **fields: str) -> list[tuple[int, int]]:
     """Generator and first row of each group found, newest first."""
     columns = run.consumed
-    starts = find(columns, run.outcomes, run.sources, parse(fields)).starts
+    starts = find(columns, parse(fields)).starts
     return [(int(columns["generator"][i]), int(columns["trajectory_row_id"][i])) for i in starts]
 
 

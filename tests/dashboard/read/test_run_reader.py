@@ -41,10 +41,10 @@ def test_every_row_and_measurement_is_what_the_streams_hold(
 ) -> None:
     data = watch(dict_store)()
     rows = read_rows(dict_store, layout.CONSUMED, CONSUMED)
-    assert [data.outcomes[code] for code in data.consumed["outcome"]] == [row["outcome"] for row in rows]
+    assert [data.consumed.outcomes[code] for code in data.consumed["outcome"]] == [row["outcome"] for row in rows]
     assert {row["outcome"] for row in rows} == {"trained", "stale", "error"}, "the run has some of each"
-    assert [data.sources[code] for code in data.consumed["source"]] == [row["source"] for row in rows]
-    assert [data.prompts[code] for code in data.consumed["prompt_id"]] == [row["prompt_id"] for row in rows]
+    assert [data.consumed.sources[code] for code in data.consumed["source"]] == [row["source"] for row in rows]
+    assert [data.consumed.prompts[code] for code in data.consumed["prompt_id"]] == [row["prompt_id"] for row in rows]
     for name in set(CONSUMED.names) - {"outcome", "source", "prompt_id"}:
         expected = [np.nan if row[name] is None else row[name] for row in rows]
         np.testing.assert_array_equal(data.consumed[name], np.array(expected, data.consumed[name].dtype), name)
@@ -86,10 +86,10 @@ def test_a_look_reads_no_part_twice(watch: Watch) -> None:
     run = StoredRun(store, "small", Shape(steps=9))
     run.append(5)
     look = watch(store)
-    rows_before = len(look().recent.columns["t"])
+    rows_before = len(look().recent["t"])
     store.gets.clear()
     run.append(1)
-    rows_after = len(look().recent.columns["t"])
+    rows_after = len(look().recent["t"])
     assert rows_after > rows_before
     read = [path for path in store.gets if "/seg/" in path]
     assert [path for path in read if path.startswith(layout.CONSUMED)] == [part_files(store, layout.CONSUMED)[5]]
@@ -194,7 +194,7 @@ def test_a_store_that_fails_for_a_moment_costs_no_row(watch: Watch) -> None:
     data = look()
     assert store.failing == {}, "both faults struck"
     assert data.problems == tuple(f"no answer for {path}" for path in failing)
-    assert set(data.recent.columns["policy_version"]) == {1, 2}
+    assert set(data.recent["policy_version"]) == {1, 2}
     data = look()
     assert data.problems == ()
     assert data.consumed["policy_version"].tolist() == whole.consumed["policy_version"].tolist()
@@ -225,7 +225,7 @@ def test_a_run_in_which_nothing_has_happened_yet_is_empty(dict_store: DictStore,
     assert data.problems == ()
     assert len(data.consumed["t"]) == len(data.evaluations["accuracy"]) == 0
     assert data.metrics["train-0"] == {}
-    assert data.outcomes == ("trained",)
+    assert data.consumed.outcomes == ("trained",)
 
 
 def test_a_store_without_a_run_is_refused(dict_store: DictStore) -> None:
@@ -268,12 +268,12 @@ def test_a_look_reads_only_the_newest_rows_of_a_long_run(dict_store: DictStore) 
     StoredRun(dict_store, "mine", Shape(steps=60)).append(60)
     store = SlowStore(dict_store.objects)
     data = RunReader(store).look()
-    assert set(data.recent.columns["policy_version"]) == set(range(51, 61))
+    assert set(data.recent["policy_version"]) == set(range(51, 61))
     consumed = part_files(dict_store, layout.CONSUMED)
     assert not set(store.gets) & set(consumed[:39])
     assert set(data.consumed["policy_version"]) == set(range(1, 61)), "a page asks for all rows"
     assert set(consumed) <= set(store.gets)
-    for name, column in data.recent.columns.items():
+    for name, column in data.recent.items():
         if name not in ("outcome", "source", "prompt_id"):
             np.testing.assert_array_equal(column, data.consumed[name][-len(column) :], name)
 

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from dashboard.read.model import Consumed
 from dashboard.read.search import (
     PAGE_SIZE,
     Query,
@@ -24,7 +25,7 @@ SOURCES = ("math", "words")
 SEED = 61
 
 
-def taken(num_groups: int, group_size: int = 4, seed: int = SEED) -> dict[str, npt.NDArray[Any]]:
+def taken(num_groups: int, group_size: int = 4, seed: int = SEED) -> Consumed:
     """Groups of two generators, taken for a new version every five groups; some stale, some members without reward."""
     random = np.random.default_rng(seed)
     group = np.repeat(np.arange(num_groups), group_size)
@@ -32,7 +33,7 @@ def taken(num_groups: int, group_size: int = 4, seed: int = SEED) -> dict[str, n
     outcome = np.where(random.random(num_groups) < 0.2, 2, 0)[group]
     outcome = np.where((outcome == 0) & (random.random(rows) < 0.1), 1, outcome).astype(np.int8)
     reward = np.where(outcome == 1, np.nan, random.integers(0, 2, rows)).astype(np.float32)
-    return {
+    columns = {
         "group_id": group.astype(np.int64),
         "generator": (group % 2).astype(np.int32),
         "sample_index": np.tile(np.arange(group_size, dtype=np.int32), num_groups),
@@ -42,6 +43,7 @@ def taken(num_groups: int, group_size: int = 4, seed: int = SEED) -> dict[str, n
         "source": (group % 3 == 0).astype(np.int8),
         "reward": reward,
     }
+    return Consumed(columns, outcomes=OUTCOMES, sources=SOURCES, prompts=())
 
 
 def groups_of(result: SearchResult, columns: Mapping[str, npt.NDArray[Any]]) -> list[int]:
@@ -101,7 +103,7 @@ def found_slowly(columns: Mapping[str, npt.NDArray[Any]], query: Query) -> list[
 def test_a_query_finds_what_a_loop_over_all_rows_finds_in_the_same_order(fields: dict[str, str]) -> None:
     columns = taken(60)
     query = parse(fields)
-    result = find(columns, OUTCOMES, SOURCES, query)
+    result = find(columns, query)
     expected = found_slowly(columns, query)
     assert groups_of(result, columns) == expected, f"seed {SEED}"
     assert (result.ends - result.starts).tolist() == [4] * len(expected)
@@ -109,7 +111,7 @@ def test_a_query_finds_what_a_loop_over_all_rows_finds_in_the_same_order(fields:
 
 
 def test_groups_come_a_page_at_a_time() -> None:
-    result = find(taken(60), OUTCOMES, SOURCES, Query())
+    result = find(taken(60), Query())
     pages = [result.page(number) for number in range(4)]
     assert [len(page) for page in pages] == [PAGE_SIZE, PAGE_SIZE, 10, 0]
     assert [place for page in pages for place in page] == list(
@@ -119,7 +121,7 @@ def test_groups_come_a_page_at_a_time() -> None:
 
 def test_groups_chosen_by_their_text_keep_the_order() -> None:
     columns = taken(60)
-    result = find(columns, OUTCOMES, SOURCES, parse({"order": "highest"}))
+    result = find(columns, parse({"order": "highest"}))
     chosen = result.of([8, 80, 16])
     assert sorted(chosen.starts.tolist()) == [8, 16, 80]
     assert groups_of(chosen, columns) == [group for group in groups_of(result, columns) if group in (2, 4, 20)]
@@ -153,9 +155,9 @@ def test_a_huge_or_malformed_query_is_refused_in_one_short_sentence(values: dict
 
 def test_an_unknown_outcome_or_source_and_an_address_with_too_many_fields_are_refused() -> None:
     with pytest.raises(InputError):
-        find(taken(3), OUTCOMES, SOURCES, parse({"outcome": "lost"}))
+        find(taken(3), parse({"outcome": "lost"}))
     with pytest.raises(InputError):
-        find(taken(3), OUTCOMES, SOURCES, parse({"source": "code"}))
+        find(taken(3), parse({"source": "code"}))
     with pytest.raises(InputError):
         from_address("?" + "&".join(f"a{i}=1" for i in range(100)))
     with pytest.raises(InputError):

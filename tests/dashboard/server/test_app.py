@@ -21,9 +21,8 @@ from dashboard.pages.site import TRAJECTORIES, VIEWS
 from dashboard.read.run_reader import RunReader
 from dashboard.read.runs import Runs
 from dashboard.server.app import make_app
-from dashboard.views.blocks import Chart
+from dashboard.views.blocks import MINUTES, Chart
 from dashboard.views.home import HOME
-from dashboard.views.per_run import MINUTES
 from storage import layout
 from storage.progress import read_status, write_progress
 from storage.schema import METRIC

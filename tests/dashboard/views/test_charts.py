@@ -8,6 +8,7 @@ import pytest
 from support.pages.run_data import measured, run_data
 
 from dashboard.queries.series import ChartLine, Heat, Track, mean_of_last
+from dashboard.views.blocks import MINUTES, VERSIONS
 from dashboard.views.display import Display, displayed
 from dashboard.views.figures import (
     Series,
@@ -18,7 +19,6 @@ from dashboard.views.figures import (
     nothing,
     tracks_chart,
 )
-from dashboard.views.per_run import MINUTES, VERSIONS
 
 _MARKUP = '<a href="javascript:alert(1)">x</a> & <b>y</b>'
 _ESCAPED = '&lt;a href="javascript:alert(1)"&gt;x&lt;/a&gt; &amp; &lt;b&gt;y&lt;/b&gt;'

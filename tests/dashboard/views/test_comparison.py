@@ -11,11 +11,10 @@ from support.stores.dict_store import DictStore
 
 from dashboard.read.model import RunData
 from dashboard.read.run_reader import RunReader
-from dashboard.views.blocks import Chart, Rows
+from dashboard.views.blocks import MINUTES, Chart, Rows
 from dashboard.views.colours import SEQUENCE
 from dashboard.views.comparison import COMPARISON
 from dashboard.views.display import Display, displayed
-from dashboard.views.per_run import MINUTES
 
 
 def run_of(rewards: list[float], **config: Any) -> RunData:

@@ -11,9 +11,8 @@ from dashboard.pages.site import VIEWS
 from dashboard.queries.flow import SYNC
 from dashboard.queries.series import RATIO_QUANTILES
 from dashboard.read.model import Columns, RunData
-from dashboard.views.blocks import Block, Rows, Table
+from dashboard.views.blocks import MINUTES, Block, Rows, Table
 from dashboard.views.display import Display, displayed
-from dashboard.views.per_run import MINUTES
 from millrace.rollouts.ledger import Account, Amount
 
 _BLOCKS = {block.id: block for view in VIEWS for block in view.blocks}

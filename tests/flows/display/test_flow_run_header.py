@@ -9,8 +9,8 @@ from prefect.client.schemas.objects import State
 from prefect.states import Cancelling, Completed, Running, Suspended
 from support.campaigns.status import status_with
 
-from flows.display.flow_run_header import FlowRunHeader
 from flows.display.key_figures import progress_line
+from flows.display.ui_reporter import FlowRunHeader
 
 FLOW_RUN = UUID(int=7)
 

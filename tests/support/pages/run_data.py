@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.stored import DEFAULT_SOURCE
-from dashboard.read.model import AttemptInfo, Columns, RunData, RunInfo, Taken
+from dashboard.read.model import AttemptInfo, Columns, Consumed, RunData, RunInfo
 from millrace.runs.provenance import Origin, Provenance
 from storage.schema import CONSUMED
 
@@ -117,9 +117,9 @@ def run_data(run_id: str = "mine", **changes: Any) -> RunData:
     }
     values |= changes
     columns, *names = (values.pop(name) for name in ("consumed", "outcomes", "sources", "prompts"))
-    taken = Taken(columns=columns, **dict(zip(("outcomes", "sources", "prompts"), names, strict=True)))
-    run = RunData(**{"recent": taken, "read_taken": lambda: taken, **values})
-    mixed = {name: {} for name in taken.sources if name}
+    consumed = Consumed(columns, **dict(zip(("outcomes", "sources", "prompts"), names, strict=True)))
+    run = RunData(**{"recent": consumed, "read_consumed": lambda: consumed, **values})
+    mixed = {name: {} for name in consumed.sources if name}
     return run if "info" in changes or len(mixed) < 2 else with_config(run, {"sources": mixed})
 
 
