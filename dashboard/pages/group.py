@@ -65,7 +65,7 @@ def nats_colour(nats: float) -> str:
 
 
 _RATIOS = {"≤ 0.5": 0.5, "0.71": 0.5**0.5, "1": 1.0, "1.41": 2**0.5, "≥ 2": 2.0, "not trained": np.nan}
-_LEGENDS: Mapping[Colouring, tuple[str, str, Mapping[str, str]]] = {
+LEGENDS: Mapping[Colouring, tuple[str, str, Mapping[str, str]]] = {
     "ratio": (
         "π/μ",
         "The importance ratio: the token's probability under the policy in training just before the step, divided by "
@@ -73,8 +73,8 @@ _LEGENDS: Mapping[Colouring, tuple[str, str, Mapping[str, str]]] = {
         {label: colour(ratio) for label, ratio in _RATIOS.items()},
     ),
     "logprob": (
-        "log μ",
-        "The token's log-probability under the policy that sampled it: the darker, the less likely.",
+        "log-probability",
+        "That of the token under the policy that sampled it: the darker, the less likely.",
         {f"{logprob:g}": nats_colour(-logprob) for logprob in (0.0, -1.0, -2.5, -5.0)},
     ),
     "entropy": (
@@ -273,7 +273,7 @@ def _tokens(response: StoredResponse, trajectory: Row, texts: TokenTexts, shade:
 
 
 def _legend(texts: TokenTexts, colouring: Colouring) -> Component:
-    name, sentence, examples = _LEGENDS[colouring]
+    name, sentence, examples = LEGENDS[colouring]
     swatches = [html.Span(label, style={"backgroundColor": shade}) for label, shade in examples.items()]
     swatches.append(html.Span("environment", style=_ENVIRONMENT))
     rest = "Hover over a token to see its values. Invisible characters are escaped."

@@ -20,7 +20,7 @@ from dash.exceptions import PreventUpdate
 
 from dashboard.pages import timeline, versions
 from dashboard.pages.draw import grid, number_columns, problem_box, saves, scrolling
-from dashboard.pages.group import view
+from dashboard.pages.group import LEGENDS, view
 from dashboard.read.groups import MAX_TEXT_ROWS, TEXT_SECONDS, Group, GroupReader, Place
 from dashboard.read.model import RunData
 from dashboard.read.run_reader import RunReader
@@ -28,7 +28,6 @@ from dashboard.read.runs import Runs
 from dashboard.read.search import (
     MAX_CHARACTERS,
     PAGE_SIZE,
-    Colouring,
     Query,
     SearchResult,
     address,
@@ -62,12 +61,6 @@ _ORDERS = {
 _PROMPT_CHARACTERS = 80
 _TICK_MS = 1000
 _ENDLESS, _NO_TICKS = -1, 0
-_COLOURS: Mapping[Colouring, str] = {
-    "ratio": "π/μ",
-    "logprob": "log-probability",
-    "entropy": "entropy",
-    "advantage": "advantage",
-}
 
 
 def layout(run_id: str, *, is_mixture: bool) -> Component:
@@ -200,11 +193,11 @@ def _opened(run: RunData, reader: GroupReader, texts: TokenTexts, row: Place, qu
         links = [] if group.prompt is None else [same]
         colours = [
             dcc.Link(
-                label,
+                name,
                 href=f"{address(replace(query, open=(group.generator, group.responses[0].row_id), colour=colour))}",
                 className="button here" if colour == query.colour else "button",
             )
-            for colour, label in _COLOURS.items()
+            for colour, (name, _, _) in LEGENDS.items()
         ]
         choice = html.Div([html.Span("Colour of a token:", className="none"), *colours, *links], className="row")
         return html.Div([choice, view(group, texts, query.colour), *timeline.view(run, group)], className="column")

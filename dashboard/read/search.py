@@ -11,7 +11,7 @@ A group matches if any of its trajectories meets all conditions.
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 from urllib.parse import parse_qsl, urlencode
 
@@ -60,10 +60,6 @@ class Query:
     colour: Colouring = "ratio"
 
 
-FIELDS: tuple[str, ...] = tuple(field.name for field in fields(Query))
-"""Names of the fields, and of the parameters in an address."""
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SearchResult:
     """Groups in the requested order: group i has the rows starts[i] to ends[i] − 1 of `RunData.consumed`."""
@@ -88,7 +84,7 @@ def from_address(search: str) -> Query:
         values = dict(parse_qsl(search.removeprefix("?"), max_num_fields=50))
     except ValueError as error:
         raise InputError(f"the address has too many fields: {error}", expected="at most 50") from error
-    return parse({name: value for name, value in values.items() if name in FIELDS})
+    return parse({name: value for name, value in values.items() if name in _PARSERS})
 
 
 def parse(values: Mapping[str, str]) -> Query:
@@ -246,6 +242,7 @@ _PARSERS: Mapping[str, Callable[[str, str], Any]] = {
     ),
     "versions": _matching(_ALL, _ALL, bool),
 }
+"""Field of a query, and parameter of an address → its parser."""
 
 
 def _typed(name: str, value: Any) -> str:
