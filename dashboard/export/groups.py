@@ -22,13 +22,12 @@ def newest_groups(run: RunData) -> View:
     store = open_store(run.info.url)
     reader, texts = GroupReader(store, run.info.config), read_tokens(store, run.info.config)
     result = find(run.consumed, Query())
-    rows = result.starts[:MOST_GROUPS].tolist()
-    first_rows = [(int(run.consumed["generator"][i]), int(run.consumed["trajectory_row_id"][i])) for i in rows]
+    first_rows = [run.consumed.place(start) for start in result.starts[:MOST_GROUPS]]
     run_id = run.info.run_id
     return View(
         name=f"trajectories-{run_id}",
-        title="Trajectories" if rows else "Trajectories: none was taken yet",
-        sentence=f"The newest {len(rows)} groups that the trainer of {run_id} took, the newest first."
+        title="Trajectories" if first_rows else "Trajectories: none was taken yet",
+        sentence=f"The newest {len(first_rows)} groups that the trainer of {run_id} took, the newest first."
         + (f" {texts.note}" if texts.note else ""),
         blocks=[_block(run, reader, texts, generator, row) for generator, row in first_rows],
     )

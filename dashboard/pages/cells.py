@@ -8,13 +8,14 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from dashboard.pages import address
-from dashboard.pages.frame import ICONS, number
+from dashboard.pages.frame import ICONS
 from dashboard.queries import run_table as table
 from dashboard.queries.run_table import ABSENT
 from dashboard.queries.series import ChartLine
 from dashboard.queries.verdict.rules import duration
 from dashboard.read.model import OverviewRow
 from dashboard.read.tokens import visible
+from dashboard.views.blocks import number
 from dashboard.views.colours import ORANGE
 
 _WIDTH, _HEIGHT, _MARGIN = 96, 22, 2
@@ -34,7 +35,7 @@ def verdict(row: OverviewRow) -> Component:
 def reward(row: OverviewRow) -> Component:
     """Draws the line and the newest mean reward; of supervised fine-tuning the loss."""
     name, drawn = table.curve(row)
-    value = f"loss {number(row.loss)}" if row.is_supervised else number(row.reward_mean)
+    value = f"loss {number(row.loss, 3)}" if row.is_supervised else number(row.reward_mean, 3)
     return html.Span([_sparkline(drawn, name), html.Span(value)], className="with-line")
 
 

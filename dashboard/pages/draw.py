@@ -58,7 +58,7 @@ def sums(figure: go.Figure) -> dict[str, int]:
     """Returns a checksum of each part of the layout, such as an axis, and under "" of the traces' names and keys."""
     values = figure.to_plotly_json()
     traces = [(trace.get("name"), sorted(trace)) for trace in values["data"]]
-    return {"": _sum(traces), **{name: _sum(part) for name, part in values["layout"].items()}}
+    return {"": checksum(traces), **{name: checksum(part) for name, part in values["layout"].items()}}
 
 
 def redraw(figure: go.Figure, drawn: Mapping[str, int]) -> Patch:
@@ -158,5 +158,6 @@ def facts(named: Mapping[str, str], leading: Sequence[Component] = ()) -> Compon
     return html.Div([*leading, *spans], className="facts")
 
 
-def _sum(part: object) -> int:
+def checksum(part: object) -> int:
+    """Returns a checksum of components or a part of a figure."""
     return zlib.crc32(to_json(part).encode())

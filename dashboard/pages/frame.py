@@ -19,7 +19,7 @@ from dashboard.queries.verdict.facts import IDLE_SECONDS, Facts, read_facts
 from dashboard.queries.verdict.rules import BOUND, Clause, bottleneck, duration, worst
 from dashboard.read.model import RunData
 from dashboard.read.tokens import visible
-from dashboard.views.blocks import Chart, View
+from dashboard.views.blocks import Chart, View, number
 from dashboard.views.display import SMOOTHINGS, Display
 from dashboard.views.home import HOME
 from millrace.runs.status import STAGES
@@ -70,19 +70,13 @@ def run_facts(run: RunData) -> Component:
         state = [html.Span(status["state"], className=f"state {status['state']}")]
         named = {"step": f"{status['steps']} of {status['max_steps']}"}
     name = "loss" if facts_of_run.is_supervised else "reward"
-    named[f"{name}, last {RECENT_STEPS} steps"] = number(
-        facts_of_run.loss if facts_of_run.is_supervised else facts_of_run.reward_mean
-    )
+    value = facts_of_run.loss if facts_of_run.is_supervised else facts_of_run.reward_mean
+    named[f"{name}, last {RECENT_STEPS} steps"] = number(value, 3)
     started = max(attempt.t_started for attempt in run.info.attempts)
     newest = max((float(record["t"]) for record in run.stage_status.values()), default=started)
     moment = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(newest))
     state.append(html.Span(f"{duration(time.time() - newest)} ago", title=f"last status: {moment}", className="none"))
     return facts(named, state)
-
-
-def number(value: float | None) -> str:
-    """Formats `value` with three decimals; a dash if unknown."""
-    return "–" if value is None else f"{value:.3f}"
 
 
 def _to_view(at: address.RunPage, view: View) -> Component:

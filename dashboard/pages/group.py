@@ -181,8 +181,9 @@ def _responses(same: Sequence[StoredResponse], texts: TokenTexts, shade: Shade) 
 
 def _response(response: StoredResponse, texts: TokenTexts, shade: Shade) -> Component:
     reward, advantage = _reward(response), _advantage(response)
+    value = "none" if reward is None else f"{reward:.4g}"
     level = "unknown" if reward is None else "right" if reward > 0 else "wrong"
-    head: list[Component] = [html.Strong(f"reward {_number(reward)}", className=f"reward {level}")]
+    head: list[Component] = [html.Strong(f"reward {value}", className=f"reward {level}")]
     head += [html.Span(f"advantage {advantage:+.3g}")] if np.isfinite(advantage) else []
     head.append(html.Span(_outcome(response), className="none"))
     details: list[Component] = [facts(_details(response))]
@@ -287,7 +288,3 @@ def _legend(texts: TokenTexts, colouring: Colouring) -> Component:
 
 def _short(text: str) -> str:
     return shortened(visible(text), _MAX_CHARACTERS)
-
-
-def _number(value: float | None) -> str:
-    return "none" if value is None else f"{value:.4g}"

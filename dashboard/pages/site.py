@@ -14,11 +14,10 @@ from typing import Any
 import plotly.graph_objects as go
 from dash import dcc, html, no_update
 from dash.development.base_component import Component
-from plotly.io.json import to_json_plotly
 
 from dashboard.pages import address, evaluation, overview, rail
 from dashboard.pages import trajectories as trajectories_page
-from dashboard.pages.draw import draw, reason, redraw, sums, table
+from dashboard.pages.draw import checksum, draw, reason, redraw, sums, table
 from dashboard.pages.frame import frame
 from dashboard.queries import run_table
 from dashboard.queries.stragglers import in_flight
@@ -127,9 +126,9 @@ class Site:
             return replace(rest, again=True)
         if isinstance(look.at, address.OverviewPage):
             rows = self._table(look.at, look.rows)
-            if now.items() <= drawn_from.items() and drawn_from.get("table") == _sum(rows):
+            if now.items() <= drawn_from.items() and drawn_from.get("table") == checksum(rows):
                 return rest
-            return replace(rest, texts=[rows for _ in texts], drawn_from={"table": _sum(rows)})
+            return replace(rest, texts=[rows for _ in texts], drawn_from={"table": checksum(rows)})
         # A late update of the page before may have left the sums of its own figures.
         is_of_this_page = drawn_from["figures"].keys() == set(drawn_from["blocks"])
         # A run that can't be read now stays as it was last drawn.
@@ -277,10 +276,6 @@ def _sum_of(rows: Rows) -> int:
     return zlib.crc32(repr(rows).encode("utf-8", "backslashreplace"))
 
 
-def _sum(components: Sequence[Component]) -> int:
-    return zlib.crc32(to_json_plotly(components).encode())
-
-
 def _seen(run: RunData) -> int:
     times = run.recent["t"]
     status = run.status or {}
@@ -293,7 +288,7 @@ def _seen(run: RunData) -> int:
         len(run.evaluations["policy_version"]),
         [(work.requests, work.groups, work.tokens, work.versions) for work in in_flight(run)],
         [status.get(name) for name in ("state", "steps", "ledger")],
-        [status.get(name, {}).get("latest") for name in ("incidents", "decisions")],
+        [*run.latest("incidents"), *run.latest("decisions")],
         run.problems,
     ]
     return zlib.crc32(json.dumps(state, sort_keys=True).encode())

@@ -160,8 +160,8 @@ def answer(runs: Runs, run_id: str, query: Query) -> tuple[Component, Component 
     note, excerpts = "", dict[int, str]()
     if query.text:
         spans = list(zip(result.starts.tolist(), result.ends.tolist(), strict=True))[:MAX_TEXT_ROWS]
-        starts = {_row(run, start): start for start, _ in spans}
-        sizes = {_row(run, start): end - start for start, end in spans}
+        starts = {run.consumed.place(start): start for start, _ in spans}
+        sizes = {run.consumed.place(start): end - start for start, end in spans}
         matches, searched = reader.find_text(query.text, sizes, texts)
         excerpts = {starts[row]: excerpt for row, excerpt in matches.items()}
         note = f" {searched:,} of {len(result.starts):,} groups were searched."
@@ -213,7 +213,7 @@ def _opened(run: RunData, reader: GroupReader, texts: TokenTexts, row: Place, qu
 
 def _prompts(run: RunData, reader: GroupReader, texts: TokenTexts, starts: Sequence[int]) -> dict[int, str]:
     """Maps a group's first index in `consumed` to its prompt's name and text; skips unreadable prompts."""
-    rows = {start: _row(run, start) for start in starts}
+    rows = {start: run.consumed.place(start) for start in starts}
     read = reader.prompts(list(rows.values()))
     prompts = {start: read[row] for start, row in rows.items() if row in read}
     return {start: f"{name}  {texts.text(ids)}" for start, (name, ids) in prompts.items()}
@@ -222,15 +222,10 @@ def _prompts(run: RunData, reader: GroupReader, texts: TokenTexts, starts: Seque
 def _default_row(run: RunData, reader: GroupReader, result: SearchResult, query: Query) -> Place | None:
     """Returns a row of the group to open: the newest if live, the only match, or the given id's if it was not taken."""
     if len(result.starts) == 1 or (query.order == "live" and len(result.starts)):
-        return _row(run, int(result.starts[0]))
+        return run.consumed.place(result.starts[0])
     if len(result.starts) == 0 and query == Query(group=query.group, colour=query.colour) and query.group is not None:
         return reader.locate(query.group)
     return None
-
-
-def _row(run: RunData, index: int) -> Place:
-    """Returns generator and row_id at an index of `consumed`."""
-    return int(run.consumed["generator"][index]), int(run.consumed["trajectory_row_id"][index])
 
 
 def _table(run: RunData, prompts: Mapping[int, str], result: SearchResult, query: Query, note: str) -> Component:
@@ -262,7 +257,7 @@ def _cells(run: RunData, span: tuple[int, int], query: Query, prompts: Mapping[i
     group_id, rewards = int(rows["group_id"][0]), rows["reward"][np.isfinite(rows["reward"])]
     prompt, label = visible(prompts.get(first, "")), str(group_id) if group_id >= 0 else "can't be read"
     cells = {
-        "group": dcc.Link(label, href=address(replace(query, open=_row(run, first)))),
+        "group": dcc.Link(label, href=address(replace(query, open=run.consumed.place(first)))),
         "text" if query.text else "prompt": (
             prompt if len(prompt) <= _PROMPT_CHARACTERS else f"{prompt[:_PROMPT_CHARACTERS]}…"
         ),

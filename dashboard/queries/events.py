@@ -34,7 +34,7 @@ def latest_events(run: RunData, most: int) -> Sequence[RunEvent]:
     """Returns at most `most` events, newest first."""
     decisions = [
         RunEvent(decision["t"], "decision", decision["policy_version"], f"{decision['change']}: {decision['reason']}")
-        for decision in (run.status or {}).get("decisions", {}).get("latest", [])
+        for decision in run.latest("decisions")
     ]
     events = [*incidents(run), *decisions, *_attempts(run)]
     return sorted(events, key=lambda event: event.t, reverse=True)[:most]
@@ -44,7 +44,7 @@ def incidents(run: RunData) -> list[RunEvent]:
     """Returns the latest incidents of the status."""
     return [
         RunEvent(incident["t"], _KINDS.get(incident["kind"], "incident"), _version_at(run, incident["t"]), words)
-        for incident in (run.status or {}).get("incidents", {}).get("latest", [])
+        for incident in run.latest("incidents")
         for words in [str(incident["sentence"])]
     ]
 

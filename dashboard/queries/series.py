@@ -152,22 +152,6 @@ def recent(run: RunData, name: str) -> float:
     return float(values.mean()) if len(values) else np.nan
 
 
-def trained_shares(run: RunData) -> dict[str, float]:
-    """Source of a mixture → its share of the trained groups; NaN before the first step."""
-    groups = {source: metric(part, TRAINER, "groups_trained")["value"].sum() for source, part in run.by_source.items()}
-    total = sum(groups.values()) or np.nan
-    return {source: float(count / total) for source, count in groups.items()}
-
-
-def source_weight(run: RunData) -> float:
-    """Returns the weight in the newest block of groups, reduced if the source is solved; NaN before the first block.
-
-    `run` holds the metrics of the source alone, as in `RunData.by_source`.
-    """
-    weights = metric(run, "generate-0", "source_weight")["value"]
-    return float(weights[-1]) if len(weights) else np.nan
-
-
 def is_measured(run: RunData, name: str) -> bool:
     """Whether the trainer has recorded the metric."""
     return len(metric(run, TRAINER, name)["value"]) > 0

@@ -6,7 +6,7 @@
 Staleness is measured in policy versions. The x of a line is the version that a step made. Means are over trajectories.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -52,20 +52,9 @@ def over_time(run: RunData) -> tuple[ChartLine, ChartLine]:
     return thin(mean), thin(largest, largest=True)
 
 
-def bound_name(run: RunData) -> str:
-    """Names the bound in a chart."""
-    return "bound at admission" if run.info.bounds_admission_only else "bound"
-
-
 def bound(run: RunData) -> ChartLine:
     """Returns the bound in force at each step; empty for a replay, which has none."""
     return thin(over_versions(run, TRAINER, "max_staleness"), largest=True)
-
-
-def decisions(run: RunData) -> Sequence[Mapping[str, Any]]:
-    """The latest decisions about staleness and rollbacks in the status, oldest first."""
-    latest: Sequence[Mapping[str, Any]] = (run.status or {}).get("decisions", {}).get("latest", ())
-    return latest
 
 
 def split(run: RunData) -> tuple[ChartLine, ChartLine]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -135,6 +135,10 @@ class Consumed(dict[str, npt.NDArray[Any]]):
         super().__init__(columns)
         self.outcomes, self.sources, self.prompts = outcomes, sources, prompts
 
+    def place(self, index: int) -> tuple[int, int]:
+        """Returns generator and row_id of the trajectory at an index."""
+        return int(self["generator"][index]), int(self["trajectory_row_id"][index])
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
@@ -161,6 +165,11 @@ class RunData:
     """Name of a further evaluation set → its results."""
     problems: tuple[str, ...] = ()
     """Read errors, one sentence each: file, record and error."""
+
+    def latest(self, kind: Literal["incidents", "decisions"]) -> Sequence[Mapping[str, Any]]:
+        """Returns the latest incidents or decisions of the status, oldest first."""
+        latest: Sequence[Mapping[str, Any]] = (self.status or {}).get(kind, {}).get("latest", ())
+        return latest
 
     @cached_property
     def consumed(self) -> Consumed:

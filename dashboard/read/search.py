@@ -136,7 +136,7 @@ def groups_of_prompt(run: RunData, source: str, prompt_id: str) -> list[tuple[in
     is_first &= consumed["prompt_id"] == consumed.prompts.index(prompt_id)
     rows = np.flatnonzero(is_first)
     rows = rows[np.argsort(consumed["min_policy_version"][rows], kind="stable")]
-    return [(int(consumed["generator"][row]), int(consumed["trajectory_row_id"][row])) for row in rows]
+    return [consumed.place(row) for row in rows]
 
 
 def _groups(consumed: Columns) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -34,7 +34,7 @@ from dashboard.read.runs import Runs
 from dashboard.server.security import guard
 from dashboard.server.transfer import compress, serve_plotly
 
-CALLBACK_PATH = "/_dash-update-component"
+_CALLBACK_PATH = "/_dash-update-component"
 _TICK_MS = 1000
 _ASSETS = Path(__file__).parents[1] / "assets"
 _LOGGER = logging.getLogger(__name__)
@@ -208,7 +208,7 @@ def _reject_invalid(server: Flask) -> None:
     def refuse(error: Exception) -> Response | HTTPException:
         if isinstance(error, HTTPException):
             return error
-        if request.path != CALLBACK_PATH:
+        if request.path != _CALLBACK_PATH:
             raise error
         _LOGGER.warning("a callback request could not be answered", exc_info=error)
         return Response(f"{reason(error)}\n", status=400, mimetype="text/plain")

@@ -140,6 +140,6 @@ def rows_per_run(
     return Rows(header=["run", *header], rows=[[run.info.run_id, *row] for run in runs for row in rows(run)])
 
 
-def number(value: float, digits: int = 2, unit: str = "") -> str:
-    """Formats a number for a table; NaN is a dash."""
-    return f"{value:,.{digits}f}{unit}" if np.isfinite(value) else "–"
+def number(value: float | None, digits: int = 2, unit: str = "", *, factor: float = 1.0) -> str:
+    """Formats `factor` times a number for a table; None and NaN are a dash."""
+    return "–" if value is None or not np.isfinite(value) else f"{factor * value:,.{digits}f}{unit}"

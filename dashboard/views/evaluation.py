@@ -149,7 +149,8 @@ def _read(url: str, before: tuple[int, float], after: tuple[int, float]) -> tupl
     store, tables = open_store(url), []
     for version, _ in (before, after):
         result = read_result(store, version)
-        if (table := None if result is None else read_answers(store, result)) is None:
+        table = None if result is None else read_answers(store, result)
+        if table is None:
             return [], f"The run has no stored answers of version {version}."
         tables.append(table)
     return compare_answers(*tables), f"Version {before[0]} before, version {after[0]} after."

@@ -188,6 +188,7 @@ def tracks_chart(tracks: Sequence[Track], *, x: str, y: str, empty: str) -> go.F
 
 
 def _figure(traces: Sequence[Mapping[str, Any]], x: str = "", y: str = "") -> go.Figure:
+    num_rows = sum(trace.get("hoverinfo") != "skip" for trace in traces)
     layout = {
         "template": "none",
         "paper_bgcolor": "rgba(0,0,0,0)",
@@ -195,7 +196,7 @@ def _figure(traces: Sequence[Mapping[str, Any]], x: str = "", y: str = "") -> go
         "uirevision": "kept",
         "font": {"family": FAMILY, "size": 12},
         # A box next to the cursor has a row for each line; with many lines, only the row of the nearest line.
-        "hovermode": "x unified" if _num_rows(traces) <= MOST_ROWS else "closest",
+        "hovermode": "x unified" if num_rows <= MOST_ROWS else "closest",
         "margin": {"l": 64, "r": 16, "t": 32, "b": 48},
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "bgcolor": "rgba(0,0,0,0)"},
         "showlegend": True,
@@ -203,10 +204,6 @@ def _figure(traces: Sequence[Mapping[str, Any]], x: str = "", y: str = "") -> go
         "yaxis": {"title": {"text": y}, "automargin": True, "zeroline": False, "hoverformat": ",.3~r"},
     }
     return go.Figure(data=list(traces), layout=layout)
-
-
-def _num_rows(traces: Sequence[Mapping[str, Any]]) -> int:
-    return sum(trace.get("hoverinfo") != "skip" for trace in traces)
 
 
 def _whole_ticks(traces: Sequence[Mapping[str, Any]]) -> int | None:

@@ -49,8 +49,8 @@ def _lines(run: RunData, lines: Sequence[Series], from_zero: bool = False) -> go
 
 
 def _reward(run: RunData) -> go.Figure:
-    reward = Series(name="reward", line=smoothed_reward(run), colour=ORANGE)
-    return _evaluated(run, reward, *line_per_source([run], smoothed_reward))
+    reward = Series(name="reward", line=_smoothed(run), colour=ORANGE)
+    return _evaluated(run, reward, *line_per_source([run], _smoothed))
 
 
 def _evaluated(run: RunData, *others: Series) -> go.Figure:
@@ -90,12 +90,8 @@ def _phases(run: RunData) -> go.Figure:
     return figure
 
 
-def smoothed_reward(run: RunData) -> ChartLine:
-    """Mean reward of the ten steps up to each version, which the collapse rules also use."""
-    return _smoothed(run, "reward_mean")
-
-
-def _smoothed(run: RunData, name: str) -> ChartLine:
+def _smoothed(run: RunData, name: str = "reward_mean") -> ChartLine:
+    """Returns the mean of a metric over the ten steps up to each version, which the collapse rules also use."""
     return thin(mean_of_last(over_versions(run, TRAINER, name), RECENT_STEPS))
 
 
@@ -203,11 +199,8 @@ def _label(trace: go.Scatter) -> str:
     """Returns colour and style, name and last value of a line."""
     style = "■" if trace.fillcolor else "●" if trace.mode == "markers" else _STYLES[trace.line.dash or "solid"]
     key = f'<span style="color:{trace.fillcolor or trace.marker.color}">{style}</span>'
-    return f"{key} {_short(trace.name)} {_finite(trace.y)[-1]:.3g}"
-
-
-def _short(name: str) -> str:
-    return "waiting" if name.startswith("waiting") else name
+    name = "waiting" if trace.name.startswith("waiting") else trace.name
+    return f"{key} {name} {_finite(trace.y)[-1]:.3g}"
 
 
 def _finite(y: object) -> Floats:

@@ -112,14 +112,14 @@ _SOURCES: Mapping[str, tuple[str, int]] = {
 
 
 def _sources(run: RunData) -> list[tuple[str, ...]]:
-    shares = queries.trained_shares(run)
+    status = (run.status or {}).get("sources", {})
     return [
         (
             source,
-            number(queries.source_weight(part), 2),
-            number(100 * shares[source], 1, " %"),
+            number(status.get(source, {}).get("weight")),
+            number(status.get(source, {}).get("trained_share"), 1, " %", factor=100),
             *(number(queries.recent(part, name), digits) for name, digits in _SOURCES.values()),
-            number(part.evaluations["accuracy"][-1], 3) if len(part.evaluations["accuracy"]) else "–",
+            number(status.get(source, {}).get("accuracy"), 3),
         )
         for source, part in run.by_source.items()
     ]

@@ -34,10 +34,11 @@ _OUTCOMES = ("outcome", "rollouts", "response tokens", "mean length, tokens", "Ã
 def over_time(run: RunData) -> list[Series]:
     """Returns mean, largest and bound, and the mean of each source."""
     mean, largest = queries.over_time(run)
+    bound = "bound at admission" if run.info.bounds_admission_only else "bound"
     return [
         Series(name="mean", line=mean, colour=BLUE),
         Series(name="largest", line=largest, colour=SKY, dash="dot"),
-        Series(name=queries.bound_name(run), line=queries.bound(run), colour=GREY, dash="dash", stepped=True),
+        Series(name=bound, line=queries.bound(run), colour=GREY, dash="dash", stepped=True),
         *line_per_source([run], _mean, "mean"),
     ]
 
@@ -124,7 +125,7 @@ def _decisions(run: RunData) -> list[tuple[str, ...]]:
             str(decision["max_staleness"]),
             decision["reason"],
         )
-        for decision in reversed(queries.decisions(run))
+        for decision in reversed(run.latest("decisions"))
     ]
 
 
@@ -147,7 +148,7 @@ VIEW = View(
             "rolled-back versions stay in the list.",
             build=lambda runs: rows_per_run(runs, _DECISIONS, _decisions),
             wide=True,
-            requires=lambda run: bool(queries.decisions(run)),
+            requires=lambda run: bool(run.latest("decisions")),
         ),
         Chart(
             id="staleness-split",

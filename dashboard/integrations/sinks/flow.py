@@ -56,14 +56,13 @@ class Flow:
     """Reads the points of all stage replicas of a run."""
 
     def __init__(self, store: Store, config: Any, states: dict[str, dict[str, Any]]) -> None:
-        names = [f"{stage}-{replica}" for stage, replica in replicas(config)]
-        self._states = {name: FlowState(**states.get(name, {})) for name in names}
-        self._readers = {
-            f"{stage}-{replica}": StreamReader(
-                store, layout.metrics(stage, replica), METRIC, _cursor(self._states[f"{stage}-{replica}"])
-            )
-            for stage, replica in replicas(config)
-        }
+        self._states: dict[str, FlowState] = {}
+        self._readers: dict[str, StreamReader] = {}
+        for stage, replica in replicas(config):
+            name = f"{stage}-{replica}"
+            state = self._states[name] = FlowState(**states.get(name, {}))
+            cursor = LogCursor.from_json(state.cursor) if state.cursor else None
+            self._readers[name] = StreamReader(store, layout.metrics(stage, replica), METRIC, cursor)
 
     def read_new(self) -> Sequence[Point]:
         """Returns new points by ascending version; of a version made twice since the last call, only the later point.
@@ -83,10 +82,6 @@ class Flow:
             name: {**state.__dict__, "cursor": self._readers[name].cursor.to_json()}
             for name, state in self._states.items()
         }
-
-
-def _cursor(state: FlowState) -> LogCursor | None:
-    return LogCursor.from_json(state.cursor) if state.cursor else None
 
 
 def _points(name: str, reader: StreamReader, state: FlowState) -> Iterator[Point]:

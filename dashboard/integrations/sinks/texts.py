@@ -69,7 +69,7 @@ class Samples:
         )
 
     def _sample(self, run: RunData, row: int, title: str) -> str:
-        generator, row_id = (int(run.consumed[name][row]) for name in ("generator", "trajectory_row_id"))
+        generator, row_id = run.consumed.place(row)
         heading = f"**{title}: reward {run.consumed['reward'][row]:.3g}**"
         try:
             group = self._groups.read(run, generator, row_id)

@@ -1,10 +1,11 @@
 """One piece of advice on a run: from the first rule whose cause is among the clauses."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 
 from dashboard.queries.verdict.facts import Facts
-from dashboard.queries.verdict.rules import CLAUSES, Clause, Verdict, settled
+from dashboard.queries.verdict.rules import CLAUSES, Verdict
 
 FEW_IDLE = 0.25
 """Idle share above which generators could use fewer devices."""
@@ -13,19 +14,13 @@ NOTHING = "Nothing needs to be changed."
 
 
 def judge(facts: Facts) -> Verdict:
-    """Computes the verdict from a run's facts."""
+    """Computes the verdict from a run's facts. A finished run can't be changed, so its clauses are no warnings."""
     clauses = [rule(facts) for rule in CLAUSES]
-    shown = [settled(clause) for clause in clauses] if facts.state == "finished" else clauses
-    return Verdict(clauses=shown, advice=advise(clauses, facts))
-
-
-def advise(clauses: Sequence[Clause], facts: Facts) -> str:
-    """Returns one sentence of advice."""
     causes = {clause.cause for clause in clauses}
-    for cause, sentence in ADVICE.items():
-        if cause in causes and (advice := sentence(facts)) is not None:
-            return advice
-    return NOTHING
+    advice = (sentence(facts) for cause, sentence in ADVICE.items() if cause in causes)
+    if facts.state == "finished":
+        clauses = [replace(clause, level="neutral") if clause.level == "warning" else clause for clause in clauses]
+    return Verdict(clauses=clauses, advice=next(filter(None, advice), NOTHING))
 
 
 def _hanging(facts: Facts) -> str:

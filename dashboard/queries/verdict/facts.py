@@ -142,13 +142,8 @@ def _step_seconds(run: RunData) -> float | None:
     return _median(np.diff(metric(run, TRAINER, "staleness_mean")["t"][-RECENT_STEPS - 1 :]))
 
 
-def _incidents(run: RunData) -> list[Mapping[str, Any]]:
-    """Returns the latest incidents, oldest first."""
-    return list((run.status or {}).get("incidents", {}).get("latest", []))
-
-
 def _stalled(run: RunData) -> str | None:
-    incidents, steps = _incidents(run), metric(run, TRAINER, "staleness_mean")["t"]
+    incidents, steps = run.latest("incidents"), metric(run, TRAINER, "staleness_mean")["t"]
     newest = incidents[-1] if incidents else None
     if newest is None or newest["kind"] != "pipeline.stalled" or (len(steps) and steps[-1] > newest["t"]):
         return None
@@ -158,7 +153,7 @@ def _stalled(run: RunData) -> str | None:
 def _alarm(run: RunData) -> str | None:
     steps = metric(run, TRAINER, "staleness_mean")["t"]
     since = steps[-RECENT_STEPS] if len(steps) >= RECENT_STEPS else 0.0
-    alarms = [incident for incident in _incidents(run) if incident["kind"] in _ALARMS and incident["t"] >= since]
+    alarms = [each for each in run.latest("incidents") if each["kind"] in _ALARMS and each["t"] >= since]
     return str(alarms[-1]["sentence"]) if alarms else None
 
 

@@ -5,7 +5,7 @@ Facts ─► state, health, bottleneck, staleness, ESS: a clause each ─► Ver
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from dashboard.queries.verdict.facts import Facts
@@ -160,11 +160,6 @@ def sample_size(facts: Facts) -> Clause:
         cause="in bound" if level == "good" else "far off policy", level=level, words=words,
         block="learning-effective-sample-size",
     )  # fmt: skip
-
-
-def settled(clause: Clause) -> Clause:
-    """Returns the clause without its warning, because a finished run can't be changed."""
-    return replace(clause, level="neutral") if clause.level == "warning" else clause
 
 
 def worst(clauses: Sequence[Clause]) -> Clause:

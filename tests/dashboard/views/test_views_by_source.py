@@ -8,7 +8,7 @@ import pytest
 from support.stored_run.run import StoredRun
 
 from dashboard.pages.site import VIEWS
-from dashboard.queries.series import measured, trained_shares
+from dashboard.queries.series import measured
 from dashboard.read.model import RunData
 from dashboard.views.blocks import Rows
 from dashboard.views.home import HOME
@@ -85,9 +85,11 @@ def test_the_table_of_sources_has_their_weights_and_times(mixture: RunData) -> N
 
 
 def test_the_shares_of_the_sources_are_of_the_trained_groups(mixture: RunData) -> None:
-    shares = trained_shares(mixture)
-    assert sum(shares.values()) == pytest.approx(1)
-    assert shares["math"] == pytest.approx(0.5, abs=0.1)
+    table = _BLOCKS["learning-sources"].build([mixture])
+    assert isinstance(table, Rows)
+    shares = {row[0]: float(row[table.header.index("groups")].removesuffix(" %")) for row in table.rows}
+    assert sum(shares.values()) == pytest.approx(100, abs=0.1)
+    assert shares["math"] == pytest.approx(50, abs=10)
 
 
 def test_the_ledger_of_each_source_agrees_with_its_rows_and_a_lost_rollout_is_noticed(mixture: RunData) -> None:

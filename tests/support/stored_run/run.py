@@ -289,6 +289,8 @@ class StoredRun:
             record = status_record(stage, doing=doing, steps=steps, incarnation=self._incarnation, account=account)
             if stage == "generate":
                 record |= generator_status(self._random(), steps)
+                if len(self.shape.sources) > 1:
+                    record["source_weights"] = dict.fromkeys(self.shape.sources, 1.0)
             elif stage == "train":
                 cursors = [reader.cursor for reader in self._taken]
                 consumed = [Amount(rollouts=cursor.rows, tokens=cursor.tokens) for cursor in cursors]
