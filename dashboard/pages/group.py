@@ -10,8 +10,7 @@ import numpy as np
 from dash import html
 from dash.development.base_component import Component
 
-from dashboard.pages.draw import facts, problem_box
-from dashboard.pages.messages import prompt_messages, role_mark, roles_in_response
+from dashboard.pages.draw import facts, problem_box, prompt_messages, role_mark, roles_in_response
 from dashboard.read.groups import Group, Row, StoredResponse
 from dashboard.read.search import Colouring
 from dashboard.read.tokens import TokenTexts, shortened, visible

@@ -9,8 +9,7 @@ import numpy as np
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from dashboard.pages.draw import facts, problem_box
-from dashboard.pages.messages import prompt_messages
+from dashboard.pages.draw import facts, problem_box, prompt_messages
 from dashboard.read.groups import Group, Place, StoredResponse
 from dashboard.read.tokens import TokenTexts, shortened, visible
 

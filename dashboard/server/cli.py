@@ -33,8 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _export(url: str, path: Path) -> int:
-    from dashboard.export.groups import newest_groups
-    from dashboard.export.page import export
+    from dashboard.export.page import export, newest_groups
     from dashboard.pages.address import MAX_COMPARED
     from dashboard.pages.site import VIEWS
     from dashboard.read.runs import Runs

@@ -6,7 +6,7 @@ import pytest
 from support.stored_run.run import Shape, make_run
 from support.streams.rows import part_files, read_rows
 
-from dashboard.export.groups import MOST_GROUPS, newest_groups
+from dashboard.export.page import MOST_GROUPS, newest_groups
 from dashboard.read.model import RunData
 from dashboard.read.run_reader import RunReader
 from dashboard.views.blocks import Rows, Table, View
