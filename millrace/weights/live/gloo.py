@@ -118,13 +118,15 @@ class GlooWorkerEngine(NCCLWeightTransferEngine):
             yield name, tensor
 
 
-def register_worker() -> None:
-    """Registers the worker's engine, at most once per process."""
-    if NAME not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(NAME, GlooWorkerEngine)
+def destroy_group(engine: Any) -> None:
+    """Destroys the communicator of one of vLLM's engines, if it has any.
+
+    Not the engine itself: vLLM's `shutdown` waits for the device.
+    """
+    group = getattr(engine, "model_update_group", None) or getattr(engine, "group", None)
+    if group is not None:
+        group.destroy()
 
 
-def register_trainer() -> None:
-    """Registers the trainer's engine, at most once per process."""
-    if NAME not in WeightTransferTrainerFactory._registry:
-        WeightTransferTrainerFactory.register_engine(NAME, GlooTrainerEngine)
+WeightTransferEngineFactory.register_engine(NAME, GlooWorkerEngine)
+WeightTransferTrainerFactory.register_engine(NAME, GlooTrainerEngine)

@@ -29,7 +29,7 @@ from millrace.weights.direct.exchange import PushGroup
 from millrace.weights.direct.layout import ShardLayout
 from millrace.weights.direct.rendezvous import Push, RendezvousClient
 from millrace.weights.live.calls import GeneratorsClient
-from millrace.weights.live.gloo import GlooTrainerInitInfo, register_trainer
+from millrace.weights.live.gloo import GlooTrainerInitInfo, destroy_group
 from millrace.weights.live.source import ShardSource, SnapshotSource, m2n_limit
 
 _ABORT_SECONDS = 5.0
@@ -53,7 +53,6 @@ class LiveSender:
         device: torch.device,
         workers: int,
     ) -> None:
-        register_trainer()
         self.limit = m2n_limit(layout) if transport == "nccl_m2n" else ""
         self.transports = ("nccl_m2n", "nccl")[bool(self.limit) :] if transport == "nccl_m2n" else (transport,)
         self._layout, self._rank, self._workers = layout, rank, workers
@@ -127,7 +126,7 @@ class LiveSender:
                     self._init_info(client, push, generators, until), client=calls, source=source
                 )
                 if calls is not self._client:
-                    _destroy(engine)
+                    destroy_group(engine)
                     raise RuntimeError("the push was aborted")
                 self._engine, self._source, self._members = engine, source, dict(members)
             assert self._source is not None
@@ -190,7 +189,7 @@ class LiveSender:
         self._members = {}
         if source is not None:
             source.cancelled = True
-        _destroy(engine)
+        destroy_group(engine)
         if isinstance(source, SnapshotSource) and source.group is not None:
             source.group.destroy()
 
@@ -208,13 +207,6 @@ def _plain_segments() -> Iterator[None]:
         yield
     finally:
         torch._C._accelerator_setAllocatorSettings(settings)
-
-
-def _destroy(engine: TrainerWeightTransferEngine[Any] | None) -> None:
-    """Destroys the engine's communicator, but not the engine: vLLM's `shutdown` waits for the device."""
-    group = getattr(engine, "model_update_group", None) or getattr(engine, "group", None)
-    if group is not None:
-        group.destroy()
 
 
 def _free_port(host: str) -> int:

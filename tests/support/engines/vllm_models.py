@@ -15,7 +15,7 @@ from millrace.generation.engines.vllm.startup import vllm_arguments
 from millrace.weights.base import Weights
 
 if TYPE_CHECKING:
-    from millrace.generation.engines.vllm.worker import SharedMemoryEngine
+    from millrace.generation.engines.vllm.worker import WorkerEngine
 
 
 @contextmanager
@@ -34,14 +34,14 @@ def one_process_group(folder: Path) -> Iterator[None]:
         parallel_state.destroy_distributed_environment()
 
 
-def worker_engine(model: PreTrainedModel, folder: Path, **engine_args: Any) -> "SharedMemoryEngine":
+def worker_engine(model: PreTrainedModel, folder: Path, **engine_args: Any) -> "WorkerEngine":
     """Loads the model, whose files are put into `folder`, in its dtype. Call it in `one_process_group`."""
     # Late: only the tests marked `vllm` need it, and it takes seconds to import.
     from vllm.config import WeightTransferConfig, set_current_vllm_config
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.model_executor.model_loader import get_model
 
-    from millrace.generation.engines.vllm.worker import SharedMemoryEngine
+    from millrace.generation.engines.vllm.worker import WorkerEngine
 
     model.save_pretrained(folder)
     dtype = str(model.dtype).removeprefix("torch.")
@@ -51,10 +51,10 @@ def worker_engine(model: PreTrainedModel, folder: Path, **engine_args: Any) -> "
     # vLLM's workers on a CPU replace this function too.
     with mock.patch.object(torch.accelerator, "empty_cache"), set_current_vllm_config(config):
         vllm_model = get_model(vllm_config=config)
-    return SharedMemoryEngine(transfer, config, torch.device("cpu"), vllm_model)
+    return WorkerEngine(transfer, config, torch.device("cpu"), vllm_model)
 
 
-def update(engine: "SharedMemoryEngine", weights: Weights) -> None:
+def update(engine: "WorkerEngine", weights: Weights) -> None:
     """Loads a version as a worker does."""
     from vllm.config import set_current_vllm_config
 

@@ -64,9 +64,7 @@ def train(folder: Path, deadline: float, transport: str, rank: int, data: str, t
     live = {name: part.clone() for name, part in shards(POLICIES[policy].tensors(0), layout, rank).items()}
     if transport != "direct":
         # Imports vLLM, whose memory does not depend on the policy.
-        from millrace.weights.live.gloo import register_trainer
-
-        register_trainer()
+        import millrace.weights.live.trainer  # noqa: F401
     measured = Measured()
     sender = ShardSender(
         finder(folder), layout, rank, device=torch.device("cpu"), deadline_seconds=deadline, transport=transport

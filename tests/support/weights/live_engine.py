@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from millrace.errors import WeightsNotReceived
-from millrace.generation.engines.vllm.live_worker import LiveEngine
+from millrace.generation.engines.vllm.worker import WorkerEngine
 from millrace.weights.base import Weights
 from millrace.weights.live.calls import INIT, START, UPDATE
 
@@ -23,7 +23,7 @@ class _Model(nn.Module):
             self.received[name] = tensor.clone()
 
 
-class _Worker(LiveEngine):
+class _Worker(WorkerEngine):
     _converts = False  # type: ignore[assignment]
 
 

@@ -2,9 +2,10 @@
 
 It registers our transfer of weights, and has the sampler say which tokens it could draw from.
 
-generator: VllmEngine.update_weights ── name of the file, or the trainer's call ──► each worker: LiveEngine ──► its
-model
+generator: VllmEngine.update_weights ── name of the file, or the trainer's call ──► each worker: WorkerEngine
 """
+
+from contextlib import suppress
 
 import torch
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
@@ -18,13 +19,9 @@ BACKEND = "millrace"
 def register() -> None:
     """Registers both. vLLM may call it several times per process."""
     omit_impossible_tokens()
-    try:
-        WeightTransferEngineFactory.register_engine(
-            BACKEND, "millrace.generation.engines.vllm.live_worker", "LiveEngine"
-        )
-    except ValueError:
-        # Registered already: vLLM offers no check.
-        return
+    # vLLM offers no check whether it is registered already.
+    with suppress(ValueError):
+        WeightTransferEngineFactory.register_engine(BACKEND, "millrace.generation.engines.vllm.worker", "WorkerEngine")
 
 
 def omit_impossible_tokens() -> None:

@@ -30,7 +30,7 @@ _places: Any = WeakIdKeyDictionary()
 
 
 class _PlaceCounter(CopyCounter):  # type: ignore[misc]
-    """Counts elements that are copied to where nothing was copied since `begin_reload`."""
+    """Counts elements that are copied to where nothing was copied since `begin_audit`."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.copy_.default:
@@ -45,7 +45,7 @@ class _PlaceCounter(CopyCounter):  # type: ignore[misc]
 meta.CopyCounter = _PlaceCounter
 
 
-begin_reload = _places.clear
+begin_audit = _places.clear
 """Call it before `initialize_layerwise_reload`."""
 
 

@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 from millrace.errors import WeightsMismatch
 
 if TYPE_CHECKING:
-    from millrace.generation.engines.vllm.worker import SharedMemoryEngine
+    from millrace.generation.engines.vllm.worker import WorkerEngine
 
 pytestmark = pytest.mark.vllm
 
@@ -40,11 +40,11 @@ def policy(make_policy: MakePolicy) -> MakePolicy:
 
 
 @pytest.fixture(scope="module")
-def engine(policy: MakePolicy, tmp_path_factory: pytest.TempPathFactory) -> "SharedMemoryEngine":
+def engine(policy: MakePolicy, tmp_path_factory: pytest.TempPathFactory) -> "WorkerEngine":
     return worker_engine(policy(0), tmp_path_factory.mktemp("policy"))
 
 
-def tensors(engine: "SharedMemoryEngine") -> dict[str, torch.Tensor]:
+def tensors(engine: "WorkerEngine") -> dict[str, torch.Tensor]:
     """Returns copies of the tensors that the kernels read."""
     return {name: parameter.detach().clone() for name, parameter in engine.model.named_parameters()}
 
@@ -102,7 +102,7 @@ def omitting(model: Any, name: str) -> Callable[[Pairs], set[str]]:
     ids=["copied bare", "absent", "absent part of a fused layer", "absent and tied", "its sibling twice"],
 )
 def test_a_version_that_misses_a_layer_is_refused_and_the_next_one_is_whole(
-    engine: "SharedMemoryEngine",
+    engine: "WorkerEngine",
     policy: MakePolicy,
     offer: Offer,
     tmp_path: Path,
