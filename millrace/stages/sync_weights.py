@@ -23,7 +23,7 @@ from millrace.runtime.heartbeat import own_interface
 from millrace.runtime.stage import Stage, run_stage
 from millrace.weights.acknowledgements import AckTracker
 from millrace.weights.base import HandoverReceiver, Weights, WeightsId, WeightsSender
-from millrace.weights.factory import store_end, sync_weights_ends
+from millrace.weights.factory import sync_weights_ends
 from storage.failpoints import failpoint
 from storage.progress import read_status
 
@@ -35,10 +35,10 @@ _PUBLISH_SECONDS = 10.0
 
 def main(stage: Stage) -> None:
     """Pushes versions until asked to drain."""
-    config, store, network = stage.config.effective_weights, stage.store, stage.config.placement.train.network
-    receiver, sender = sync_weights_ends(
+    config, network = stage.config.effective_weights, stage.config.placement.train.network
+    receiver, sender, open_store = sync_weights_ends(
         config,
-        store,
+        stage.store,
         stage.arguments.handover,
         stage.config.generation.replicas,
         host="127.0.0.1" if network is None else own_interface(network)[1],
@@ -46,7 +46,6 @@ def main(stage: Stage) -> None:
     )
     # A null address replaces a predecessor's, where nothing listens any more.
     stage.update_status(transport=config.transport, address=sender.address)
-    open_store = store_end(config, store, stage.arguments.handover, sender)
     with closing(receiver), closing(sender):
         loop = WeightSyncLoop(stage, receiver, sender, open_store)
         reason = choose_transport(stage.config).reason

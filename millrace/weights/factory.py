@@ -16,12 +16,9 @@ import torch
 
 from configs.operation import SHARDED, WeightsConfig
 from millrace.weights.base import HandoverReceiver, HandoverSender, WeightsReceiver, WeightsSender
-from millrace.weights.direct.layout import ShardLayout
-from millrace.weights.direct.receiver import DirectReceiver
+from millrace.weights.direct.receiver import DirectReceiver, LiveReceiver
 from millrace.weights.direct.relay import DirectRelay, StoreOfDirect
-from millrace.weights.direct.sender import ShardSender
 from millrace.weights.fallback import FallbackReceiver
-from millrace.weights.live.receiver import LiveReceiver
 from millrace.weights.shm import ShmReceiver, ShmRelay, ShmSender
 from millrace.weights.store import StoreReceiver, StoreSender
 from storage.progress import read_status
@@ -38,53 +35,21 @@ def trainer_end(handover: Path, like: Mapping[str, torch.Tensor], num_generators
     return ShmSender(handover / _HANDOVER, like, num_generators)
 
 
-def rank_end(
-    config: WeightsConfig,
-    store: Store,
-    layout: ShardLayout,
-    rank: int,
-    device: torch.device,
-    *,
-    workers: int = 1,
-    shared: bool = False,
-) -> ShardSender:
-    """Opens the end of trainer rank `rank`, which publishes its shards of `layout`; see `ShardSender`."""
-    return ShardSender(
-        _finder(store),
-        layout,
-        rank,
-        device=device,
-        deadline_seconds=config.deadline_seconds,
-        transport=config.transport,
-        workers=workers,
-        shared=shared,
-    )
-
-
 def sync_weights_ends(
     config: WeightsConfig, store: Store, handover: Path, num_generators: int, *, host: str, log: Callable[[str], None]
-) -> tuple[HandoverReceiver, WeightsSender]:
-    """Opens the ends of sync_weights: towards the trainer, and towards the generators. `direct` listens at `host`."""
+) -> tuple[HandoverReceiver, WeightsSender, Callable[[], WeightsSender] | None]:
+    """Opens the ends of sync_weights: towards the trainer, and towards the generators. `direct` listens at `host`.
+
+    The third result opens the route for late generators; None if the store is the transport.
+    """
     if config.transport in SHARDED:
-        direct = DirectRelay(num_generators, host=host, deadline_seconds=config.deadline_seconds, log=log)
-        return direct, direct
-    relay = ShmRelay(handover / _HANDOVER)
-    return relay, relay if config.transport == "shm" else StoreSender(store)
-
-
-def store_end(
-    config: WeightsConfig, store: Store, handover: Path, sender: WeightsSender
-) -> Callable[[], WeightsSender] | None:
-    """Returns a function that opens the route for late generators; None if `sender` is that route already."""
-    match config.transport:
-        case "shm":
-            return lambda: StoreSender(store)
-        case "store":
-            return None
-        case _:
-            assert isinstance(sender, DirectRelay)
-            path = handover / "received-to-store"
-            return lambda: StoreOfDirect(sender, StoreSender(store), path, deadline_seconds=config.deadline_seconds)
+        seconds, path = config.deadline_seconds, handover / "received-to-store"
+        relay = DirectRelay(num_generators, host=host, deadline_seconds=seconds, log=log)
+        return relay, relay, lambda: StoreOfDirect(relay, StoreSender(store), path, deadline_seconds=seconds)
+    shm = ShmRelay(handover / _HANDOVER)
+    if config.transport == "shm":
+        return shm, shm, lambda: StoreSender(store)
+    return shm, StoreSender(store), None
 
 
 def generator_end(config: WeightsConfig, store: Store, handover: Path, generator: int) -> FallbackReceiver:
@@ -96,14 +61,14 @@ def generator_end(config: WeightsConfig, store: Store, handover: Path, generator
             primary = ShmReceiver(handover / _HANDOVER, generator)
         case "direct":
             path = handover / f"received-direct-{generator}"
-            primary = DirectReceiver(_finder(store), generator, path, deadline_seconds=config.deadline_seconds)
+            primary = DirectReceiver(finder(store), generator, path, deadline_seconds=config.deadline_seconds)
         case "store":
             return FallbackReceiver(stored, None, route="store")
         case _:
-            primary = LiveReceiver(_finder(store), generator, deadline_seconds=config.deadline_seconds)
+            primary = LiveReceiver(finder(store), generator, deadline_seconds=config.deadline_seconds)
     return FallbackReceiver(primary, stored, route=config.transport)
 
 
-def _finder(store: Store) -> Callable[[], str | None]:
+def finder(store: Store) -> Callable[[], str | None]:
     """Returns a function that looks up where sync_weights listens, `host:port`; None if not published yet."""
     return lambda: read_status(store, "sync_weights", 0).get("address")

@@ -81,8 +81,13 @@ def fingerprint(
 
 def hash_parts(tensor: torch.Tensor, boxes: Iterable[Region], method: Method) -> str:
     """The hash of a tensor by these parts of it; of the whole tensor if there are none."""
-    parts = [tensor[tuple(slice(begin, end) for begin, end in box)] for box in boxes]
+    parts = [part_of(tensor, box) for box in boxes]
     return combine_hashes(map(partial(hash_tensor, method=method), parts or [tensor]))
+
+
+def part_of(tensor: torch.Tensor, box: Region) -> torch.Tensor:
+    """A view of the elements in `box`."""
+    return tensor[tuple(slice(begin, end) for begin, end in box)]
 
 
 def combine_hashes(hashes: Iterable[str]) -> str:

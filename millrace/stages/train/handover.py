@@ -18,7 +18,7 @@ from millrace.training.trainer import Trainer
 from millrace.weights.adapter import Adapter
 from millrace.weights.base import HandoverSender, Manifest, Weights
 from millrace.weights.direct.sender import ShardSender
-from millrace.weights.factory import rank_end, trainer_end
+from millrace.weights.factory import finder, trainer_end
 from storage.stores.base import Store
 
 
@@ -89,15 +89,16 @@ def open_handover(stage: Stage, trainer: Trainer) -> Handover:
 
 def shard_sender(trainer: Trainer, config: RunConfig, store: Store) -> ShardSender | None:
     """Opens the sender of this rank's shards; None if versions are handed over whole."""
-    if config.effective_weights.transport not in SHARDED:
+    weights, ranks = config.effective_weights, trainer.ranks
+    if weights.transport not in SHARDED:
         return None
-    shards = layout(trainer.model, trainer.ranks, getattr(torch, config.generation_dtype))
-    return rank_end(
-        config.effective_weights,
-        store,
-        shards,
-        trainer.ranks.rank,
-        trainer.ranks.device,
+    return ShardSender(
+        finder(store),
+        layout(trainer.model, ranks, getattr(torch, config.generation_dtype)),
+        ranks.rank,
+        device=ranks.device,
+        deadline_seconds=weights.deadline_seconds,
+        transport=weights.transport,
         workers=vllm_workers(config),
         shared=config.placement.colocated,
     )

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from millrace.weights.direct.layout import Message
+from millrace.weights.fingerprint import part_of
 from storage.failpoints import failpoint
 
 _LOOK_SECONDS = 0.0005
@@ -62,9 +63,15 @@ class PushGroup:
         work: dist.Work = self._group.send([part.view(-1).view(torch.uint8)], target, tag)
         return work
 
-    def receive(self, part: torch.Tensor, source: int, tag: int, until: float) -> None:
-        """Fills a contiguous tensor. Raises as `wait`."""
-        self.wait(self._group.recv([part.view(-1).view(torch.uint8)], source, tag), until)
+    def receive(self, whole: torch.Tensor, message: Message, source: int, tag: int, until: float) -> torch.Tensor:
+        """Fills the message's part of a tensor; returns it in one piece. Raises as `wait`."""
+        part = part_of(whole, message.box)
+        # Columns don't lie in one piece: they are collected first.
+        memory = part if part.is_contiguous() else torch.empty_like(part, memory_format=torch.contiguous_format)
+        self.wait(self._group.recv([memory.view(-1).view(torch.uint8)], source, tag), until)
+        if memory is not part:
+            part.copy_(memory)
+        return memory
 
     def wait(self, work: dist.Work, until: float) -> None:
         """Waits for a transfer. Raises RuntimeError after `until` (time.monotonic), or if the other rank is gone."""
@@ -124,15 +131,11 @@ def receive_whole(
     sends, nbytes = [], 0
     for tag, message in enumerate(messages):
         failpoint("direct.hop")
-        part = tensors[message.spec.name][tuple(slice(begin, end) for begin, end in message.box)]
-        # Columns don't lie in one piece: they are collected first.
-        memory = part if part.is_contiguous() else torch.empty_like(part, memory_format=torch.contiguous_format)
-        group.receive(memory, message.source if is_first else group.rank - 1, tag, until)
+        source = message.source if is_first else group.rank - 1
+        part = group.receive(tensors[message.spec.name], message, source, tag, until)
         if not is_last:
-            sends.append(group.send(memory, group.rank + 1, tag))
-            nbytes += memory.nbytes
-        if memory is not part:
-            part.copy_(memory)
+            sends.append(group.send(part, group.rank + 1, tag))
+            nbytes += part.nbytes
     for send in sends:
         group.wait(send, until)
     return nbytes

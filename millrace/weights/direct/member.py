@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from uuid import uuid4
 
 import torch
@@ -33,17 +33,14 @@ _STOP_SECONDS = 5.0  # for the thread to end
 class Member(ABC):
     """The loop above. `find` returns where sync_weights listens (`host:port`), None if not yet known.
 
-    `device` is where this member's tensors are. No push takes longer than `deadline_seconds`.
+    No push takes longer than `deadline_seconds`.
     """
 
-    def __init__(
-        self, name: str, find: Callable[[], str | None], *, device: torch.device, deadline_seconds: float
-    ) -> None:
+    def __init__(self, name: str, find: Callable[[], str | None], *, deadline_seconds: float) -> None:
         self.name = name
         self.wire_bytes = 0
         """Sent by this member so far."""
         self._find = find
-        self._device = device
         self._deadline_seconds = deadline_seconds
         self._patience = deadline_seconds * PATIENCE
         self.session = uuid4().hex
@@ -80,36 +77,42 @@ class Member(ABC):
         """Takes part in a push for which this member is invited."""
 
     def exchange(
-        self, client: RendezvousClient, push: Push, is_able: bool, transfer: Callable[[PushGroup, float], int]
+        self, client: RendezvousClient, push: Push, is_able: bool, transfer: Callable[[Mapping[str, str], float], int]
     ) -> str | None:
-        """Has `transfer` do this member's part in the group, by the time that it gets; it returns the bytes sent.
+        """Has `transfer` do this member's part with all members and their sessions, by the time that it gets.
 
-        Returns what went wrong, empty if nothing, or None if this member does not take part.
+        `transfer` returns the bytes sent. Returns what went wrong, empty if nothing, or None if this member does not
+        take part.
         """
         until = time.monotonic() + self._deadline_seconds
         failpoint("direct.ready")
-        members = list(client.ready(push, self.session if is_able else "", 2 * self._patience))
+        members = client.ready(push, self.session if is_able else "", 2 * self._patience)
         if self.name not in members:
             return None
-        # Drop the last push's group first: its members may be waiting for this process there.
-        self._group = None
         try:
-            self._group = PushGroup(
-                PrefixStore(f"{push.number}/group", client.store),
-                client.host,
-                self._device,
-                rank=members.index(self.name),
-                size=len(members),
-                seconds=self._patience,
-            )
-            self.wire_bytes += transfer(self._group, until)
+            self.wire_bytes += transfer(members, until)
         except RuntimeError as error:
             if isinstance(error, dist.DistNetworkError):
                 raise
-            self._group = None
-            print(f"direct: {self.name}: {error}", file=sys.stderr)
+            self._group, self.session = None, uuid4().hex
+            print(f"{push.transport}: {self.name}: {error}", file=sys.stderr)
             return str(error)
         return ""
+
+    def join_group(self, client: RendezvousClient, push: Push, members: Mapping[str, str]) -> PushGroup:
+        """Joins the group of a push by `direct`. Raises RuntimeError if the others do not come."""
+        # Drop the last push's group first: its members may be waiting for this process there.
+        self._group = None
+        self._group = PushGroup(
+            PrefixStore(f"{push.number}/group", client.store),
+            client.host,
+            # Only live transports take tensors from a GPU.
+            torch.device("cpu"),
+            rank=list(members).index(self.name),
+            size=len(members),
+            seconds=self._patience,
+        )
+        return self._group
 
     def _run(self) -> None:
         try:

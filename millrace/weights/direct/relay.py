@@ -118,14 +118,10 @@ class DirectRelay(HandoverReceiver, WeightsSender):
         if first is None:
             return None
         manifest, layout = first.manifest, first.layout
-        hashes = []
-        for rank in range(layout.size):
-            offer = self._rendezvous.offer(rank)
-            if offer is None or offer.manifest.id != manifest.id:
-                # The last of them makes the number of offers change again.
-                return None
-            hashes.append(offer.hashes)
-        if not manifest.id.newer_than(newer_than):
+        offers = map(self._rendezvous.offer, range(layout.size))
+        hashes = [offer.hashes for offer in offers if offer is not None and offer.manifest.id == manifest.id]
+        # The last rank's offer makes the number of offers change again.
+        if len(hashes) < layout.size or not manifest.id.newer_than(newer_than):
             return None
         fingerprint = whole_fingerprint(layout, hashes, "xxh3" if "direct" in first.transports else "sums")
         tensors = {

@@ -199,10 +199,9 @@ class RendezvousClient:
 
         Returns those that take part, with their sessions; none if the push is called off, over, or out of time.
         """
-        self.store.set(f"{push.number}/ready/{self._member}", json.dumps(session))
-        key = f"{push.number}/go"
-        members: dict[str, str] = json.loads(self.store.get(key)) if _wait(self.store, [key], seconds) else {}
-        return members
+        self.set(push, f"ready/{self._member}", session)
+        members: dict[str, str] | None = self.get(push, "go", seconds)
+        return members or {}
 
     def again(self, seconds: float) -> "RendezvousClient":
         """Another connection, for another thread. Raises DistNetworkError if sync_weights is gone."""
@@ -223,7 +222,7 @@ class RendezvousClient:
 
     def done(self, push: Push, error: str = "", *, damage: str = "") -> None:
         """Answers that its part is done, or what went wrong; `damage`: the received tensors that don't match."""
-        self.store.set(f"{push.number}/done/{self._member}", json.dumps({"error": error, "damage": damage}))
+        self.set(push, f"done/{self._member}", {"error": error, "damage": damage})
 
 
 def _wait(store: Store, keys: list[str], seconds: float) -> bool:

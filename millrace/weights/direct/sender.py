@@ -8,26 +8,26 @@ The ranks' snapshots are of the same version because rank 0 decides, and all tak
 that a rank does not hold is called off by sync_weights.
 """
 
-import sys
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 import torch
 
 from configs.operation import LIVE
 from millrace.weights.base import HandoverSender, Manifest, Weights
-from millrace.weights.direct.exchange import PushGroup, send_parts
+from millrace.weights.direct.exchange import send_parts
 from millrace.weights.direct.layout import ShardLayout
 from millrace.weights.direct.member import Member
 from millrace.weights.direct.rendezvous import Offer, Push, RendezvousClient, trainer_name
-from millrace.weights.direct.snapshot import Snapshot
+from millrace.weights.fingerprint import Method, fingerprint, hash_tensor
 from storage.failpoints import failpoint
 
 if TYPE_CHECKING:
     from millrace.weights.live.trainer import LiveSender
+
+_SHARE = 0.85
+"""Share of a GPU's memory that steps and snapshot may take together: other batches may need more than those so far."""
 
 
 class ShardSender(Member, HandoverSender):
@@ -49,8 +49,7 @@ class ShardSender(Member, HandoverSender):
         workers: int = 1,
         shared: bool = False,
     ) -> None:
-        # Only live transports take tensors from a GPU.
-        super().__init__(trainer_name(rank), find, device=torch.device("cpu"), deadline_seconds=deadline_seconds)
+        super().__init__(trainer_name(rank), find, deadline_seconds=deadline_seconds)
         self._layout = layout
         self._messages = layout.messages()
         self._snapshot = Snapshot(layout, rank, device, shared=shared)
@@ -120,32 +119,70 @@ class ShardSender(Member, HandoverSender):
             failpoint("direct.offered")
 
     def take_part(self, client: RendezvousClient, push: Push) -> None:
-        def transfer(group: PushGroup, until: float) -> int:
+        def transfer(members: Mapping[str, str], until: float) -> int:
+            if push.transport != "direct":
+                assert self._live is not None, "this rank has offered that transport"
+                return self._live.send(client, push, members, until)
+            group = self.join_group(client, push, members)
             parts = {name: tensor.cpu() for name, tensor in self._snapshot.tensors.items()}
             return send_parts(group, parts, self._messages, target=self._layout.size, until=until)
 
         with self._lock:
             is_able = self._manifest is not None and self._manifest.id == push.manifest.id
-            if push.transport == "direct":
-                error = self.exchange(client, push, is_able, transfer)
-            else:
-                error = self._send_live(client, push, is_able)
+            error = self.exchange(client, push, is_able, transfer)
             if error is not None:
                 client.done(push, error)
 
-    def _send_live(self, client: RendezvousClient, push: Push, is_able: bool) -> str | None:
-        """Sends into the generators' running engines; returns as `exchange`."""
-        until = time.monotonic() + self._deadline_seconds
-        failpoint("direct.ready")
-        members = client.ready(push, self.session if is_able and self._live else "", 2 * self._patience)
-        if self.name not in members:
-            return None
-        assert self._live is not None
-        try:
-            self.wire_bytes += self._live.send(client, push, members, until)
-        except RuntimeError as error:
-            # The others find out by it that connections to this rank are gone.
-            self.session = uuid4().hex
-            print(f"{push.transport}: {self.name}: {error}", file=sys.stderr)
-            return str(error)
-        return ""
+
+class Snapshot:
+    """Rank `rank`'s boxes of `layout` in the generators' dtype, so that a trainer on `device` may change its own.
+
+    A trainer on a GPU casts and copies them without waiting: to the GPU's memory if steps leave enough, else to pinned
+    memory. `shared`: vLLM needs the rest of the GPU's memory.
+    """
+
+    def __init__(self, layout: ShardLayout, rank: int, device: torch.device, *, shared: bool = False) -> None:
+        dtypes = {spec.name: getattr(torch, spec.dtype) for spec in layout.tensors}
+        on_gpu = device.type == "cuda"
+        self.tensors = {
+            name: torch.empty([end - begin for begin, end in box], dtype=dtypes[name], pin_memory=on_gpu)
+            for name, box in layout.boxes(rank).items()
+        }
+        """By name. The same dictionary always, with other tensors once they are on the GPU."""
+        self._device = device
+        self._may_move = on_gpu and not shared
+        self._taken: torch.cuda.Event | None = None
+        self._num_taken = 0
+
+    def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copies these; on a GPU it only queues that, before whatever the caller does to them next."""
+        # The memory that steps need is known after the first step, so from the second snapshot on.
+        if self._may_move and self._num_taken > 0:
+            self._may_move = False
+            self._move_if_there_is_room()
+        with torch.no_grad():
+            for name, kept in self.tensors.items():
+                # Cast where it is: half the bytes to copy.
+                kept.copy_(tensors[name].to(kept.dtype), non_blocking=True)
+        if self._device.type == "cuda":
+            self._taken = torch.cuda.Event()
+            self._taken.record(torch.cuda.current_stream(self._device))
+        self._num_taken += 1
+
+    def wait(self) -> None:
+        """Waits until the copies are made; for the thread that reads them."""
+        if self._taken is not None:
+            self._taken.synchronize()
+
+    def hashes(self, method: Method) -> dict[str, str]:
+        """Returns the hash of each tensor; `sums` are computed on the trainer's device."""
+        if method == "xxh3":
+            return dict(fingerprint(self.tensors).tensors)
+        return {name: hash_tensor(tensor.to(self._device), method) for name, tensor in self.tensors.items()}
+
+    def _move_if_there_is_room(self) -> None:
+        nbytes = sum(tensor.nbytes for tensor in self.tensors.values())
+        needed = torch.cuda.max_memory_allocated(self._device) + nbytes
+        if needed <= _SHARE * torch.cuda.mem_get_info(self._device)[1]:
+            for name, tensor in self.tensors.items():
+                self.tensors[name] = torch.empty_like(tensor, device=self._device)

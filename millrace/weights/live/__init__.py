@@ -2,6 +2,6 @@
 
 sync_weights   leads, as for `direct`: version, members, deadline (direct/relay.py, rendezvous.py)
                    ▲                                          ▲
-trainer ranks  trainer.py: vLLM's trainer engine ──calls──► calls.py ──► receiver.py: generator: pause, serve, resume
+trainer ranks  trainer.py: vLLM's trainer engine ──calls──► calls.py ──► generator: pause, serve, resume
                    └══ ipc, nccl, nccl_m2n, gloo ═══════════════════════════► vLLM's worker engine (engines/vllm)
 """

@@ -21,6 +21,7 @@ from vllm.distributed.weight_transfer.m2n_source import M2NWeightSource
 
 from millrace.weights.direct.exchange import PushGroup
 from millrace.weights.direct.layout import Message, ShardLayout
+from millrace.weights.fingerprint import part_of
 from storage.failpoints import failpoint
 
 _M2N_NCCL = (2, 30, 5)
@@ -70,15 +71,11 @@ class SnapshotSource(WeightSource):
             return self._snapshot[meta.name].to(self._device)
         whole = torch.empty(meta.shape, dtype=meta.dtype, device=self._device)
         for tag, message in self._messages[meta.name]:
-            part = whole[tuple(slice(begin, end) for begin, end in message.box)]
             if message.source == 0:
-                part.copy_(self._snapshot[meta.name])
-                continue
-            assert self.group is not None
-            memory = part if part.is_contiguous() else torch.empty_like(part, memory_format=torch.contiguous_format)
-            self.group.receive(memory, message.source, tag, self.until)
-            if memory is not part:
-                part.copy_(memory)
+                part_of(whole, message.box).copy_(self._snapshot[meta.name])
+            else:
+                assert self.group is not None
+                self.group.receive(whole, message, message.source, tag, self.until)
         return whole
 
     def _send(self, name: str) -> torch.Tensor:

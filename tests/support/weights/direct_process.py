@@ -29,7 +29,7 @@ from support.weights.live import serve
 from millrace.errors import WeightsCorrupt
 from millrace.weights.base import Manifest, Weights, WeightsId
 from millrace.weights.direct.member import Member
-from millrace.weights.direct.receiver import DirectReceiver
+from millrace.weights.direct.receiver import DirectReceiver, LiveReceiver
 from millrace.weights.direct.relay import DirectRelay
 from millrace.weights.direct.sender import ShardSender
 from millrace.weights.fingerprint import fingerprint
@@ -131,8 +131,6 @@ def generate(folder: Path, deadline: float, transport: str, number: int, last_ve
 def receive_live(folder: Path, deadline: float, number: int) -> None:
     # Late: it imports vLLM.
     from support.weights.live_engine import WorkerAlone
-
-    from millrace.weights.live.receiver import LiveReceiver
 
     engine = WorkerAlone()
     receiver = LiveReceiver(finder(folder), number, deadline_seconds=deadline)

@@ -12,11 +12,10 @@ from support.weights.direct_policies import layout_of, shards
 
 from millrace.errors import WeightsNotReceived
 from millrace.weights.base import Manifest, Weights, WeightsId, WeightsReceiver
-from millrace.weights.direct.receiver import DirectReceiver
+from millrace.weights.direct.receiver import DirectReceiver, LiveReceiver
 from millrace.weights.direct.relay import DirectRelay
 from millrace.weights.direct.sender import ShardSender
 from millrace.weights.live.calls import LiveTransfer
-from millrace.weights.live.receiver import LiveReceiver
 
 
 class LivePushes:
