@@ -47,16 +47,13 @@ _NCCL_VARIABLES = (
 
 
 class GeneratorsClient:
-    """The trainer's end: vLLM's `VLLMWeightSyncClient`, for the engine `backend`.
+    """The trainer's end of a push to `generators`, in the order of their ranks: vLLM's `VLLMWeightSyncClient`.
 
-    A call returns when all generators have answered, and raises RuntimeError if one fails or does not answer in time.
-    `begin` comes before the first call of each push.
+    A call returns when all generators have answered. It raises RuntimeError if one fails or does not answer by `until`
+    (time.monotonic), and `failed` gets the reason: vLLM's engines may wait for their workers nevertheless.
     """
 
-    def __init__(self, backend: str) -> None:
-        self._backend = backend
-
-    def begin(
+    def __init__(
         self,
         client: RendezvousClient,
         push: Push,
@@ -64,18 +61,14 @@ class GeneratorsClient:
         until: float,
         failed: Callable[[str], None],
     ) -> None:
-        """Directs the calls to these generators, in the order of their ranks, until then (time.monotonic).
-
-        `failed` gets the reason of a failed call: vLLM's engines may wait for their workers nevertheless.
-        """
-        self._client, self._push, self._generators, self._until = client, push, generators, until
+        self.client, self.push, self.generators, self.until = client, push, generators, until
         self._failed = failed
         self._numbers = itertools.count()
         self._lives = {generator: (-1, time.monotonic()) for generator in generators}
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any] | None) -> None:
         """Has the generators' workers join the group; None: has them prepare for it, and refuse if they can't."""
-        self._call(INIT, {"backend": self._backend, "info": init_info, "environment": _environment()})
+        self._call(INIT, {"backend": self.push.transport, "info": init_info, "environment": _environment()})
 
     def start_weight_update(self) -> None:
         """Has the generators prepare their models."""
@@ -92,17 +85,17 @@ class GeneratorsClient:
 
     def abort(self, reason: str) -> None:
         """Ends a call that waits, and announces to the generators that no more follow."""
-        self._until = 0.0
+        self.until = 0.0
         # Without sync_weights, generators notice its absence.
         with suppress(DistError):
-            self._client.set(self._push, ABORT, reason)
-            self._client.set(self._push, f"call/{next(self._numbers)}", [ABORT, reason])
+            self.client.set(self.push, ABORT, reason)
+            self.client.set(self.push, f"call/{next(self._numbers)}", [ABORT, reason])
 
     def _call(self, method: str, argument: Any = None) -> None:
         number = next(self._numbers)
         try:
-            self._client.set(self._push, f"call/{number}", [method, argument])
-            pending = set(self._generators)
+            self.client.set(self.push, f"call/{number}", [method, argument])
+            pending = set(self.generators)
             while pending:
                 for generator in sorted(pending):
                     error = self._error(f"answer/{number}/{generator}", generator)
@@ -118,15 +111,15 @@ class GeneratorsClient:
 
     def _error(self, key: str, generator: str) -> str | None:
         """A generator's answer, empty if nothing is wrong; None while it may still come."""
-        answer: str | None = self._client.get(self._push, key)
+        answer: str | None = self.client.get(self.push, key)
         if answer is not None:
             return answer
-        now, life = time.monotonic(), self._client.get(self._push, f"alive/{generator}")
+        now, life = time.monotonic(), self.client.get(self.push, f"alive/{generator}")
         if life != self._lives[generator][0]:
             self._lives[generator] = life, now
         if now - self._lives[generator][1] > _SILENT_SECONDS:
             return "it shows no sign of life"
-        return "no answer in time" if now > self._until else None
+        return "no answer in time" if now > self.until else None
 
 
 class LiveTransfer:

@@ -11,7 +11,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -63,8 +63,9 @@ class LiveSender:
         self._source: SnapshotSource | ShardSource | None = None
         # Of the engine.
         self._transport = ""
-        self._client: GeneratorsClient | None = None
         self._members: dict[str, str] = {}
+        # Of the push.
+        self._calls: GeneratorsClient | None = None
 
     def send(self, client: RendezvousClient, push: Push, members: Mapping[str, str], until: float) -> int:
         """Sends this rank's part of a push to the generators among `members`; returns the bytes.
@@ -72,10 +73,13 @@ class LiveSender:
         Raises RuntimeError if it fails, or is not done by `until` (time.monotonic).
         """
         results: queue.Queue[int | str] = queue.Queue()
+        # A connection for vLLM's thread, which makes the calls.
+        connection = client.again(until - time.monotonic())
+        calls = GeneratorsClient(connection, push, list(members)[self._layout.size :], until, results.put)
 
         def run() -> None:
             try:
-                results.put(self._send(client, push, members, until, results.put))
+                results.put(self._send(calls, members))
             except Exception as error:  # noqa: BLE001 — raised below
                 results.put(str(error) or repr(error))
 
@@ -87,72 +91,53 @@ class LiveSender:
             result = "the deadline passed while weights were on their way"
         if isinstance(result, int):
             return result
-        if self._client is not None:
-            self._client.abort(result)
-        self._abort()
+        calls.abort(result)
+        self.close()
         thread.join(_ABORT_SECONDS)
         raise RuntimeError(result)
 
-    def close(self) -> None:
-        """Drops the connections."""
-        self._abort()
-
-    def _send(
-        self,
-        client: RendezvousClient,
-        push: Push,
-        members: Mapping[str, str],
-        until: float,
-        failed: Callable[[str], None],
-    ) -> int:
+    def _send(self, calls: GeneratorsClient, members: Mapping[str, str]) -> int:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
-        generators = list(members)[self._layout.size :]
-        if self._members != members or self._transport != push.transport:
-            self._abort()
-            self._transport = push.transport
-            self._client = GeneratorsClient(self._transport)
-        calls = self._client
-        assert calls is not None
-        # A connection for vLLM's thread, which makes the calls.
-        calls.begin(client.again(until - time.monotonic()), push, generators, until, failed)
+        if self._members != members or self._transport != calls.push.transport:
+            self.close()
+        self._transport, self._calls = calls.push.transport, calls
         with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
             if self._engine is None:
-                source = self._open_source(client, push, until)
+                source = self._open_source(calls)
                 if self._rank == 0:
                     # NCCL waits without a limit for a member that is not there.
                     calls.init_weight_transfer_engine(None)
-                engine = WeightTransferTrainerFactory.trainer_init(
-                    self._init_info(client, push, generators, until), client=calls, source=source
-                )
-                if calls is not self._client:
+                engine = WeightTransferTrainerFactory.trainer_init(self._init_info(calls), client=calls, source=source)
+                if calls is not self._calls:
                     destroy_group(engine)
                     raise RuntimeError("the push was aborted")
                 self._engine, self._source, self._members = engine, source, dict(members)
             assert self._source is not None
-            self._source.nbytes, self._source.until = 0, until
+            self._engine.client = calls
+            self._source.nbytes, self._source.until = 0, calls.until
             with _plain_segments() if self._transport == "ipc" else nullcontext():
                 self._engine.send_weights()
             return self._source.nbytes
 
-    def _open_source(self, client: RendezvousClient, push: Push, until: float) -> SnapshotSource | ShardSource:
+    def _open_source(self, calls: GeneratorsClient) -> SnapshotSource | ShardSource:
         if self._transport == "nccl_m2n":
             return ShardSource(self._layout, self._snapshot, self._device)
         group = None
         if self._layout.size > 1:
             group = PushGroup(
-                PrefixStore(f"{push.number}/ranks", client.store),
-                client.host,
+                PrefixStore(f"{calls.push.number}/ranks", calls.client.store),
+                calls.client.host,
                 self._device,
                 rank=self._rank,
                 size=self._layout.size,
-                seconds=until - time.monotonic(),
+                seconds=calls.until - time.monotonic(),
             )
         return SnapshotSource(self._layout, self._rank, self._snapshot, self._device, group)
 
-    def _init_info(self, client: RendezvousClient, push: Push, generators: list[str], until: float) -> TrainerInitInfo:
-        rank, receivers = self._rank, len(generators) * self._workers
-        seconds = until - time.monotonic()
+    def _init_info(self, calls: GeneratorsClient) -> TrainerInitInfo:
+        rank, receivers = self._rank, len(calls.generators) * self._workers
+        client, seconds = calls.client, calls.until - time.monotonic()
         match self._transport:
             case "ipc":
                 # vLLM refuses a tensor that is larger than the buffer.
@@ -171,21 +156,21 @@ class LiveSender:
                     world_size=1 + receivers,
                 )
         if rank == 0:
-            client.set(push, "master", [client.host, _free_port(client.host)])
-        host, port = client.get(push, "master", seconds) or (None, None)
+            client.set(calls.push, "master", [client.host, _free_port(client.host)])
+        host, port = client.get(calls.push, "master", seconds) or (None, None)
         return M2NTrainerInitInfo(
             rank=rank,
             master_address=host,
             master_port=port,
             world_size=self._layout.size + receivers,
             num_trainer_ranks=self._layout.size,
-            dst_mesh_dims=(len(generators), self._workers),
+            dst_mesh_dims=(len(calls.generators), self._workers),
         )
 
-    def _abort(self) -> None:
-        """Aborts communicators; a thread that waits for a transfer then gets an error."""
+    def close(self) -> None:
+        """Aborts communicators; a thread that waits for a transfer then gets an error. The next push makes new ones."""
         source, engine = self._source, self._engine
-        self._source = self._engine = self._client = None
+        self._source = self._engine = self._calls = None
         self._members = {}
         if source is not None:
             source.cancelled = True
