@@ -113,7 +113,6 @@ def answer(values: Mapping[str, Any]) -> None:
 def _mistakes(question: Question, folder: Path) -> Iterator[InputError]:
     """Yield mistakes in the arguments' names, then those that vLLM reports, then those that only a run would show."""
     import vllm
-    from vllm.config import WeightTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
 
@@ -137,7 +136,6 @@ def _mistakes(question: Question, folder: Path) -> Iterator[InputError]:
         truncates=question.truncates,
         adapters=question.adapters,
     )
-    arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
     try:
         config = AsyncEngineArgs(**arguments).create_engine_config()
     except Exception as error:  # noqa: BLE001 — vLLM raises errors of any kind; each becomes a user error

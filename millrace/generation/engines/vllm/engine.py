@@ -20,7 +20,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
@@ -39,7 +39,6 @@ os.environ.update({name: value for name, value in ENVIRONMENT.items() if name no
 
 # vLLM reads the environment when it is imported.
 from vllm import SamplingParams
-from vllm.config import WeightTransferConfig
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.logprobs import FlatLogprobs
@@ -61,22 +60,12 @@ _FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", 
 class VllmEngine(Engine):
     """The model in `folder`. Responses end after one of the tokens `stop_token_ids` unless their sampling names others.
 
-    The other arguments are those of `vllm_arguments`. The start takes some 20 seconds. If vLLM's processes die, waiting
+    `arguments` are those of `vllm_arguments`. The start takes some 20 seconds. If vLLM's processes die, waiting
     and later calls raise vLLM's EngineDeadError.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        dtype: str,
-        stop_token_ids: Sequence[int],
-        engine_args: Mapping[str, Any],
-        reads_text: bool = False,
-        sleeps: bool = False,
-        truncates: bool = False,
-        keep_cache: bool = True,
-        adapters: Mapping[str, Any] | None = None,
+        self, folder: Path, *, stop_token_ids: Sequence[int], keep_cache: bool = True, **arguments: Any
     ) -> None:
         model = empty_model(folder)
         self.policy_version = 0
@@ -84,17 +73,8 @@ class VllmEngine(Engine):
         self.vocab_size: int = model.config.vocab_size
         self._ends = list(stop_token_ids)
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-        arguments = vllm_arguments(
-            folder,
-            dtype=dtype,
-            engine_args=engine_args,
-            reads_text=reads_text,
-            sleeps=sleeps,
-            truncates=truncates,
-            adapters=adapters,
-        )
-        self._returns_masks: bool = arguments["return_sampling_mask"]
-        arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
+        engine_args = vllm_arguments(folder, **arguments)
+        self._returns_masks: bool = engine_args["return_sampling_mask"]
         self._finished: queue.Queue[Trajectory | Exception] = queue.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_flight = 0
@@ -107,13 +87,13 @@ class VllmEngine(Engine):
         processes_before = vllm_processes()
 
         async def start() -> AsyncLLM:
-            llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+            llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_args))
             await llm.update_weight_version("0")
             return llm
 
         self._llm: AsyncLLM = self._call(start()).result()
         self._processes = vllm_processes() - processes_before
-        self._adapters = LoadedAdapters(self._llm, adapters["max_loras"]) if adapters else None
+        self._adapters = LoadedAdapters(self._llm, engine_args["max_loras"]) if arguments.get("adapters") else None
 
     @property
     def in_flight(self) -> int:
@@ -159,26 +139,24 @@ class VllmEngine(Engine):
     def update_weights(self, weights: Weights) -> float:
         version = str(weights.id.policy_version)
         if weights.live is not None:
-            pause_seconds = self._serve(weights.live, version)
-            self.policy_version = weights.id.policy_version
-            return pause_seconds
-        check_names(self._shapes, weights)
-        if weights.shared is None:
-            raise ValueError("vLLM's workers are other processes: they need weights in shared memory")
-        if (weights.manifest.adapter is None) != (self._adapters is None):
-            kinds = ("adapters", "the whole model") if self._adapters is None else ("the whole model", "adapters")
-            raise WeightsMismatch(f"version {version} is one of {kinds[0]}, and vLLM was started for {kinds[1]}")
-        started = time.monotonic()
-        if self._adapters is not None:
-            self._run(self._adapters.load(weights))
-            pause_seconds = time.monotonic() - started
+            started = self._serve(weights.live, version)
         else:
-            pause_seconds = self._run(self._update(weights.shared.to_json(), version))
+            check_names(self._shapes, weights)
+            if weights.shared is None:
+                raise ValueError("vLLM's workers are other processes: they need weights in shared memory")
+            if (weights.manifest.adapter is None) != (self._adapters is None):
+                kinds = ("adapters", "the whole model") if self._adapters is None else ("the whole model", "adapters")
+                raise WeightsMismatch(f"version {version} is one of {kinds[0]}, and vLLM was started for {kinds[1]}")
+            started = time.monotonic()
+            if self._adapters is not None:
+                self._run(self._adapters.load(weights))
+            else:
+                self._run(self._update(weights.shared.to_json(), version))
         self.policy_version = weights.id.policy_version
-        return pause_seconds
+        return time.monotonic() - started
 
     def _serve(self, push: LiveTransfer, version: str) -> float:
-        """Serves the trainer's calls; returns the pause in seconds.
+        """Serves the trainer's calls; returns when the pause began (time.monotonic).
 
         Raises WeightsNotReceived after an error. If the model may have changed, generation stays paused until the next
         update.
@@ -198,7 +176,7 @@ class VllmEngine(Engine):
             push.end(str(error) or repr(error))
             raise WeightsNotReceived(f"version {version} did not arrive: {error}") from error
         self._run(self._llm.resume_generation())
-        return time.monotonic() - started
+        return started
 
     def next_logprobs(self, tokens: Sequence[int], most: int) -> dict[int, float]:
         sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=1)
@@ -284,15 +262,13 @@ class VllmEngine(Engine):
             (output,) = [output async for output in outputs]
         return output
 
-    async def _update(self, tensors: dict[str, Any], version: str) -> float:
+    async def _update(self, tensors: dict[str, Any], version: str) -> None:
         # If one of these fails, generation stays paused: nothing is sampled from half-loaded weights.
-        started = time.monotonic()
         await self._pause()
         await self._llm.start_weight_update()
         await self._llm.update_weights(WeightTransferUpdateRequest(update_info={"tensors": tensors}))
         await self._llm.finish_weight_update(version)
         await self._llm.resume_generation()
-        return time.monotonic() - started
 
     async def _pause(self) -> None:
         await self._llm.pause_generation(mode="keep", clear_cache=not self.keep_cache)

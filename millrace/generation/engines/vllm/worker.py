@@ -10,7 +10,7 @@ Every rank of a tensor-parallel group maps the same pages and copies only its ow
 import copy
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch.distributed import DistError
+from torch.distributed.distributed_c10d import Store
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from vllm.config import WeightTransferConfig
@@ -33,7 +34,6 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from millrace.errors import WeightsCorrupt
 from millrace.generation.engines.vllm import reload
-from millrace.generation.engines.vllm.reload_audit import check_reload
 from millrace.models.loading import empty_model
 from millrace.weights.direct.rendezvous import RendezvousClient
 from millrace.weights.fingerprint import hash_parts
@@ -92,9 +92,9 @@ class WorkerEngine(WeightTransferEngine[Init, Update]):
         Raises RuntimeError if the trainer aborts the push, or the deadline passes, before all members have joined.
         """
         if init_info.info is not None:
-            self._join(init_info.info, init_info.watch)
+            self._join(init_info.info, _Watch(**init_info.watch))
             return
-        self._abort()
+        self.shutdown()
         config = WeightTransferConfig(backend=init_info.backend)
         engine = WeightTransferEngineFactory.create_engine(config, self.vllm_config, self.device, self.model)
         # Generators are to vLLM's engines what its data-parallel ranks are: each has `world_size` workers.
@@ -102,7 +102,7 @@ class WorkerEngine(WeightTransferEngine[Init, Update]):
         engine.parallel_config.data_parallel_index = init_info.index
         self._engine = engine
 
-    def _join(self, info: dict[str, Any], watch: dict[str, Any]) -> None:
+    def _join(self, info: dict[str, Any], watch: "_Watch") -> None:
         """Joins in a thread, which is left behind if the group does not form: vLLM's engines wait without a limit."""
         engine, joined = self._engine, Future[None]()
         if engine is None:
@@ -119,10 +119,9 @@ class WorkerEngine(WeightTransferEngine[Init, Update]):
             if self._engine is not engine:
                 destroy_group(engine)
 
-        until, is_aborted = time.monotonic() + watch["seconds"], _look_for_abort(**watch)
         threading.Thread(target=join, daemon=True).start()
         while not wait([joined], _LOOK_SECONDS).done:
-            if time.monotonic() > until or is_aborted():
+            if watch.is_over():
                 self._engine = None
                 raise RuntimeError("the push was aborted, or the deadline passed, while this worker joined")
         joined.result()
@@ -144,13 +143,13 @@ class WorkerEngine(WeightTransferEngine[Init, Update]):
             tensors = SharedTensors.from_json(update_info.tensors).map()
             reload.begin(self.model, partial(initialize_layerwise_reload, self.model))
             self.model.load_weights(self._as_in_files(tensors))
-            check_reload(self.model)
+            reload.check(self.model)
             return
         try:
             self._receive(update_info)
         except BaseException:
             # The other members notice that this one is gone.
-            self._abort()
+            self.shutdown()
             raise
 
     def _receive(self, update_info: Any) -> None:
@@ -160,7 +159,7 @@ class WorkerEngine(WeightTransferEngine[Init, Update]):
         if not self._is_live:
             self._is_live = True
             reload.begin(self.model, engine.start_weight_update)
-        with self._aborting(**update_info.watch), self._checked_loading(update_info.hashes):
+        with self._aborting(_Watch(**update_info.watch)), self._checked_loading(update_info.hashes):
             engine.receive_weights(engine.parse_update_info(decode_handles(update_info.info)))
         if self._engine is not engine:
             raise RuntimeError("the push was aborted, or the deadline has passed")
@@ -169,31 +168,25 @@ class WorkerEngine(WeightTransferEngine[Init, Update]):
         """Ends the reload; the new weights are live. Raises WeightsMismatch if a layer did not receive all of them."""
         if self._is_live:
             assert self._engine is not None
-            check_reload(self.model, written=self._written_in_place())
+            reload.check(self.model, written=self._written_in_place())
             self._engine.finish_weight_update()
         reload.finish(self.model, self.model_config)
         self._is_torn = False
-
-    def shutdown(self) -> None:
-        """Leaves the group."""
-        self._abort()
 
     def _written_in_place(self) -> set[str]:
         """Parameters that nccl_m2n writes in place."""
         return {each.name for each in getattr(self._engine, "_parameter_destinations", ()) if each.direct}
 
     @contextmanager
-    def _aborting(self, address: str, key: str, seconds: float) -> Iterator[None]:
+    def _aborting(self, watched: "_Watch") -> Iterator[None]:
         """Leaves the group if the block is not done in time, or the trainer or sync_weights gives the push up."""
-        until, done = time.monotonic() + seconds, threading.Event()
+        done = threading.Event()
 
         def watch() -> None:
-            is_aborted = None
+            # A short update needs no connection.
             while not done.wait(_LOOK_SECONDS):
-                # A short update needs no connection. Connecting does not outlast the deadline.
-                is_aborted = is_aborted or _look_for_abort(address, key, until - time.monotonic())
-                if time.monotonic() > until or is_aborted():
-                    self._abort()
+                if watched.is_over():
+                    self.shutdown()
                     return
 
         thread = threading.Thread(target=watch, daemon=True)
@@ -245,29 +238,33 @@ class WorkerEngine(WeightTransferEngine[Init, Update]):
         """transformers' model without values, which knows the names of parameters and of files."""
         return empty_model(Path(self.model_config.model))
 
-    def _abort(self) -> None:
+    def shutdown(self) -> None:
         """Leaves the group. A transfer that is under way ends."""
         engine, self._engine = self._engine, None
         destroy_group(engine)
 
 
-def _look_for_abort(address: str, key: str, seconds: float) -> Callable[[], bool]:
-    """Connects within `seconds`. Returns a function that reports whether the push is aborted, or sync_weights is gone.
+class _Watch:
+    """Whether a push goes on; `key` is set in the rendezvous at `address` if it is aborted."""
 
-    It keeps the connection: TCPStore asks the name server at each new one, and waits 5 s for an answer that is lost.
-    """
-    if seconds <= 0:
-        return lambda: True
-    try:
-        store = RendezvousClient(address, "worker", min(seconds, _CONNECT_SECONDS)).store
-    except (OSError, DistError):
-        return lambda: True
+    def __init__(self, address: str, key: str, seconds: float) -> None:
+        self._address, self._key = address, key
+        self._until = time.monotonic() + seconds
+        self._store: Store | None = None
 
-    def is_aborted() -> bool:
+    def is_over(self) -> bool:
+        """Whether `seconds` have passed, the push is aborted, or sync_weights is gone.
+
+        Connecting, at the first call, does not outlast the deadline. The connection is kept: TCPStore asks the name
+        server at each new one, and waits 5 s for an answer that is lost.
+        """
+        left = self._until - time.monotonic()
+        if left <= 0:
+            return True
         try:
-            aborted: bool = store.check([key])
-        except DistError:
+            if self._store is None:
+                self._store = RendezvousClient(self._address, "worker", min(left, _CONNECT_SECONDS)).store
+            aborted: bool = self._store.check([self._key])
+        except (OSError, DistError):
             return True
         return aborted
-
-    return is_aborted
