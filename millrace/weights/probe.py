@@ -59,14 +59,10 @@ def alarm(expected: Probe, logprobs: Mapping[int, float], tolerance: float | Non
     """
     difference, numbers = largest_difference(expected, logprobs)
     if tolerance is not None:
-        return (
-            f"log-probabilities of the same tokens differ by {difference:.2g} nats, more than {tolerance:g} ({numbers})"
-            if difference > tolerance
-            else None
-        )
-    if (apart := divergence(expected, logprobs)) <= MOST_DIVERGENCE:
-        return None
-    return f"their next tokens diverge by {apart:.2g} nats, more than {MOST_DIVERGENCE:g} ({numbers})"
+        what, most = "log-probabilities of the same tokens differ", tolerance
+    else:
+        what, most, difference = "their next tokens diverge", MOST_DIVERGENCE, divergence(expected, logprobs)
+    return f"{what} by {difference:.2g} nats, more than {most:g} ({numbers})" if difference > most else None
 
 
 def tolerance_between(trainer_dtype: str, generator_dtype: str) -> float | None:

@@ -15,6 +15,7 @@ import fcntl
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -85,9 +86,7 @@ class ShmSender(HandoverSender):
 
     def _is_replaced(self) -> bool:
         """Whether a sound file is there that is not this one: a successor's."""
-        try:
-            other = SlotFile(self._path)
-        except (FileNotFoundError, WeightsCorrupt):
+        if (other := _sound_file(self._path)) is None:
             return False
         other.close()
         return other.inode != self._file.inode
@@ -122,11 +121,7 @@ class _SlotReader(WeightsReceiver):
         if self._file is not None and not self._file.is_there():
             self._file.close()
             self._file = None
-        try:
-            self._file = self._file or SlotFile(self._path)
-        except (FileNotFoundError, WeightsCorrupt):
-            # Of another kind, or cut off: the trainer replaces it.
-            return None
+        self._file = self._file or _sound_file(self._path)
         return self._file
 
     def close(self) -> None:
@@ -222,19 +217,24 @@ def _open(path: Path, shapes: tuple[TensorShape, ...], num_readers: int) -> Slot
     return file
 
 
-def _lock(path: Path, shapes: tuple[TensorShape, ...], num_readers: int) -> SlotFile | None:
-    """The file at `path`, locked for this writer; None if its layout differs or another writer holds it."""
+def _sound_file(path: Path) -> SlotFile | None:
+    """The file at `path`; None if there is none, or one of another kind or cut off, which the trainer replaces."""
     try:
-        file = SlotFile(path)
+        return SlotFile(path)
     except (FileNotFoundError, WeightsCorrupt):
         return None
+
+
+def _lock(path: Path, shapes: tuple[TensorShape, ...], num_readers: int) -> SlotFile | None:
+    """The file at `path`, locked for this writer; None if its layout differs or another writer holds it."""
+    file = _sound_file(path)
+    if file is None:
+        return None
     if (file.shapes, file.num_readers) == (shapes, num_readers):
-        try:
-            # A predecessor that is frozen and not dead would some day write between this one's tensors.
+        # A predecessor that is frozen and not dead would some day write between this one's tensors.
+        with suppress(BlockingIOError):
             fcntl.flock(file.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return file
-        except BlockingIOError:
-            pass
     file.close()
     return None
 

@@ -67,14 +67,13 @@ class StoreSender(WeightsSender):
         """
         digest, adapter = weights.fingerprint.digest, weights.manifest.adapter
         encoded = self._encode(weights, digest)
-        kind = "adapter" if adapter is not None else "anchor" if encoded is None else "delta"
         if adapter is not None:
-            files = adapter.files(weights.tensors)
-        elif encoded is None:
-            whole = {name: tensor.contiguous() for name, tensor in weights.tensors.items()}
-            files = {_FILES[kind]: safetensors.torch.save(whole)}
+            kind, files = "adapter", adapter.files(weights.tensors)
+        elif encoded is not None:
+            kind, files = "delta", {_FILES["delta"]: encoded}
         else:
-            files = {_FILES[kind]: encoded}
+            whole = {name: tensor.contiguous() for name, tensor in weights.tensors.items()}
+            kind, files = "anchor", {_FILES["anchor"]: safetensors.torch.save(whole)}
         state = {
             "kind": kind,
             "base": None if encoded is None else self._digest,
