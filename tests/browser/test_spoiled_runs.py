@@ -33,8 +33,8 @@ class Spoiled:
     """In the box at the top of every page; None: there is no such box."""
     home: str
     """Said by the verdict or the charts of the home page."""
-    version: int | None = 24
-    """That the chart of staleness reaches to; None if it says why it is empty."""
+    staleness: int | str = 24
+    """The version that the chart of staleness reaches to, or the sentence that says why it is empty."""
 
 
 def rewind_before_the_trainer(run: Path) -> None:
@@ -58,13 +58,14 @@ def last_file(folder: Path) -> Path:
 
 
 SPOILED = {
-    "without-metrics": Spoiled(how=lambda run: shutil.rmtree(run / "streams/metrics"), home=NOT_RECORDED),
-    "before-the-trainer": Spoiled(how=rewind_before_the_trainer, home=NO_STEP, version=None),
+    "without-metrics": Spoiled(
+        how=lambda run: shutil.rmtree(run / "streams/metrics"), home=NOT_RECORDED, staleness=NOT_RECORDED
+    ),
+    "before-the-trainer": Spoiled(how=rewind_before_the_trainer, home=NO_STEP, staleness=NO_STEP),
     "torn-record": Spoiled(
         how=lambda run: tear(last_file(run / layout.CONSUMED / "log")),
         problem="streams/consumed/log/",
         home="damaged: streams/consumed/log/",
-        version=23,
     ),
     "flipped-bit": Spoiled(
         how=lambda run: flip_a_bit(last_file(run / TRAINER_METRICS / "seg")),
@@ -122,10 +123,10 @@ def test_each_page_of_a_spoiled_run_says_what_is_missing_and_shows_the_rest(
             expect(page.locator(".problems")).to_have_count(0)
         watched.wait_until_drawn()
         if view.name == "staleness":
-            if spoiled.version is None:
-                expect(page.locator("#staleness-over-time")).to_contain_text(NO_STEP)
+            if isinstance(spoiled.staleness, str):
+                expect(page.locator("#staleness-over-time")).to_contain_text(spoiled.staleness)
             else:
-                assert watched.newest_version() == spoiled.version
+                assert watched.newest_version() == spoiled.staleness
     page.get_by_role("link", name="Trajectories", exact=True).click()
     expect(page.locator(".trajectories")).to_be_visible()
     assert set(answers) <= {200, 204, 304}, answers
