@@ -1,10 +1,36 @@
-"""The errors that Millrace raises on purpose. Each also inherits the standard error that it refines."""
+"""The errors that Millrace raises on purpose, how processes end with them, and their form between processes.
 
-from collections.abc import Iterator
+Each also inherits the standard error that it refines.
+
+| error                                        | exit code of a stage | then the stage           | `millrace`   |
+|----------------------------------------------|----------------------|--------------------------|--------------|
+| InputError; a store that needs a person      | 2, USER_ERROR        | stays ended              | 2            |
+| LedgerMismatch                               | 70, MISCOUNTED       | stays ended              | 1            |
+| none: it was asked to stop                   | 75, DRAINED          | stays ended              |              |
+| Fenced                                       | 76, FENCED           | stays ended              | 3            |
+| PlaceYielded                                 | 77, YIELDED          | asks for another place   |              |
+| RolledBack                                   | 78, ROLLED_BACK      | starts again             |              |
+| any other; elsewhere it is a StageDied       | 1, or a signal       | starts again, a few times| 1            |
+
+A process passes an error on in one form of JSON (`to_json`, `from_json`), which keeps key and expected value:
+
+    {"kind": "InputError", "read": "0", "key": "training.max_steps", "expected": "at least 1"}
+
+    stage ──a line, exit code──► supervisor ──status record──► controller ─► terminal, flow run
+                                 (or on another host)
+    check in a child process ──reply──► controller
+"""
+
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from configs.errors import UserError, plain_line
+from storage.errors import Fenced, PartRemoved, SchemaUnknown, StoreDenied, StoreFull, StoreRefused, StreamCorrupt
+
+USER_ERROR, MISCOUNTED, DRAINED, FENCED, YIELDED, ROLLED_BACK = 2, 70, 75, 76, 77, 78
+"""Exit codes of a stage. 70 and 75 are EX_SOFTWARE and EX_TEMPFAIL."""
 
 INSTALL = ".venv/bin/pip install --constraint constraints.txt --editable '.[{}]'"
 """The command that installs an extra of Millrace."""
@@ -93,6 +119,47 @@ class PlaceYielded(MillraceError, RuntimeError):
 
 class LedgerMismatch(MillraceError, RuntimeError):
     """The generated amount is not the sum of trained, dropped, buffered and in flight."""
+
+
+EXIT_CODES: Mapping[type[Exception], int] = {
+    InputError: USER_ERROR,
+    LedgerMismatch: MISCOUNTED,
+    Fenced: FENCED,
+    PlaceYielded: YIELDED,
+    RolledBack: ROLLED_BACK,
+}
+"""Exit codes by kind of error. In another process, every other error is a StageDied."""
+FINAL = (InputError, LedgerMismatch, Fenced, PlaceYielded)
+"""After these a stage is not started again: it would end in the same way."""
+_FIXED_BY_A_PERSON = (UserError, StoreRefused, StoreDenied, StoreFull, StreamCorrupt, SchemaUnknown, PartRemoved)
+_KINDS: tuple[type[Exception], ...] = (PromptsError, ModelFolderError, *EXIT_CODES, StageDied)
+
+
+def exit_code(error: Exception) -> int | None:
+    """The exit code of a stage that ends with `error`; None for a fault, which leaves its traceback."""
+    if isinstance(error, _FIXED_BY_A_PERSON):
+        return USER_ERROR
+    return next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), None)
+
+
+def to_json(error: Exception) -> dict[str, str]:
+    """The error for another process, which reads it with `from_json`."""
+    default = StageDied if exit_code(error) is None else InputError
+    kind = next((kind for kind in _KINDS if isinstance(error, kind)), default)
+    fields = error.fields() if isinstance(error, UserError) else {"read": str(error)}
+    return {"kind": kind.__name__, **{name: text for name, text in fields.items() if text is not None}}
+
+
+def from_json(values: Mapping[str, str], where: str = "") -> Exception:
+    """The error that `to_json` was given. `where`, such as a host, begins its line."""
+    fields = dict(values)
+    name = fields.pop("kind")
+    kind: Any = next(kind for kind in _KINDS if kind.__name__ == name)
+    if where:
+        first = "file" if issubclass(kind, InputError) else "read"
+        fields[first] = ": ".join([where, fields[first]] if first in fields else [where])
+    error: Exception = kind(fields.pop("read"), **fields)
+    return error
 
 
 def one_line(error: BaseException | str) -> str:

@@ -9,15 +9,21 @@ GPUs from 0 each, may share the folder.
 
 import contextlib
 import fcntl
+import time
 from collections.abc import Iterable, Iterator
 from typing import TextIO
 
 from configs.schema import RunConfig
 from millrace.doctor.driver import query_gpus
+from millrace.errors import DevicesInUse, PlaceYielded
 from millrace.runtime.devices import Assignment, Process, assign, host_devices, may_use_devices
 from storage.stores.memory import memory_folder
+from tasks.stop import STOP
 
 _LONGEST_HOLDER = 200
+_RELEASE_SECONDS = 60.0
+"""How long a job waits for GPUs that others hold before it gives its place back to the pool."""
+_POLL_SECONDS = 1.0
 
 
 @contextlib.contextmanager
@@ -59,6 +65,25 @@ def leased_devices(config: RunConfig, processes: Iterable[Process], holder: str)
                     file.flush()
                 else:
                     file.close()
+        yield assignment
+
+
+@contextlib.contextmanager
+def devices_when_free(config: RunConfig, processes: Iterable[Process], holder: str) -> Iterator[Assignment]:
+    """`leased_devices`, after waiting a while for others, such as a job that drains, to release some.
+
+    Raises PlaceYielded if they do not: another host of the pool may have free ones.
+    """
+    processes, began = list(processes), time.monotonic()
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                assignment = stack.enter_context(leased_devices(config, processes, holder))
+                break
+            except DevicesInUse as error:
+                if STOP.is_set() or time.monotonic() - began > _RELEASE_SECONDS:
+                    raise PlaceYielded(str(error)) from error
+                STOP.wait(_POLL_SECONDS)
         yield assignment
 
 

@@ -10,8 +10,7 @@ from typing import Any
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import Task
 
-from millrace.errors import InputError, LedgerMismatch, PlaceYielded, RolledBack
-from storage.errors import Fenced
+from millrace.errors import FINAL, RolledBack
 from tasks.stop import STOP
 
 _MAX_DEATHS = 3
@@ -67,7 +66,7 @@ def keep_going(task: Task[Any, Any], task_run: TaskRun, state: State[Any]) -> bo
     taken over the run (two controllers restarting stages would fence each other for ever), or if it keeps dying.
     """
     error = state.result(raise_on_failure=False)
-    if STOP.is_set() or isinstance(error, InputError | Fenced | LedgerMismatch | PlaceYielded):
+    if STOP.is_set() or isinstance(error, FINAL):
         return False
     if isinstance(error, RolledBack):
         # The trainer itself limits how often; this does not count as a death.

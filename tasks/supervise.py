@@ -1,7 +1,7 @@
 """Supervises one stage process from start to exit: starts it, listens to it, drains it, and never leaves it behind.
 
     supervise ──start, own session──► python -m millrace.stages.<stage>
-        │   ◄──stdout: milestones, events, heartbeats
+        │   ◄──stdout: milestones, events, heartbeats, the error that it ends with
         │   ──silent too long: SIGUSR1, then SIGKILL──►  stacks ─► log
         │   ──STOP: SIGTERM, later SIGKILL──►  stderr ─► logs/<stage>-<replica>.log
         └── stdin: lifeline, closed when this process ends for any reason
@@ -26,25 +26,12 @@ from prefect import get_run_logger
 from prefect.runtime import task_run
 
 from configs.operation import SupervisionConfig
-from millrace.errors import InputError, LedgerMismatch, PlaceYielded, RolledBack, StageDied
+from millrace.errors import DRAINED, StageDied, exit_code
 from millrace.runs.record import read_attempt
 from millrace.runtime.arguments import StageArguments, attempt_config
 from millrace.runtime.devices import gpus
-from millrace.runtime.messages import (
-    DRAINED,
-    ERROR_PREFIX,
-    FENCED,
-    MISCOUNTED,
-    ROLLED_BACK,
-    SHOW_STACKS,
-    USER_ERROR,
-    YIELDED,
-    Event,
-    Heartbeat,
-    read_line,
-)
+from millrace.runtime.messages import SHOW_STACKS, Event, Heartbeat, Message, read_line
 from storage import layout
-from storage.errors import Fenced
 from storage.stores.factory import open_store
 from tasks.events import emit
 from tasks.exit_causes import OomKills, cause, with_last_lines
@@ -62,15 +49,6 @@ _COMMITTING = frozenset({"train", "generate", "score", "teach", "sync_weights"})
 """Stages that drain: they finish their unit of work and commit it. Killed ones of the other stages are repeated."""
 _STACKS_SECONDS = 1.0
 """Time for a hung stage to write its stacks; one that still can does so at once."""
-_FINAL_ERRORS: dict[int, type[Exception]] = {
-    USER_ERROR: InputError,
-    FENCED: Fenced,
-    MISCOUNTED: LedgerMismatch,
-    YIELDED: PlaceYielded,
-    ROLLED_BACK: RolledBack,
-}
-"""Exit codes with a specific error, whose sentence is the stage's last milestone. Only a trainer that was rolled back
-is started again."""
 
 
 def supervise(stage: str, arguments: StageArguments, *, threads: int) -> str:
@@ -78,10 +56,8 @@ def supervise(stage: str, arguments: StageArguments, *, threads: int) -> str:
 
     Call it in a task declared with `STAGE_TASK`.
 
-    Raises InputError with the stage's own sentence after a user error, LedgerMismatch if the ledger does not balance,
-    Fenced if another process has taken over the work, PlaceYielded if this host is free for another job of the trainer,
-    RolledBack if the trainer is to start again from an earlier checkpoint, and StageDied with the cause and the end of
-    the log after anything else, such as a hang.
+    Raises the stage's own error if its exit code is that error's (`millrace.errors`), and StageDied with the cause and
+    the end of the log after anything else, such as a hang.
     """
     name, run_url = f"{stage}-{arguments.replica}", arguments.run_url
     store = open_store(run_url)
@@ -133,7 +109,9 @@ class StageSupervisor:
         self._logger = logger
         self._emit_event = emit_event
         # None: the process has closed its pipe, so it has ended or is about to.
-        self._lines: queue.Queue[Heartbeat | Event | str | None] = queue.Queue()
+        self._lines: queue.Queue[Message | None] = queue.Queue()
+        # By exit code: the other ranks of a trainer report theirs too.
+        self._errors: dict[int | None, Exception] = {}
         self.last_milestone = ""
         """The stage's latest milestone; empty before the first."""
         self._oom_kills = OomKills(now)
@@ -164,8 +142,8 @@ class StageSupervisor:
         # A stage that gets SIGTERM before it has installed its handler dies of the signal. It had not begun.
         if code == 0 or (STOP.is_set() and code in (DRAINED, -signal.SIGTERM)) or self._was_given_up:
             return
-        if code in _FINAL_ERRORS:
-            raise _FINAL_ERRORS[code](self.last_milestone.removeprefix(ERROR_PREFIX))
+        if code in self._errors:
+            raise self._errors[code]
         why = self._why_killed or f"{self._name} {cause(code, out_of_memory=self._oom_kills.happened())}"
         raise StageDied(with_last_lines(why, log))
 
@@ -226,12 +204,15 @@ class StageSupervisor:
             while True:
                 self._dispatch(self._lines.get_nowait())
 
-    def _dispatch(self, line: Heartbeat | Event | str | None) -> None:
+    def _dispatch(self, line: Message | None) -> None:
         match line:
             case Heartbeat() as heartbeat:
                 self.hang_detector.record(heartbeat)
             case Event() as event:
                 self._emit_event(event)
+            case Exception() as error:
+                self._errors[exit_code(error)] = error
+                self._logger.error("%s", error)
             case str(milestone):
                 self.last_milestone = milestone
                 self._logger.info(milestone)

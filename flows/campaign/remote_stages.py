@@ -2,9 +2,9 @@
 
     campaign ─► run_remotely ─► deployment `stages/<pool>` ─► a worker of the pool ─► flow `stages` ─► stages
         ▲   ▲                                                                             │   ▲
-        │   └── the run's store ◄── heartbeats: at work, ended, failed with a sentence ───┘   │
+        │   └── the run's store ◄── heartbeats: at work, ended, failed with its error ────┘   │
         │                └───────── the controller's heartbeats: draining, or silent ────STOP─┘
-        └── states of the flow run: crashed, cancelled
+        └── states of the flow run: crashed, cancelled, or failed because the host does not see the store
 
 A host that is silent for too long counts as lost, and the task's retry runs the job somewhere else. The host learns
 from the controller's heartbeats when to drain, which needs no Prefect server.
@@ -15,7 +15,7 @@ import contextvars
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
 from uuid import UUID
@@ -34,16 +34,16 @@ from configs.schema import RunConfig
 from flows.campaign.attempt import handover_folder, run_together, submit_stages
 from flows.campaign.inputs import check_same_inputs
 from flows.campaign.prepare import check_on_host
-from millrace.errors import DevicesInUse, InputError, LedgerMismatch, PlaceYielded, RunMissing, StageDied
+from flows.campaign.user_errors import fails_with_one_line
+from millrace.errors import InputError, PlaceYielded, RunMissing, StageDied, from_json, to_json
 from millrace.runs.provenance import Provenance, provenance
-from millrace.runs.record import CONTROLLER, read_attempt
+from millrace.runs.record import CONTROLLER, Attempt, read_attempt
 from millrace.runtime.arguments import StageArguments, attempt_config
-from millrace.runtime.devices import Assignment
 from millrace.runtime.heartbeat import SILENT_SECONDS, HeartbeatMonitor, HeartbeatPublisher, own_interface
-from storage.errors import Fenced, NotInStore
+from storage.errors import NotInStore
 from storage.stores.base import Store
 from storage.stores.factory import open_store
-from tasks.device_leases import leased_devices
+from tasks.device_leases import devices_when_free
 from tasks.events import FlowRunStates, emit
 from tasks.fork_server import STAGES
 from tasks.jobs import Job
@@ -59,10 +59,6 @@ _REPORT_SECONDS = 40.0
 """For a host to report that its stages have drained."""
 _LATE_SECONDS = 5.0
 """For a host's last heartbeat to arrive through the store once its flow run has ended."""
-_RELEASE_SECONDS = 60.0
-"""How long a job waits for GPUs that others hold before it gives its place back to the pool."""
-FINAL_ERRORS = (InputError, Fenced, LedgerMismatch, PlaceYielded)
-"""Errors after which the host does not start the stage again."""
 
 
 def request_place_again(task: Task[Any, Any], task_run: TaskRun, state: State[Any]) -> bool:
@@ -80,8 +76,7 @@ def request_place_again(task: Task[Any, Any], task_run: TaskRun, state: State[An
 def run_remotely(arguments: StageArguments, job: Job) -> None:
     """Has the work pool of `job` run its stages until they end or drain.
 
-    Raises InputError, Fenced, LedgerMismatch or PlaceYielded with the other host's sentence, and StageDied after
-    anything else.
+    Raises the other host's error, and StageDied if that host is lost.
     """
     run_url = arguments.run_url
     store = open_store(run_url)
@@ -135,10 +130,8 @@ class _RemoteStage:
             status = self._heartbeats.status if self._heartbeats.owner_id == str(self._flow_run_id) else {}
             where = f"{self._job.name} of work pool {self._job.work_pool} {status.get('doing', '')}".rstrip()
             if status.get("ended"):
-                if status.get("sentence") is not None:
-                    errors = {kind.__name__: kind for kind in FINAL_ERRORS}
-                    place = f"{self._job.name} of work pool {self._job.work_pool} on {status['host']}"
-                    raise errors.get(status.get("final") or "", StageDied)(f"{place}: {status['sentence']}")
+                if (error := status.get("error")) is not None:
+                    raise from_json(error, f"{self._job.name} of work pool {self._job.work_pool} on {status['host']}")
                 return
             if status:
                 self._accepted = self._accepted or now
@@ -154,8 +147,8 @@ class _RemoteStage:
                 ended = ended or now
                 if now - ended > _LATE_SECONDS:
                     if final.is_failed() and not status:
-                        # It failed before its first heartbeat: the host can't serve the run, and its error says why.
-                        raise InputError(f"{where}: {_error_text(final)}")
+                        # It failed before its first heartbeat: the host does not see the run's store.
+                        raise InputError(final.message or final.name, file=where)
                     raise StageDied(f"{where}: its flow run has ended as {final.name}: {final.message}")
             if STOP.is_set():
                 stopping = stopping or now
@@ -182,17 +175,12 @@ class _RemoteStage:
         threading.Thread(target=contextvars.copy_context().run, args=(cancel,), daemon=True).start()
 
 
-def _error_text(final: State[Any]) -> str:
-    """The error of a failed flow run, without Prefect's introduction and the error's type."""
-    _, _, error = (final.message or "").partition("encountered an exception: ")
-    return error.partition(": ")[2] or final.message or final.name or "failed"
-
-
 @flow(
     name="stages",
     task_runner=ThreadPoolTaskRunner(max_workers=8),  # type: ignore[arg-type]
     persist_result=False,
 )
+@fails_with_one_line
 def stages(run_url: str, attempt: int, job: Job) -> None:
     """Runs the stages of `job` for this attempt of the run at `run_url` until they end or drain.
 
@@ -201,8 +189,7 @@ def stages(run_url: str, attempt: int, job: Job) -> None:
     STOP.clear()
     STOP_NOW.clear()
     warm_up(process.stage for process in job.processes)
-    store = open_store(run_url)
-    config, inputs = _check_host(store, attempt, job)
+    store, made = _open_run(run_url, attempt)
     with HeartbeatPublisher(
         store,
         job.status_record,
@@ -215,69 +202,53 @@ def stages(run_url: str, attempt: int, job: Job) -> None:
         over = threading.Event()
         threading.Thread(target=_monitor_controller, args=(store, str(attempt), over), daemon=True).start()
         try:
-            check_on_host(config, job.members, inputs)
+            config = _check_host(made, job)
             with (
-                devices_when_free(config, job, store.url) as assignment,
+                devices_when_free(config, job.members, store.url) as assignment,
                 handover_folder(f"{run_url} {job.name}", attempt) as handover,
             ):
                 arguments = StageArguments(run_url=run_url, attempt=attempt, replica=0, handover=handover)
                 run_together(submit_stages(job, arguments, assignment))
         except Exception as error:
-            final = next((kind.__name__ for kind in FINAL_ERRORS if isinstance(error, kind)), None)
-            publisher.publish(ended=True, sentence=str(error), final=final)
+            publisher.publish(ended=True, error=to_json(error))
             if not isinstance(error, PlaceYielded):
                 raise
         else:
-            publisher.publish(ended=True, sentence=None, final=None)
+            publisher.publish(ended=True, error=None)
         finally:
             over.set()
             STAGES.close()
 
 
-@contextlib.contextmanager
-def devices_when_free(config: RunConfig, job: Job, holder: str) -> Iterator[Assignment]:
-    """Leases this host's GPUs for a job, after waiting a while for others, such as a job that drains, to release some.
-
-    Raises PlaceYielded if they do not: another host of the pool may have free ones.
-    """
-    began = time.monotonic()
-    with contextlib.ExitStack() as stack:
-        while True:
-            try:
-                assignment = stack.enter_context(leased_devices(config, job.members, holder))
-                break
-            except DevicesInUse as error:
-                if STOP.is_set() or time.monotonic() - began > _RELEASE_SECONDS:
-                    raise PlaceYielded(str(error)) from error
-                STOP.wait(_POLL_SECONDS)
-        yield assignment
-
-
-def _check_host(store: Store, number: int, job: Job) -> tuple[RunConfig, Mapping[str, str]]:
-    """Returns the attempt's config, and its inputs as the controller recorded them.
-
-    Raises InputError unless this host sees the run, has the controller's code and inputs, and is in its network.
-    """
-    host = f"host {socket.gethostname()}"
+def _open_run(run_url: str, number: int) -> tuple[Store, Attempt]:
+    """Opens the run's store and reads the attempt. Raises InputError if this host does not see it."""
+    store = open_store(run_url)
     try:
-        attempt = read_attempt(store, number)
+        return store, read_attempt(store, number)
     except (RunMissing, NotInStore) as error:
         raise InputError(
-            f"{host} sees no attempt {number} of a run at {store.url}",
+            f"host {socket.gethostname()} sees no attempt {number} of a run at {store.url}",
             expected="a storage.root that the controller and every host of placement share",
         ) from error
+
+
+def _check_host(attempt: Attempt, job: Job) -> RunConfig:
+    """Returns the attempt's config.
+
+    Raises InputError unless this host has the controller's code and inputs, is in its network, and can run the job.
+    """
     code, controller_code = _code(provenance()), _code(attempt.provenance)
     if code != controller_code:
-        raise InputError(
-            f"{host} runs {code} of Millrace, the controller {controller_code}", expected="the same code on every host"
-        )
+        read = f"host {socket.gethostname()} runs {code} of Millrace, the controller {controller_code}"
+        raise InputError(read, expected="the same code on every host")
     config = attempt_config(attempt)
     job_stages = {process.stage for process in job.processes}
     check_same_inputs(attempt, config, job_stages)
     network = config.placement.train.network
     if network is not None and "train" in job_stages:
         own_interface(network)
-    return config, attempt.inputs
+    check_on_host(config, job.members, attempt.inputs)
+    return config
 
 
 def _code(made_by: Provenance) -> str:

@@ -12,6 +12,7 @@ from prefect.exceptions import Abort
 from prefect.states import Failed
 
 from configs.errors import UserError
+from storage.errors import StorageError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,7 +27,7 @@ class _Ended(Abort):
 
 
 def fails_with_one_line(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorates a flow's function: a UserError in a flow run of a deployment ends it as Failed, with one line.
+    """Decorates a flow's function: a user's or a store's error ends a flow run of a deployment as Failed, in one line.
 
     Prefect logs the traceback of each error that a flow raises, and of a Failed state that it returns, but not of
     Abort, which says that the flow run has its final state. Without a deployment the caller gets the error.
@@ -36,7 +37,7 @@ def fails_with_one_line(function: Callable[P, R]) -> Callable[P, R]:
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)
-        except UserError as error:
+        except (UserError, StorageError) as error:
             if not runtime.deployment.id:
                 raise
             get_run_logger().error("%s", error)

@@ -1,6 +1,6 @@
 """A check in a child process, because its packages take seconds to import and may print anything.
 
-answer_of ──question──► python -m MODULE: serve(check) ──answer, or the fields of an InputError──► unpacked
+answer_of ──question──► python -m MODULE: serve(check) ──answer, or an InputError as JSON──► unpacked
 """
 
 import json
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from millrace.errors import InputError, StageDied
+from millrace.errors import InputError, StageDied, from_json, to_json
 
 _LAST_LINES = 15
 
@@ -31,8 +31,8 @@ def answer_of(module: str, question: Any, what: str) -> Any:
 
 def unpacked(reply: Any) -> Any:
     """Returns the answer in a reply of `serve`, or raises the InputError in it."""
-    if isinstance(reply, dict) and "refusal" in reply:
-        raise InputError(**reply["refusal"])
+    if isinstance(reply, dict) and "error" in reply:
+        raise from_json(reply["error"])
     return reply
 
 
@@ -44,6 +44,6 @@ def serve(check: Callable[[Any], Any]) -> None:
     try:
         reply = check(json.load(sys.stdin))
     except InputError as error:
-        reply = {"refusal": error.fields()}
+        reply = {"error": to_json(error)}
     json.dump(reply, stdout)
     stdout.close()

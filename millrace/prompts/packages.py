@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from configs.task import PromptsConfig
-from millrace.errors import MissingExtra, PromptsError, one_line
+from millrace.errors import MissingExtra, PromptsError, from_json, one_line, to_json
 from millrace.prompts.messages import checked_messages, checked_text
 from millrace.types import Message, Prompt
 
@@ -115,8 +115,8 @@ def listed_prompts(sources: Sequence[PromptSource]) -> list[Prompt]:
         read = f'"{source}", and listing them ended with code {done.returncode}: {last.strip()}'
         raise PromptsError(read, key="prompts.source")
     answer = json.loads(done.stdout)
-    if "refused" in answer:
-        raise PromptsError(**answer["refused"])
+    if "error" in answer:
+        raise from_json(answer["error"])
     for record in answer["prompts"]:
         checked_text(record, "text", f"{source} entry {record['prompt_id']}")
     if not answer["prompts"]:
@@ -220,7 +220,7 @@ def main() -> None:
     try:
         answer = {"prompts": [asdict(prompt) for source in sources for prompt in _prompts(source)]}
     except PromptsError as error:
-        answer = {"refused": error.fields()}
+        answer = {"error": to_json(error)}
     json.dump(answer, output)
     output.close()
 

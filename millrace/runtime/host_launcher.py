@@ -29,17 +29,11 @@ from contextlib import suppress
 from dataclasses import asdict
 from ipaddress import ip_address
 
+from millrace.errors import DRAINED, YIELDED, PlaceYielded
 from millrace.runtime.arguments import Hosts
 from millrace.runtime.heartbeat import SILENT_SECONDS, HeartbeatMonitor, HeartbeatPublisher, own_interface
 from millrace.runtime.launcher import RankProcesses, Rendezvous, end_as, prepare, rendezvous_store
-from millrace.runtime.messages import (
-    DRAINED,
-    STOPPED,
-    YIELDED,
-    HeartbeatSender,
-    send,
-    watch_lifeline,
-)
+from millrace.runtime.messages import STOPPED, HeartbeatSender, send, watch_lifeline
 from storage.errors import StorageError
 from storage.stores.factory import open_store
 
@@ -122,7 +116,8 @@ class HostLauncher:
         joined = None
         while self._id not in leader.status.get("rendezvous", {}).get("launchers", ()):
             if leader.look() > _YIELD_SECONDS:
-                send(f"host 0 of the trainer has been away for {_YIELD_SECONDS:.0f} s: its job can run here")
+                away = f"host 0 of the trainer has been away for {_YIELD_SECONDS:.0f} s: its job can run here"
+                send(PlaceYielded(away))
                 return YIELDED
             if leader.owner_id != joined and leader.status["attempt"] == self._hosts.attempt:
                 joined = leader.owner_id

@@ -31,8 +31,9 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
+from millrace.errors import EXIT_CODES, FINAL
 from millrace.forking.process_settings import mark_launcher
-from millrace.runtime.messages import FENCED, MISCOUNTED, SHOW_STACKS, USER_ERROR
+from millrace.runtime.messages import SHOW_STACKS
 
 _HOST = "127.0.0.1"
 """Where ranks of a single host meet."""
@@ -41,7 +42,7 @@ _STACKS_SECONDS = 0.5
 """For all ranks to write their stacks; the supervisor waits twice as long."""
 _MEET_SECONDS = 60
 """For all hosts to come to a rendezvous, and to end together."""
-_PERMANENT = (USER_ERROR, FENCED, MISCOUNTED)
+_PERMANENT = {EXIT_CODES[kind] for kind in FINAL}
 """Exit codes after which a restart would not help."""
 
 

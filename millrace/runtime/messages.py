@@ -1,6 +1,7 @@
-"""Messages of a stage process to its supervisor: lines on its standard output, and its exit code.
+"""Messages of a stage process to its supervisor: lines on its standard output. Its exit code: see `millrace.errors`.
 
 milestone ─► the line as it is ───────────────────► Prefect's log, for people
+error     ─► MARK {"error": {…}} ─────────────────► raised in the stage's task, if the exit code is the error's
 event     ─► MARK {"event": …, "payload": {…}} ───► Prefect's event `millrace.<kind>`, for automations
 heartbeat ─► MARK {"beat": …, "ready": …} ────────► the supervisor's hang detector
 """
@@ -13,6 +14,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TextIO
+
+from millrace.errors import from_json, to_json
 
 EventKind = Literal[
     "version.published",
@@ -46,20 +49,6 @@ STOPPED = "stopped"
 
 SHOW_STACKS = signal.SIGUSR1
 """Asks a stage that seems to hang to write its threads' stacks to its log. SIGTERM asks it to stop."""
-USER_ERROR = 2
-"""Only a person can fix it: a wrong setting, a full disk, a damaged stream."""
-MISCOUNTED = 70
-"""The ledger does not balance: continuing could give wrong results (EX_SOFTWARE)."""
-DRAINED = 75
-"""Stopped on request (EX_TEMPFAIL)."""
-FENCED = 76
-"""Another process has taken over the work: no restart."""
-YIELDED = 77
-"""The leading host of a trainer over several hosts is away, and this host is free for its job."""
-ROLLED_BACK = 78
-"""Training collapsed, and continues from an earlier checkpoint in a new process."""
-ERROR_PREFIX = "error: "
-"""Begins the last milestone, which is the error's sentence."""
 
 _MARK = "\x1f"
 """Begins a line that is not for people: ASCII's unit separator, which `splitlines` keeps."""
@@ -85,12 +74,18 @@ class Heartbeat:
     """Whether the stage does its actual work; before that it imports packages and loads its model."""
 
 
-def encode_line(message: Heartbeat | Event | str) -> str:
-    """The line that `read_line` reads as this message; a milestone is a plain string.
+Message = Heartbeat | Event | Exception | str
+"""A milestone is a plain string, an exception the error that the stage ends with."""
+
+
+def encode_line(message: Message) -> str:
+    """The line that `read_line` reads as this message.
 
     A milestone that quotes something, such as a model's text, can't become an event.
     """
     match message:
+        case Exception():
+            return _MARK + json.dumps({"error": to_json(message)})
         case Event():
             return _MARK + json.dumps({"event": message.kind, "payload": dict(message.payload)})
         case Heartbeat():
@@ -99,11 +94,13 @@ def encode_line(message: Heartbeat | Event | str) -> str:
             return message.replace(_MARK, "")
 
 
-def read_line(line: str) -> Heartbeat | Event | str:
+def read_line(line: str) -> Message:
     """Parses a line. Raises ValueError or KeyError for a malformed marked line."""
     if not line.startswith(_MARK):
         return line
     values = json.loads(line.removeprefix(_MARK))
+    if "error" in values:
+        return from_json(values["error"])
     if "beat" in values:
         return Heartbeat(doing=values["beat"], ready=values["ready"])
     return Event(kind=values["event"], payload=values["payload"])
@@ -128,7 +125,7 @@ def watch_lifeline(on_end: Callable[[], None]) -> None:
     threading.Thread(target=watch, name="lifeline", daemon=True).start()
 
 
-def send(message: Heartbeat | Event | str) -> None:
+def send(message: Message) -> None:
     """Sends a message to the supervisor. Raises BrokenPipeError if it is gone."""
     print(encode_line(message), file=_pipe, flush=True)
 

@@ -3,8 +3,8 @@
     supervisor ──stdin (lifeline)──► stage        end of file: the controller is gone   ┬─► `draining` is set
                ──SIGTERM──────────►               asked to stop                         ┘
                ──SIGUSR1──────────►               seems to hang: writes its threads' stacks to its log
-               ◄──stdout───────────               milestones, events, heartbeats (`millrace.runtime.messages`)
-               ◄──exit code────────               see `millrace.runtime.messages`; anything else is a fault
+               ◄──stdout───────────               milestones, events, heartbeats, an error (`runtime.messages`)
+               ◄──exit code────────               see `millrace.errors`; anything else is a fault
 
 A stage's loop checks `draining` between two units of work, finishes the current one, commits, and returns. Its main
 thread sends a heartbeat whenever it begins something, has finished something, or polls while it waits. Within a
@@ -24,24 +24,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from configs.schema import RunConfig
-from millrace.errors import InputError, LedgerMismatch, RolledBack
+from millrace.errors import DRAINED, exit_code
 from millrace.runs.record import read_attempt
 from millrace.runtime.arguments import StageArguments, attempt_config
 from millrace.runtime.messages import (
-    DRAINED,
-    ERROR_PREFIX,
-    FENCED,
     LOADING,
-    MISCOUNTED,
-    ROLLED_BACK,
     SHOW_STACKS,
     STARTING,
     STOPPED,
-    USER_ERROR,
     Event,
     EventKind,
-    Heartbeat,
     HeartbeatSender,
+    Message,
     redirect_prints,
     send,
     watch_lifeline,
@@ -49,7 +43,7 @@ from millrace.runtime.messages import (
 from millrace.runtime.metrics import TIME, MetricsWriter, RewardCurve
 from millrace.runtime.usage import CPU_CORES, MEMORY_BYTES, Gpus, ProcessTree
 from storage import failpoints, layout
-from storage.errors import Fenced, PartRemoved, SchemaUnknown, StoreDenied, StoreFull, StoreRefused, StreamCorrupt
+from storage.errors import StoreRefused
 from storage.progress import read_status, write_progress
 from storage.stores.base import Store
 from storage.stores.factory import open_store
@@ -57,20 +51,13 @@ from storage.stores.factory import open_store
 _PROGRESS_SECONDS = 0.25
 _TIMES_SECONDS = 2.0
 _ADVANCED_SECONDS = 2.0
+"""How often a stage reports within a unit of work."""
 _LATENESS = 0.02
 """After a long wait, its end may be noticed late by this share of it: polling takes CPU time from other stages."""
 _MAX_POLL_GAP = 10
 """Longest time between two polls, in the store's `poll_seconds`."""
-"""How often a stage reports within a unit of work."""
 _LONG_RUNNING = frozenset({"generate", "score", "teach", "train", "sync_weights"})
 """Stages that run as long as the campaign: only their times are logged as metrics."""
-_USER_ERRORS = (InputError, StoreRefused, StoreDenied, StoreFull, StreamCorrupt, SchemaUnknown, PartRemoved)
-_EXIT_CODES: dict[type[Exception], int] = {
-    **dict.fromkeys(_USER_ERRORS, USER_ERROR),
-    Fenced: FENCED,
-    LedgerMismatch: MISCOUNTED,
-    RolledBack: ROLLED_BACK,
-}
 
 
 @dataclass(kw_only=True)
@@ -239,7 +226,7 @@ class Stage:
         if self._metrics is not None:
             self._metrics.close()
 
-    def _send(self, message: Heartbeat | Event | str) -> None:
+    def _send(self, message: Message) -> None:
         try:
             send(message)
         except BrokenPipeError:
@@ -298,7 +285,7 @@ class Stage:
 def run_stage(name: str, main: Callable[[Stage], None]) -> None:
     """Entry point of a stage process: sets it up from its command line, runs `main`, and exits.
 
-    Exits with 0 when `main` ends undrained, otherwise with a code of `millrace.runtime.messages`. An exception without
+    Exits with 0 when `main` ends undrained, otherwise with a code of `millrace.errors`. An exception without
     an exit code is a fault and leaves its traceback.
     """
     with _final_error_reported():
@@ -326,12 +313,15 @@ def run_follower(name: str, rank: int, follow: Callable[[StageArguments, RunConf
 
 @contextmanager
 def _final_error_reported() -> Iterator[None]:
-    """Sends the sentence of an error that has an exit code, and exits with that code."""
+    """Sends an error that has an exit code, and exits with that code."""
     try:
         yield
-    except tuple(_EXIT_CODES) as error:
-        send(f"{ERROR_PREFIX}{error}")
-        sys.exit(next(code for kind, code in _EXIT_CODES.items() if isinstance(error, kind)))
+    except Exception as error:
+        code = exit_code(error)
+        if code is None:
+            raise
+        send(error)
+        sys.exit(code)
 
 
 def _begin(name: str, rank: int = 0) -> tuple[StageArguments, RunConfig, Store]:

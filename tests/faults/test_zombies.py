@@ -12,7 +12,7 @@ from support.stages.failpoints import Failpoints, go_on, wait_until_stopped
 from support.streams.numbered import PATH, numbered, open_reader, take_numbers
 from support.streams.writer_process import acknowledged, running_writer
 
-from millrace.runtime.messages import FENCED
+from millrace.errors import FENCED
 from storage import layout
 from storage.schema import METRIC
 from storage.stores.base import TEMPORARY_PREFIX

@@ -7,12 +7,12 @@ import threading
 
 import pytest
 from support.campaigns.campaigns import wait_until
+from support.stages.fake_stage import ERRORS
 from support.stages.supervised import IMPATIENT, PATIENT, Supervised, is_gone
 
 from configs.operation import SupervisionConfig
-from millrace.errors import InputError, LedgerMismatch, PlaceYielded, StageDied
-from millrace.runtime.messages import FENCED, MISCOUNTED, USER_ERROR, YIELDED, Event
-from storage.errors import Fenced
+from millrace.errors import FENCED, USER_ERROR, StageDied
+from millrace.runtime.messages import Event
 from tasks.stop import STOP, STOP_NOW
 
 HASTY = SupervisionConfig(hang_seconds=60.0, drain_seconds=0.5)
@@ -69,16 +69,18 @@ def test_a_stage_that_dies_is_named_with_its_cause(supervised: Supervised, words
     assert str(died.value).splitlines()[0] == sentence
 
 
-@pytest.mark.parametrize(
-    ("code", "kind"),
-    [(USER_ERROR, InputError), (FENCED, Fenced), (MISCOUNTED, LedgerMismatch), (YIELDED, PlaceYielded)],
-)
-def test_a_final_exit_code_raises_its_error_with_the_last_milestone(
-    supervised: Supervised, code: int, kind: type[Exception]
-) -> None:
-    with pytest.raises(kind) as raised:
-        supervised.run("say", f"exit:{code}")
-    assert str(raised.value) == "trainer ready"
+@pytest.mark.parametrize("code", ERRORS)
+def test_an_error_with_an_exit_code_is_raised_as_the_stage_reported_it(supervised: Supervised, code: int) -> None:
+    with pytest.raises(type(ERRORS[code])) as raised:
+        supervised.run("say", f"error:{code}")
+    assert vars(raised.value) == vars(ERRORS[code])
+    assert supervised.said(logging.ERROR) == [str(ERRORS[code])]
+
+
+@pytest.mark.parametrize("word", [f"exit:{USER_ERROR}", f"exit:{FENCED}"])
+def test_an_exit_code_without_its_error_is_a_fault(supervised: Supervised, word: str) -> None:
+    with pytest.raises(StageDied):
+        supervised.run("say", word)
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.5])

@@ -8,8 +8,7 @@ import pytest
 from support.campaigns.campaigns import wait_until
 from support.stages.supervised import IMPATIENT, Supervised, is_gone
 
-from millrace.errors import StageDied
-from millrace.runtime.messages import FENCED
+from millrace.errors import FENCED, StageDied
 from storage.errors import Fenced
 from tasks.stop import STOP
 
@@ -31,7 +30,7 @@ def test_rank_0_reports_for_the_stage(supervised: Supervised) -> None:
 
 def test_the_exit_code_of_rank_0_is_that_of_the_stage(supervised: Supervised) -> None:
     with pytest.raises(Fenced):
-        supervised.run_ranks(f"say exit:{FENCED}", "hang")
+        supervised.run_ranks(f"say error:{FENCED}", "hang")
 
 
 def test_a_killed_rank_is_the_cause_and_ends_the_others(supervised: Supervised) -> None:

@@ -31,7 +31,7 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from millrace.errors import ModelFolderError
+from millrace.errors import ModelFolderError, from_json, to_json
 from millrace.models.loading import NOT_TIED, check_loads, refuse_not_finite, refused_in_a_sentence
 from millrace.models.weight_files import weight_files
 from millrace.training.checkpoints.files import Extent, extents, header_length, read_part
@@ -103,10 +103,10 @@ class StartModel:
         try:
             self._read(policy.model)
         except ModelFolderError as error:
-            problem = error.fields()
+            problem = to_json(error)
         problems = [json.loads(text) for text in exchange(json.dumps(problem), ranks.size)]
-        for fields in filter(None, problems):
-            raise ModelFolderError(**fields)
+        for problem in filter(None, problems):
+            raise from_json(problem)
         if layers := adapters(policy.model):
             torch.manual_seed(self._seed)
             for layer in layers.values():

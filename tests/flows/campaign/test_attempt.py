@@ -15,17 +15,16 @@ from prefect.exceptions import Pause
 from prefect.states import Cancelling, Completed, Failed, Paused, Pending, Running, Scheduled, Suspended
 
 from configs.schema import RunConfig
-from flows.campaign import remote_stages
 from flows.campaign.attempt import attempt_under_way, handover_folder, run_together
 from flows.campaign.flow import stop_request
-from flows.campaign.remote_stages import devices_when_free, request_place_again, run_remotely
+from flows.campaign.remote_stages import request_place_again, run_remotely
 from millrace.errors import InputError, PlaceYielded, StageDied
 from millrace.runs.record import CONTROLLER, AttemptEnd, end_attempt, read_end
 from storage.progress import read_status
 from storage.stores.base import Store
 from storage.stores.local import LocalStore
 from tasks import device_leases
-from tasks.device_leases import leased_devices
+from tasks.device_leases import devices_when_free, leased_devices
 from tasks.jobs import Job, jobs
 from tasks.stop import STOP, STOP_NOW
 
@@ -209,18 +208,18 @@ def test_a_job_waits_for_gpus_that_another_one_releases(monkeypatch: pytest.Monk
     with ExitStack() as draining:
         draining.enter_context(leased_devices(config, job.members, "runs/a"))
         Timer(0.5, draining.pop_all().close).start()
-        with devices_when_free(config, job, "runs/a") as assignment:
+        with devices_when_free(config, job.members, "runs/a") as assignment:
             assert assignment == {("generate", 0): ("GPU-a",)}
 
 
 def test_a_job_whose_gpus_stay_in_use_gives_its_place_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(device_leases, "host_devices", lambda: ("GPU-a",))
     monkeypatch.setattr(device_leases, "memory_folder", lambda: tmp_path)
-    monkeypatch.setattr(remote_stages, "_RELEASE_SECONDS", 0.0)
+    monkeypatch.setattr(device_leases, "_RELEASE_SECONDS", 0.0)
     config, job = generator_job()
     with (
         leased_devices(config, job.members, "runs/a"),
         pytest.raises(PlaceYielded),
-        devices_when_free(config, job, "runs/b"),
+        devices_when_free(config, job.members, "runs/b"),
     ):
         pass

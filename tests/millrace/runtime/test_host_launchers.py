@@ -14,8 +14,9 @@ from support.campaigns.campaigns import wait_until
 from support.stages import fake_stage
 from support.stages.supervised import is_gone
 
+from millrace.errors import DRAINED, USER_ERROR, YIELDED, PlaceYielded
 from millrace.runtime.arguments import Hosts
-from millrace.runtime.messages import DRAINED, USER_ERROR, YIELDED, Event, Heartbeat, read_line
+from millrace.runtime.messages import Event, Heartbeat, read_line
 
 
 @dataclass
@@ -184,4 +185,6 @@ def test_a_host_gives_its_place_back_when_host_0_stays_away(launchers: HostLaunc
     launchers.words = ("pid hang", "pid hang")
     member = launchers.start(1, impatient)
     assert member.end() == YIELDED
-    assert member.lines() == ["host 0 of the trainer has been away for 2 s: its job can run here"]
+    error = read_line(member.output.read_text().splitlines()[-1])
+    assert isinstance(error, PlaceYielded)
+    assert str(error) == "host 0 of the trainer has been away for 2 s: its job can run here"

@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
+from millrace.errors import DRAINED, FENCED, MISCOUNTED, USER_ERROR
 from millrace.runtime.launcher import stage_exit_code
-from millrace.runtime.messages import DRAINED, FENCED, MISCOUNTED, USER_ERROR
 
 SIGKILLED, TERMINATED, FAULT = -signal.SIGKILL, -signal.SIGTERM, 1
 

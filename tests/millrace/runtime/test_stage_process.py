@@ -14,9 +14,10 @@ import pytest
 
 from configs.schema import RunConfig
 from configs.training import TrainingConfig
+from millrace.errors import USER_ERROR, InputError
 from millrace.runs.record import create_run
 from millrace.runtime.arguments import StageArguments
-from millrace.runtime.messages import ERROR_PREFIX, USER_ERROR, Event, Heartbeat, read_line
+from millrace.runtime.messages import Event, Heartbeat, read_line
 from millrace.runtime.stage import Stage, drain_on_signals
 from storage import layout
 from storage.errors import StoreRefused
@@ -214,7 +215,7 @@ from millrace.runtime.stage import run_follower
 
 def follow(arguments, config, store):
     print("this goes to the log")
-    raise InputError(f"{config.name} can't continue")
+    raise InputError(f"too few for {config.name}", key="training.max_steps", expected="2")
 
 run_follower("train", 1, follow)
 """
@@ -227,7 +228,10 @@ def test_a_follower_prints_only_its_error_and_writes_no_status(store: Store) -> 
         [sys.executable, "-c", FOLLOWER, *arguments.as_argv()], stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
     assert ended.returncode == USER_ERROR
-    assert ended.stdout == f"{ERROR_PREFIX}campaign can't continue\n"
+    error = read_line(ended.stdout.rstrip())
+    assert isinstance(error, InputError)
+    assert str(error) == "training.max_steps is too few for campaign; expected 2"
+    assert (error.key, error.expected) == ("training.max_steps", "2")
     assert read_progress(store) == {}
 
 

@@ -15,10 +15,10 @@ from support.weights.direct import ShardedTrainer
 from support.weights.direct_policies import layout_of
 
 from configs.schema import RunConfig
-from millrace.errors import WeightsCorrupt
+from millrace.errors import DRAINED, WeightsCorrupt
 from millrace.runs.record import create_run
 from millrace.runtime.arguments import StageArguments
-from millrace.runtime.messages import DRAINED, Event, Heartbeat, read_line
+from millrace.runtime.messages import Event, Heartbeat, read_line
 from millrace.weights.base import HandoverSender, Manifest, Weights, WeightsId, WeightsReceiver, WeightsSender
 from millrace.weights.factory import generator_end, trainer_end
 from millrace.weights.fallback import FallbackReceiver

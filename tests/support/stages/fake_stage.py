@@ -5,7 +5,7 @@ hang   the main thread hangs, another one lives                stop   sends itse
 child  starts a process that would outlive it                  deaf   ignores SIGTERM
 pid    writes its process id as a milestone                    drain  `pid`, then waits for SIGTERM and exits with 75
 facts  writes what it finds about itself, as JSON              lifeline  waits until standard input ends
-exit:3  kill:9
+exit:3  kill:9  error:76  reports the error of this exit code in `ERRORS`, and exits
 
 Several ranks: `WORD … / WORD …`, rank by rank. Only rank 0 should write messages; the others may write their pid.
 """
@@ -21,8 +21,29 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from millrace.errors import (
+    DRAINED,
+    FENCED,
+    MISCOUNTED,
+    ROLLED_BACK,
+    USER_ERROR,
+    YIELDED,
+    InputError,
+    LedgerMismatch,
+    PlaceYielded,
+    RolledBack,
+)
 from millrace.forking import process_settings
-from millrace.runtime.messages import DRAINED, SHOW_STACKS, Event, Heartbeat, encode_line
+from millrace.runtime.messages import SHOW_STACKS, Event, Heartbeat, encode_line
+from storage.errors import Fenced
+
+ERRORS = {
+    USER_ERROR: InputError("0", file="a.yaml", key="training.max_steps", expected="at least 1"),
+    FENCED: Fenced("the log has epoch 3"),
+    MISCOUNTED: LedgerMismatch("2 rows more"),
+    YIELDED: PlaceYielded("host 0 is away"),
+    ROLLED_BACK: RolledBack("the reward is gone"),
+}
 
 
 def write_line(line: str) -> None:
@@ -112,7 +133,9 @@ if __name__ == "__main__":
     faulthandler.register(SHOW_STACKS)
     for word in words:
         name, _, number = word.partition(":")
-        if name == "exit":
+        if name == "error":
+            write_line(encode_line(ERRORS[int(number)]))
+        if name in ("exit", "error"):
             sys.exit(int(number))
         if name == "kill":
             os.kill(os.getpid(), int(number))

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from support.streams.numbered import PATH, numbered
 
-from millrace.runtime.messages import FENCED
+from millrace.errors import FENCED
 from storage.checkpoints import CheckpointWriter
 from storage.errors import Fenced
 from storage.failpoints import arm
