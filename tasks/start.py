@@ -1,4 +1,4 @@
-"""Starts a stage process, and ends it with everything it has started.
+"""Starts a stage process, according to its run's config.
 
 stage ──► forked by the fork server       ready at once
       └─► started as a command            where it can't be forked: vLLM, several ranks, another platform
@@ -6,26 +6,18 @@ stage ──► forked by the fork server       ready at once
 
 import hashlib
 import os
-import signal
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO
 
 from configs.operation import LIVE
 from configs.schema import RunConfig
-from millrace.forking.client import ForkedProcess
+from millrace.forking.stages import STAGES, Process, start_command
 from millrace.runtime.arguments import Hosts, StageArguments
 from millrace.runtime.heartbeat import interface_variables
 from storage.stores.base import Store
-from tasks.fork_server import STAGE_ENVIRONMENT, STAGES, CannotFork
-
-Process = subprocess.Popen[bytes] | ForkedProcess
-"""A child process to supervise, with its lifeline as stdin and a pipe for its lines as stdout."""
-
 
 _JOIN_SECONDS = 30.0
 """How long a trainer over several hosts waits for missing ones before it goes on with `min_hosts`."""
@@ -70,13 +62,10 @@ def start_stage(
         return start_command([*launcher, *program], stderr, threads, environment)
     if stage == "train" and (num_ranks := parallel.data * parallel.tensor) > 1:
         return start_command(launch(num_ranks, program), stderr, threads, environment)
-    try:
-        if stage == "generate" and config.generation.engine == "vllm":
-            raise CannotFork("vLLM must not be forked")
-        return STAGES.fork(_module(stage), arguments.as_argv(), stderr, threads, warn, environment)
-    except CannotFork as error:
-        warn(f"{stage}-{arguments.replica} is started without the fork server: {error}")
+    if stage == "generate" and config.generation.engine == "vllm":
+        warn(f"generate-{arguments.replica} is started without the fork server: vLLM must not be forked")
         return start_command([sys.executable, *program], stderr, threads, environment)
+    return STAGES.start(_module(stage), arguments.as_argv(), stderr, threads, warn, environment)
 
 
 def _module(stage: str) -> str:
@@ -86,37 +75,6 @@ def _module(stage: str) -> str:
 def launch(num_ranks: int, program: list[str]) -> list[str]:
     """The command that runs `python PROGRAM` as this many ranks; their launcher is the process to supervise."""
     return [sys.executable, "-m", "millrace.runtime.launcher", str(num_ranks), *program]
-
-
-def start_command(
-    command: list[str], stderr: IO[bytes], threads: int, environment: Mapping[str, str] | None = None
-) -> Process:
-    """Starts a stage process with a lifeline, a pipe for its lines, and this many threads for its computation.
-
-    `environment`: variables of its own.
-    """
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        # Outside the terminal's process group: Ctrl-C reaches only the controller, which then drains the stages.
-        start_new_session=True,
-        env={**os.environ, **STAGE_ENVIRONMENT, "OMP_NUM_THREADS": str(threads), **(environment or {})},
-    )
-
-
-def kill(process: Process) -> None:
-    """Kills the process and everything it started, so that nothing outlives its supervisor."""
-    if process.poll() is None:
-        process.kill()
-    process.wait()
-    with suppress(ProcessLookupError):
-        # The stage leads its own session, so its children are in its process group: vLLM's engine and workers.
-        os.killpg(process.pid, signal.SIGKILL)
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
 
 
 def log_path(store: Store, name: str) -> Path:

@@ -27,6 +27,8 @@ from prefect.runtime import task_run
 
 from configs.operation import SupervisionConfig
 from millrace.errors import DRAINED, StageDied, exit_code
+from millrace.forking.exit_causes import OomKills, cause, with_last_lines
+from millrace.forking.stages import Process, kill
 from millrace.runs.record import read_attempt
 from millrace.runtime.arguments import StageArguments, attempt_config
 from millrace.runtime.devices import gpus
@@ -34,10 +36,9 @@ from millrace.runtime.messages import SHOW_STACKS, Event, Heartbeat, Message, re
 from storage import layout
 from storage.stores.factory import open_store
 from tasks.events import emit
-from tasks.exit_causes import OomKills, cause, with_last_lines
 from tasks.hang_detector import HangDetector
 from tasks.restart_budget import restart_budget_of
-from tasks.start import Process, kill, log_path, start_stage
+from tasks.start import log_path, start_stage
 from tasks.stop import STOP, STOP_NOW
 
 _POLL_SECONDS = 0.1

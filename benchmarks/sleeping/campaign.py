@@ -10,9 +10,7 @@ from unittest.mock import patch
 
 # For its settings of Prefect, which are those of `millrace run`; before anything imports Prefect.
 import flows.cli.main
-from millrace.forking.client import ForkedProcess
-from tasks import start
-from tasks.fork_server import STAGES
+from millrace.forking.stages import STAGES, Process, start_command
 
 _SLEEPING = "benchmarks.sleeping.stage"
 _STAGES = {
@@ -25,18 +23,18 @@ _STAGES = {
 
 def main() -> int:
     """Runs the command line with this process's tasks starting the sleeping stages instead of the real ones."""
-    fork, start_command = STAGES.fork, start.start_command
+    start_stage = STAGES.start
 
-    def fork_sleeper(module: str, arguments: Sequence[str], *rest: Any, **options: Any) -> ForkedProcess:
+    def start_sleeper(module: str, arguments: Sequence[str], *rest: Any, **options: Any) -> Process:
         if module in _STAGES:
             module, arguments = _SLEEPING, [_STAGES[module], *arguments]
-        return fork(module, arguments, *rest, **options)
+        return start_stage(module, arguments, *rest, **options)
 
-    def start_sleeper(command: list[str], *rest: Any, **options: Any) -> start.Process:
+    def start_replaced(command: list[str], *rest: Any, **options: Any) -> Process:
         replaced = [part for word in command for part in ([_SLEEPING, _STAGES[word]] if word in _STAGES else [word])]
         return start_command(replaced, *rest, **options)
 
-    with patch.object(STAGES, "fork", fork_sleeper), patch.object(start, "start_command", start_sleeper):
+    with patch.object(STAGES, "start", start_sleeper), patch("tasks.start.start_command", start_replaced):
         return flows.cli.main.main()
 
 

@@ -21,6 +21,7 @@ from prefect.exceptions import Pause
 from prefect.futures import PrefectFuture
 
 from millrace.errors import MillraceError
+from millrace.forking.stages import STAGES
 from millrace.runs.record import CONTROLLER, EndState, end_attempt
 from millrace.runtime.arguments import StageArguments
 from millrace.runtime.devices import Assignment, Process
@@ -28,7 +29,6 @@ from millrace.runtime.heartbeat import HeartbeatPublisher
 from storage.errors import StorageError
 from storage.stores.base import Store
 from storage.stores.memory import memory_folder
-from tasks.fork_server import STAGES
 from tasks.jobs import Job
 from tasks.stages import STAGE_TASKS
 from tasks.stop import STOP, STOP_NOW

@@ -21,6 +21,7 @@ from millrace.doctor.driver import query_gpus
 from millrace.errors import InputError, RunExists
 from millrace.generation.environments.base import environment_class
 from millrace.preflight import model_folder, teacher
+from millrace.preflight.child import ask, ask_in_background
 from millrace.preflight.memory import (
     check_generator_gpus,
     check_memory,
@@ -44,7 +45,6 @@ from storage.stores.base import Store, probe
 from storage.stores.factory import open_store
 from tasks.device_leases import leased_devices
 from tasks.jobs import jobs, processes_here, stages_here
-from tasks.questions import ask, ask_in_background
 from tasks.start import warm_up
 
 Resume = Literal["never", "required", "latest"]

@@ -36,6 +36,7 @@ from flows.campaign.inputs import check_same_inputs
 from flows.campaign.prepare import check_on_host
 from flows.campaign.user_errors import fails_with_one_line
 from millrace.errors import InputError, PlaceYielded, RunMissing, StageDied, from_json, to_json
+from millrace.forking.stages import STAGES
 from millrace.runs.provenance import Provenance, provenance
 from millrace.runs.record import CONTROLLER, Attempt, read_attempt
 from millrace.runtime.arguments import StageArguments, attempt_config
@@ -45,7 +46,6 @@ from storage.stores.base import Store
 from storage.stores.factory import open_store
 from tasks.device_leases import devices_when_free
 from tasks.events import FlowRunStates, emit
-from tasks.fork_server import STAGES
 from tasks.jobs import Job
 from tasks.restart_budget import keep_going, restart_budget_of
 from tasks.stages import STAGE_TASK

@@ -20,13 +20,13 @@ from flows.display.key_figures import already_finished
 from flows.display.live_view import LiveView, panel
 from flows.display.tables import echo, new_table, shortened
 from millrace.errors import StageDied
+from millrace.preflight.child import ask
 from millrace.profiling.trace import ProfileRequest
 from millrace.runs.record import changed_inputs, latest_attempt
 from storage import failpoints, layout
 from storage.progress import read_progress
 from storage.stores.base import Store
 from tasks.jobs import stages_here
-from tasks.questions import ask
 from tasks.start import warm_up
 
 _ANSWER_WIDTH, _TITLE_LENGTH = 100, 400

@@ -19,6 +19,7 @@ from flows.display.artifacts import artifact_key, show
 from flows.display.key_figures import evaluation_rows
 from flows.display.tables import for_markdown
 from flows.operations.planning import COLUMNS, answer, headline, line, sections
+from millrace.forking.stages import STAGES
 from millrace.maintenance.gc import KINDS, Retention, carry_out
 from millrace.maintenance.gc import plan as plan_removal
 from millrace.runs.record import latest_attempt
@@ -27,7 +28,6 @@ from millrace.runtime.arguments import EVALUATE_AT_END, StageArguments, attempt_
 from storage.stores.factory import open_store
 from storage.stores.memory import memory_folder
 from tasks.device_leases import leased_devices
-from tasks.fork_server import STAGES
 from tasks.stages import evaluate as evaluate_stage
 from tasks.stop import STOP
 

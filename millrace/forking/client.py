@@ -5,11 +5,9 @@ ForkServer ──control socket──► fork server ──► children of this 
 
 import ctypes
 import json
-import os
 import signal
 import socket
 import subprocess
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any
@@ -159,48 +157,6 @@ class Birth:
         if not line:
             raise self._server.lost()
         return int(line)
-
-
-class ForkedProcess:
-    """A forked child of this process, with the interface of `subprocess.Popen` that a supervisor needs."""
-
-    def __init__(self, pid: int, stdin: IO[bytes], stdout: IO[bytes]) -> None:
-        self.pid = pid
-        self.stdin = stdin
-        self.stdout = stdout
-        self.returncode: int | None = None
-        self._lock = threading.Lock()
-
-    def poll(self) -> int | None:
-        """Its exit code, or minus the signal that ended it; None while it lives."""
-        with self._lock:
-            if self.returncode is None:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
-                if pid:
-                    self.returncode = os.waitstatus_to_exitcode(status)
-            return self.returncode
-
-    def wait(self) -> int:
-        """Waits for its end; returns the same as `poll`."""
-        if self.returncode is None:
-            # Without collecting it, and so without the lock that a signal takes.
-            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        code = self.poll()
-        assert code is not None, "it has ended"
-        return code
-
-    def send_signal(self, signal_number: int) -> None:
-        """Sends it a signal unless it has ended."""
-        # Its process id is its own until `poll` has collected it.
-        with self._lock:
-            if self.returncode is None:
-                os.kill(self.pid, signal_number)
-
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
 
 
 def _set_subreaper(adopts: bool) -> None:

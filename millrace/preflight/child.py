@@ -1,39 +1,66 @@
 """A check in a child process, because its packages take seconds to import and may print anything.
 
-answer_of ──question──► python -m MODULE: serve(check) ──answer, or an InputError as JSON──► unpacked
+ask ──question──► python -m MODULE: serve(check) ──answer, or an InputError as JSON──► ask
 """
 
 import json
 import os
-import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 from millrace.errors import InputError, StageDied, from_json, to_json
+from millrace.forking.exit_causes import cause, last_lines
+from millrace.forking.stages import STAGES, kill, start_command
 
-_LAST_LINES = 15
+_MAX_SECONDS = 600.0
+"""Time for an answer, which includes the imports of a fork server that has just been started."""
 
 
-def answer_of(module: str, question: Any, what: str) -> Any:
-    """Returns the JSON that `python -m MODULE` answers to `question`; `what` names the check for people.
+def ask(module: str, question: Any, subject: str, *, fork: bool = True) -> Any:
+    """Returns the answer of `python -m MODULE`, plain JSON, to a question about `subject`, which is for people.
 
-    Raises the module's InputError, and StageDied with the last lines of its stderr if it ends without an answer.
+    `fork`: whether the stages' fork server, which has the imports done, may fork the process. Raises the module's
+    InputError, and StageDied with the last lines of its stderr if it ends without an answer.
     """
-    done = subprocess.run(
-        [sys.executable, "-m", module], input=json.dumps(question), capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        lines = "\n".join(done.stderr.splitlines()[-_LAST_LINES:])
-        raise StageDied(f"the check of {what} ended with exit code {done.returncode} and wrote:\n{lines}")
-    return unpacked(json.loads(done.stdout))
-
-
-def unpacked(reply: Any) -> Any:
-    """Returns the answer in a reply of `serve`, or raises the InputError in it."""
+    with tempfile.TemporaryFile() as log:
+        process = STAGES.start(module, [], log, 1) if fork else start_command([sys.executable, "-m", module], log, 1)
+        assert process.stdin is not None and process.stdout is not None
+        timeout = threading.Timer(_MAX_SECONDS, process.kill)
+        timeout.start()
+        try:
+            # A process that ends early says why in its log.
+            with suppress(BrokenPipeError), process.stdin:
+                process.stdin.write(json.dumps(question).encode())
+            reply = json.loads(process.stdout.read())
+        except ValueError as error:
+            death = cause(process.wait(), out_of_memory=False)
+            log.seek(0)
+            raise StageDied(f"the check of {subject} {death} and wrote:\n{last_lines(log.read())}") from error
+        finally:
+            timeout.cancel()
+            kill(process)
     if isinstance(reply, dict) and "error" in reply:
         raise from_json(reply["error"])
     return reply
+
+
+def ask_in_background(module: str, question: Any, subject: str) -> Future[Any]:
+    """Starts `ask` in a thread that does not keep this process from ending."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(ask(module, question, subject))
+        except Exception as error:  # noqa: BLE001 — raised to the caller of `future.result`
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=f"check of {subject}", daemon=True).start()
+    return future
 
 
 def serve(check: Callable[[Any], Any]) -> None:

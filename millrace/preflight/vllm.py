@@ -23,7 +23,7 @@ from typing import Any
 
 from configs.sources import key_in
 from millrace.errors import InputError
-from millrace.preflight.child import answer_of, serve
+from millrace.preflight.child import ask, serve
 
 _LONGEST_REASON = 300
 _KEY = "generation.engine_args."
@@ -75,7 +75,7 @@ def check_vllm(question: Question) -> None:
         )
     print("checking generation.engine_args with vLLM …", flush=True)
     started = time.monotonic()
-    answer_of("millrace.preflight.vllm", asdict(question), "vLLM")
+    ask("millrace.preflight.vllm", asdict(question), "vLLM", fork=False)
     print(f"vLLM accepts them, after {time.monotonic() - started:.0f} s", flush=True)
 
 

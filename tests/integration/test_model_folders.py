@@ -20,8 +20,8 @@ from configs.load import load_config
 from flows.campaign.prepare import check
 from flows.cli.main import main
 from millrace.errors import InputError
+from millrace.forking.stages import STAGES
 from millrace.models.loading import load_model
-from tasks.fork_server import STAGES
 from tasks.jobs import stages_here
 from tasks.start import warm_up
 

@@ -10,7 +10,7 @@ from support.campaigns.campaigns import REPOSITORY
 from support.stages import fake_stage
 from support.stages.supervised import Supervised
 
-from tasks.fork_server import StageForkServer
+from millrace.forking.stages import StageForkServer
 from tasks.stop import STOP, STOP_NOW
 
 

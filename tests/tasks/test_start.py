@@ -12,10 +12,11 @@ from support.campaigns.campaigns import wait_until
 
 from configs.schema import RunConfig
 from millrace.errors import InputError
+from millrace.forking.stages import Process, kill
 from millrace.runtime.arguments import StageArguments
 from millrace.runtime.devices import assign
 from tasks.jobs import jobs, processes_here
-from tasks.start import Process, kill, start_stage
+from tasks.start import start_stage
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from support.chat.tokenizers import TEMPLATES
 from configs.schema import ModelConfig
 from configs.task import EnvironmentConfig, PromptsConfig
 from millrace.errors import InputError
-from millrace.preflight.child import answer_of
+from millrace.preflight.child import ask
 from millrace.preflight.prompts import check_prompts, longest_prompt
 from millrace.prompts.dataset import load_prompts
 
@@ -62,7 +62,7 @@ CHAT = [{"prompt": [{"role": "user", "content": row["prompt"]}]} for row in TEXT
 def test_the_longest_prompt_is_measured_as_the_policy_reads_it(tmp_path: Path, folder: Path) -> None:
     plain = checked(tmp_path, TEXT, folder)
     assert plain == len(TEXT[2]["prompt"])
-    wrapped = checked(tmp_path, TEXT, folder, chat=True, response_prefix="It is", ask=answer_of)
+    wrapped = checked(tmp_path, TEXT, folder, chat=True, response_prefix="It is", ask=ask)
     assert wrapped == checked(tmp_path, CHAT, folder, response_prefix="It is")
     marks = len("1user\n1\n1assistant\n")  # <|im_start|> and <|im_end|> are one token each.
     assert wrapped == plain + marks + len("It is")

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from support.stages import fake_stage
 
-from tasks.fork_server import StageForkServer
+from millrace.forking.stages import StageForkServer
 
 
 def main() -> None:
     server = StageForkServer()
     with Path(os.devnull).open("ab") as log:
-        process = server.fork(fake_stage.__name__, ["lifeline"], log, 1, print)
+        process = server.start(fake_stage.__name__, ["lifeline"], log, 1, print)
     print(process.pid, flush=True)
     time.sleep(3600)
 

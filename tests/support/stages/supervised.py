@@ -9,9 +9,9 @@ import pytest
 from support.stages import fake_stage
 
 from configs.operation import SupervisionConfig
+from millrace.forking.stages import Process, StageForkServer, kill, start_command
 from millrace.runtime.messages import Event
-from tasks.fork_server import StageForkServer
-from tasks.start import Process, kill, launch, start_command
+from tasks.start import launch
 from tasks.supervise import StageSupervisor
 
 PATIENT = SupervisionConfig(hang_seconds=60.0)
@@ -35,7 +35,7 @@ class Supervised:
             if self._fork_server is None:
                 process = start_command([sys.executable, fake_stage.__file__, *words], stderr, threads=1)
             else:
-                process = self._fork_server.fork(fake_stage.__name__, words, stderr, 1, pytest.fail)
+                process = self._fork_server.start(fake_stage.__name__, words, stderr, 1, pytest.fail)
         self._supervise(process, supervision)
 
     def run_ranks(self, *ranks: str, supervision: SupervisionConfig = PATIENT) -> None:

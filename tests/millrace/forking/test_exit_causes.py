@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.exit_causes import OomKills, cause, with_last_lines
+from millrace.forking.exit_causes import OomKills, cause, with_last_lines
 
 
 @pytest.mark.parametrize(

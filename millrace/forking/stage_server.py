@@ -1,6 +1,6 @@
-"""The fork server for stages: imports their packages once, and forks stage processes that are ready to work.
+"""The fork server of `millrace.forking.stages`: imports packages once, and forks stages that are ready to work.
 
-`python -m millrace.runtime.fork_server`
+`python -m millrace.forking.stage_server`
 
     supervisor ──modules to import──────────────────────► fork server
                ──module, arguments, variables, log, pipes─►   │ fork ─► stage: as if `python -m MODULE ARGUMENTS`

@@ -16,10 +16,8 @@ from support.stages import fake_stage, forks_and_waits, starts_a_thread
 from support.stages.supervised import is_gone
 
 from millrace.errors import StageDied
-from millrace.forking.client import ForkedProcess
-from tasks.fork_server import STAGES, CannotFork, StageForkServer
-from tasks.questions import ask, ask_in_background
-from tasks.start import kill
+from millrace.forking.stages import STAGES, ForkedProcess, StageForkServer, kill
+from millrace.preflight.child import ask, ask_in_background
 
 
 @pytest.fixture
@@ -49,8 +47,10 @@ def fork() -> Iterator[Fork]:
 
     def fork_stage(server: StageForkServer, *words: str, warn: Callable[[str], None] = pytest.fail) -> ForkedProcess:
         with Path(os.devnull).open("ab") as log:
-            forked.append(server.fork(fake_stage.__name__, words, log, 2, warn, {"CUDA_VISIBLE_DEVICES": "6,7"}))
-        return forked[-1]
+            process = server.start(fake_stage.__name__, words, log, 2, warn, {"CUDA_VISIBLE_DEVICES": "6,7"})
+        assert isinstance(process, ForkedProcess)
+        forked.append(process)
+        return process
 
     yield fork_stage
     for process in forked:
@@ -59,7 +59,7 @@ def fork() -> Iterator[Fork]:
 
 def servers_of(process: psutil.Process) -> list[psutil.Process]:
     """The fork servers among a process's children."""
-    return [child for child in process.children() if "millrace.runtime.fork_server" in command_line(child)]
+    return [child for child in process.children() if "millrace.forking.stage_server" in command_line(child)]
 
 
 def command_line(process: psutil.Process) -> list[str]:
@@ -125,13 +125,18 @@ def test_a_fork_server_that_keeps_dying_is_given_up_with_the_end_of_its_log(
     assert log[-1] == "ModuleNotFoundError: No module named 'support.stages.no_such_module'"
 
 
-def test_a_module_whose_import_starts_a_thread_is_not_forked_with(
-    make_server: Callable[[str], StageForkServer], fork: Fork
+def test_a_stage_is_started_as_a_command_if_an_import_starts_a_thread(
+    make_server: Callable[[str], StageForkServer],
 ) -> None:
-    server = make_server(starts_a_thread.__name__)
+    server, warnings = make_server(starts_a_thread.__name__), list[str]()
     for _ in range(2):
-        with pytest.raises(CannotFork):
-            fork(server)
+        with Path(os.devnull).open("ab") as log:
+            process = server.start(fake_stage.__name__, ["exit:3"], log, 1, warnings.append)
+        assert not isinstance(process, ForkedProcess)
+        assert process.wait() == 3
+        kill(process)
+    reason = "is started without the fork server: importing its packages started 1 thread"
+    assert warnings == [f"{fake_stage.__name__} {reason}"] * 2
 
 
 @pytest.mark.parametrize("killed", ["controller", "fork server and controller"])
