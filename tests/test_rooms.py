@@ -52,6 +52,7 @@ def test_only_stages_planner_devices_and_attempt_reader_know_the_whole_config() 
     assert [file for file in knowing if not file.startswith(("millrace/stages/", "millrace/planning/"))] == [
         "millrace/runtime/arguments.py",
         "millrace/runtime/devices.py",
+        "millrace/runtime/entry.py",
         "millrace/runtime/stage.py",
     ]
 

@@ -19,7 +19,8 @@ from benchmarks.sleeping.pace import AGREED_LOGPROBS, SleepingPace
 from configs.generation import GenerationConfig
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.factory import make_engine
-from millrace.runtime.stage import Stage, run_stage
+from millrace.runtime.entry import run_stage
+from millrace.runtime.stage import Stage
 from millrace.stages import evaluate, generate
 from millrace.stages.train import main as train
 from millrace.training.batch import Sample

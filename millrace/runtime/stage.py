@@ -1,20 +1,17 @@
-"""The common part of every stage process: how it starts, reports, and drains.
+"""The common part of every stage process: how it reports, waits, and drains.
 
     supervisor ──stdin (lifeline)──► stage        end of file: the controller is gone   ┬─► `draining` is set
                ──SIGTERM──────────►               asked to stop                         ┘
                ──SIGUSR1──────────►               seems to hang: writes its threads' stacks to its log
                ◄──stdout───────────               milestones, events, heartbeats, an error (`runtime.messages`)
-               ◄──exit code────────               see `millrace.errors`; anything else is a fault
+               ◄──exit code────────               see `millrace.errors` and `millrace.runtime.entry`
 
 A stage's loop checks `draining` between two units of work, finishes the current one, commits, and returns. Its main
 thread sends a heartbeat whenever it begins something, has finished something, or polls while it waits. Within a
 long unit of work, such as an optimizer step, it calls `advance`.
 """
 
-import faulthandler
 import os
-import signal
-import sys
 import threading
 import time
 import uuid
@@ -24,29 +21,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from configs.schema import RunConfig
-from millrace.errors import DRAINED, exit_code
-from millrace.runs.record import read_attempt
-from millrace.runtime.arguments import StageArguments, attempt_config
+from millrace.runtime.arguments import StageArguments
 from millrace.runtime.messages import (
     LOADING,
-    SHOW_STACKS,
     STARTING,
     STOPPED,
     Event,
     EventKind,
     HeartbeatSender,
     Message,
-    redirect_prints,
     send,
-    watch_lifeline,
 )
 from millrace.runtime.metrics import TIME, MetricsWriter, RewardCurve
 from millrace.runtime.usage import CPU_CORES, MEMORY_BYTES, Gpus, ProcessTree
-from storage import failpoints, layout
+from storage import layout
 from storage.errors import StoreRefused
 from storage.progress import read_status, write_progress
 from storage.stores.base import Store
-from storage.stores.factory import open_store
 
 _PROGRESS_SECONDS = 0.25
 _TIMES_SECONDS = 2.0
@@ -280,62 +271,3 @@ class Stage:
             "seconds": self._seconds,
         }
         write_progress(self.store, self.name, self.replica, {**self._values, **current})
-
-
-def run_stage(name: str, main: Callable[[Stage], None]) -> None:
-    """Entry point of a stage process: sets it up from its command line, runs `main`, and exits.
-
-    Exits with 0 when `main` ends undrained, otherwise with a code of `millrace.errors`. An exception without
-    an exit code is a fault and leaves its traceback.
-    """
-    with _final_error_reported():
-        arguments, config, store = _begin(name)
-        stage = Stage(name=name, arguments=arguments, config=config, store=store)
-        drain_on_signals(stage)
-        watch_lifeline(stage.drain)
-        stage.update_status(now=True, t_main=time.time(), t_ready=None, load_seconds=0.0)
-        try:
-            main(stage)
-        finally:
-            stage.close()
-    sys.exit(DRAINED if stage.draining else 0)
-
-
-def run_follower(name: str, rank: int, follow: Callable[[StageArguments, RunConfig, Store], None]) -> None:
-    """Entry point of a stage's other ranks. Only rank 0 writes status records and is asked to drain.
-
-    SIGTERM ends a follower at once: torchrun sends it when another rank has failed.
-    """
-    with _final_error_reported():
-        arguments, config, store = _begin(name, rank)
-        follow(arguments, config, store)
-
-
-@contextmanager
-def _final_error_reported() -> Iterator[None]:
-    """Sends an error that has an exit code, and exits with that code."""
-    try:
-        yield
-    except Exception as error:
-        code = exit_code(error)
-        if code is None:
-            raise
-        send(error)
-        sys.exit(code)
-
-
-def _begin(name: str, rank: int = 0) -> tuple[StageArguments, RunConfig, Store]:
-    """Reads this process's command line and its run's config."""
-    redirect_prints()
-    faulthandler.register(SHOW_STACKS)
-    arguments = StageArguments.parse(sys.argv[1:])
-    failpoints.arm(f"{name}-{arguments.replica}{f'.{rank}' if rank else ''}")
-    config = attempt_config(read_attempt(open_store(arguments.run_url), arguments.attempt))
-    return arguments, config, open_store(arguments.run_url)
-
-
-def drain_on_signals(stage: Stage) -> None:
-    """Makes SIGTERM ask the stage to drain; call it in the main thread."""
-    signal.signal(signal.SIGTERM, lambda *_: stage.drain())
-    # Only the controller answers Ctrl-C.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

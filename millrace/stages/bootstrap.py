@@ -12,7 +12,8 @@ from configs.recipe import THREADS, choose_recipe
 from millrace.bootstrap.tiny_model import Lesson, bootstrap
 from millrace.models.start_folder import store_start_model
 from millrace.prompts.dataset import load_all_prompts
-from millrace.runtime.stage import Stage, run_stage
+from millrace.runtime.entry import run_stage
+from millrace.runtime.stage import Stage
 from storage import layout
 from storage.failpoints import failpoint
 

@@ -7,7 +7,8 @@ stored run ─► `millrace.replay.compare`, step by step ─┬─► replay/co
 from millrace.replay.compare import compare
 from millrace.replay.results import Row, read_spec, write_result
 from millrace.replay.source_run import SourceRun
-from millrace.runtime.stage import Stage, run_stage
+from millrace.runtime.entry import run_stage
+from millrace.runtime.stage import Stage
 from storage.stores.factory import open_store
 
 

@@ -42,7 +42,8 @@ from millrace.rewards.scorer import make_scorer
 from millrace.rewards.services.meter import LimitReached
 from millrace.runs.record import read_attempt
 from millrace.runtime.arguments import EVALUATE_AT_END
-from millrace.runtime.stage import Stage, run_stage
+from millrace.runtime.entry import run_stage
+from millrace.runtime.stage import Stage
 from millrace.stages.service_usage import ServiceUsage, pause_at_limit
 from millrace.training.checkpoints.names import weights_checksum
 from millrace.training.checkpoints.policy_state import load_weights

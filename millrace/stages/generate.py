@@ -24,7 +24,8 @@ from millrace.profiling.recorder import profiled
 from millrace.prompts.dataset import load_all_prompts
 from millrace.rollouts.writer import TrajectoryWriter
 from millrace.runtime.device_sharing import Device, DeviceTurns
-from millrace.runtime.stage import Stage, run_stage
+from millrace.runtime.entry import run_stage
+from millrace.runtime.stage import Stage
 from millrace.stages.admission import Admission, prompt_order
 from millrace.stages.carry_over import CarryOver
 from millrace.stages.generate_loop import Generator

@@ -23,7 +23,8 @@ from millrace.evaluation.promotion import (
     read_scored_result,
     write_decision,
 )
-from millrace.runtime.stage import Stage, run_stage
+from millrace.runtime.entry import run_stage
+from millrace.runtime.stage import Stage
 from storage import layout
 from storage.checkpoints import Checkpoint, CheckpointWriter, read_latest
 from storage.failpoints import failpoint

@@ -21,7 +21,8 @@ from millrace.rewards.rows import ELSEWHERE, UnscoredRows, unread_scores
 from millrace.rewards.scorer import FailingReward, Scorer, make_scorer
 from millrace.rewards.services.meter import LimitReached
 from millrace.rewards.services.remote import RemoteReward
-from millrace.runtime.stage import Stage, run_stage
+from millrace.runtime.entry import run_stage
+from millrace.runtime.stage import Stage
 from millrace.stages.annotate import annotate
 from millrace.stages.service_usage import ServiceUsage, pause_at_limit
 from storage.stores.factory import open_store

@@ -19,8 +19,9 @@ from contextlib import closing
 
 from configs.operation import choose_transport
 from millrace.errors import WeightsCorrupt
+from millrace.runtime.entry import run_stage
 from millrace.runtime.heartbeat import own_interface
-from millrace.runtime.stage import Stage, run_stage
+from millrace.runtime.stage import Stage
 from millrace.weights.acknowledgements import AckTracker
 from millrace.weights.base import HandoverReceiver, Weights, WeightsId, WeightsSender
 from millrace.weights.factory import sync_weights_ends

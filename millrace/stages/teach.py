@@ -23,7 +23,8 @@ from millrace.rewards.rows import ELSEWHERE
 from millrace.rollouts.arrow import list_slices
 from millrace.runs.provenance import content_hash
 from millrace.runs.record import read_attempt
-from millrace.runtime.stage import Stage, run_stage
+from millrace.runtime.entry import run_stage
+from millrace.runtime.stage import Stage
 from millrace.stages.annotate import annotate
 from millrace.training.batch import Sample
 from millrace.training.teacher import TaughtTokens, Teacher

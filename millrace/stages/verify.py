@@ -5,7 +5,8 @@ stored run ─► start model or checkpoint ─► `millrace.replay.verify`, ste
 
 from millrace.replay.results import StepVerdict, read_spec, write_result
 from millrace.replay.verify import verify
-from millrace.runtime.stage import Stage, run_stage
+from millrace.runtime.entry import run_stage
+from millrace.runtime.stage import Stage
 from storage.stores.factory import open_store
 
 

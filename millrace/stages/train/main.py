@@ -28,7 +28,8 @@ from millrace.runs.provenance import record_start_hashes
 from millrace.runs.record import read_attempt
 from millrace.runtime.arguments import StageArguments
 from millrace.runtime.device_sharing import Device, DeviceTurns
-from millrace.runtime.stage import Stage, run_follower, run_stage
+from millrace.runtime.entry import run_follower, run_stage
+from millrace.runtime.stage import Stage
 from millrace.stages.train.handover import open_handover, shard_sender
 from millrace.stages.train.train_loop import TrainLoop
 from millrace.stages.train.train_state import open_train_state

@@ -17,8 +17,9 @@ from configs.training import TrainingConfig
 from millrace.errors import USER_ERROR, InputError
 from millrace.runs.record import create_run
 from millrace.runtime.arguments import StageArguments
+from millrace.runtime.entry import drain_on_signals
 from millrace.runtime.messages import Event, Heartbeat, read_line
-from millrace.runtime.stage import Stage, drain_on_signals
+from millrace.runtime.stage import Stage
 from storage import layout
 from storage.errors import StoreRefused
 from storage.progress import read_progress
@@ -211,7 +212,7 @@ def test_a_milestone_that_quotes_an_event_stays_a_milestone(store: Store, capsys
 
 FOLLOWER = """
 from millrace.errors import InputError
-from millrace.runtime.stage import run_follower
+from millrace.runtime.entry import run_follower
 
 def follow(arguments, config, store):
     print("this goes to the log")
