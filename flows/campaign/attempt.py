@@ -113,7 +113,7 @@ def run_together(
     *,
     may_end_first: Collection[str] = (),
     ends_at: float = math.inf,
-    stop_requested: Callable[[], bool] = STOP.is_set,
+    stop_requested: Callable[[], object] = STOP.is_set,
 ) -> str | None:
     """Submits the stage tasks that `tasks` yields, waits until one ends that may not end first, and drains the others.
 

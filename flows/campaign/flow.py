@@ -15,15 +15,13 @@ loop, which polls the flow run's states; on its way out it sets STOP, and every 
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
 from prefect import flow, get_run_logger, runtime
 from prefect.client.schemas.objects import State
 from prefect.exceptions import Pause
-from prefect.futures import PrefectFuture
 from prefect.states import Cancelled, Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 
@@ -50,8 +48,8 @@ from storage.failpoints import failpoint
 from storage.stores.base import Store
 from tasks.device_leases import leased_devices
 from tasks.events import FlowRunStates, read_states
-from tasks.jobs import jobs, jobs_at_end, processes_here, stages_here
-from tasks.stages import STAGE_TASKS, bootstrap
+from tasks.jobs import Job, jobs, jobs_at_end, processes_here, stages_here
+from tasks.stages import bootstrap
 from tasks.start import warm_up
 from tasks.stop import STOP, STOP_NOW
 
@@ -141,24 +139,27 @@ def _run_claimed(
         attempt_under_way(store, attempt.number, "campaign") as (arguments, heartbeats),
     ):
         with UiReporter(store.url), FlowRunStates(runtime.flow_run.id) as flow_run:
+
+            def stop() -> State | None:
+                return stop_request(flow_run.states, suspended_before)
+
             failpoint("controller.prepared")
             if config.model.path is None:
                 bootstrap(arguments, BOOTSTRAP_THREADS)
             failpoint("controller.bootstrapped")
             # A finished run submitted again has nothing to train; its last evaluation may still be missing.
             if attempt.first_step < config.training.max_steps:
-                _train(config, arguments, assignment, ends_at, flow_run, suspended_before)
+                _train(config, arguments, assignment, ends_at, stop)
                 # Stages of other hosts would take the last heartbeat for a request to drain.
                 heartbeats.publish()
             failpoint("controller.trained")
             # If the time was up before the trainer began, there is nothing new to measure.
             if read_latest(store) is not None:
-                _measure(config, arguments, assignment, heartbeats, flow_run, suspended_before)
-            request = stop_request(flow_run.states, suspended_before)
-            if request is not None and request.is_paused():
-                # Prefect's way to end the process and keep the state.
-                raise Pause(state=request)
-            if request is not None:
+                _measure(config, arguments, assignment, heartbeats, stop)
+            if (request := stop()) is not None:
+                if request.is_paused():
+                    # Prefect's way to end the process and keep the state.
+                    raise Pause(state=request)
                 return Cancelled(message="its stages have drained; the run can be resumed")
             failpoint("controller.evaluated")
         summary = write_summary(store, attempt.number)
@@ -175,26 +176,19 @@ def _train(
     arguments: StageArguments,
     assignment: Assignment,
     ends_at: float,
-    flow_run: FlowRunStates,
-    suspended_before: int,
+    stop: Callable[[], State | None],
 ) -> None:
     """Runs the long-running stages until the trainer is done, a person stops the campaign, or it is `ends_at`."""
     all_jobs = jobs(config)
 
     def submit() -> StageTasks:
         for job in all_jobs:
-            if job.work_pool is None:
-                yield from submit_stages(job, arguments, assignment)
-            else:
-                yield job.name, run_remotely.submit(arguments, job)
+            yield from _submit(job, arguments, assignment)
         failpoint("controller.started")
-
-    def stop_requested() -> bool:
-        return stop_request(flow_run.states, suspended_before) is not None
 
     # Without `evaluation.every` the evaluation ends after the base model.
     may_end_first = {job.name for job in all_jobs if job.may_end_first}
-    ended = run_together(submit(), may_end_first=may_end_first, ends_at=ends_at, stop_requested=stop_requested)
+    ended = run_together(submit(), may_end_first=may_end_first, ends_at=ends_at, stop_requested=stop)
     if ended not in (None, "train-0"):
         raise MillraceError(f"{ended} ended before the trainer did")
     STOP.clear()
@@ -205,29 +199,26 @@ def _measure(
     arguments: StageArguments,
     assignment: Assignment,
     heartbeats: HeartbeatPublisher,
-    flow_run: FlowRunStates,
-    suspended_before: int,
+    stop: Callable[[], State | None],
 ) -> None:
     """Evaluates the latest checkpoint and decides on its promotion, unless a person stops the campaign meanwhile."""
-
-    def stop_requested() -> bool:
-        return stop_request(flow_run.states, suspended_before) is not None
-
     for job in jobs_at_end(config):
-        if stop_requested():
+        if stop() is not None:
             return
         (process,) = job.processes
         # The evaluation during training has ended.
         devices = assignment.get((process.stage, EVALUATE_BESIDE), ())
-        own_arguments = replace(arguments, replica=process.replica, devices=devices)
-        task: PrefectFuture[Any] = (
-            STAGE_TASKS[process.stage].submit(own_arguments, process.threads)
-            if job.work_pool is None
-            else run_remotely.submit(arguments, job)
-        )
-        run_together([(job.name, task)], stop_requested=stop_requested)
+        run_together(_submit(job, arguments, {(process.stage, process.replica): devices}), stop_requested=stop)
         STOP.clear()
         heartbeats.publish()
+
+
+def _submit(job: Job, arguments: StageArguments, assignment: Assignment) -> StageTasks:
+    """Submits the tasks of a job's stages on this host, or the one that has its work pool run them."""
+    if job.work_pool is None:
+        yield from submit_stages(job, arguments, assignment)
+    else:
+        yield job.name, run_remotely.submit(arguments, job)
 
 
 def stop_request(states: Sequence[State], suspended_before: int) -> State | None:

@@ -26,13 +26,13 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from millrace.errors import InputError
+from millrace.runtime.messages import watch_lifeline
 
 _START_SECONDS = 180.0
 _STOP_SECONDS = 10.0
@@ -203,13 +203,7 @@ def close_failed_cursors() -> None:
 
 def _serve(port: int) -> None:
     """Runs the private server until its standard input closes."""
-
-    def stop_when_closed() -> None:
-        while os.read(0, 1024):
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=stop_when_closed, name="lifeline", daemon=True).start()
+    watch_lifeline(lambda: os.kill(os.getpid(), signal.SIGTERM))
     import uvicorn
     from prefect.server.api.server import create_app
 
