@@ -8,9 +8,11 @@ from collections import defaultdict
 from typing import Any
 
 from prefect.client.schemas.objects import State, TaskRun
+from prefect.runtime import task_run
 from prefect.tasks import Task
 
 from millrace.errors import FINAL, RolledBack
+from tasks.events import emit
 from tasks.stop import STOP
 
 _MAX_DEATHS = 3
@@ -54,12 +56,18 @@ class RestartBudget:
 _budgets: dict[str, RestartBudget] = defaultdict(RestartBudget)
 
 
-def restart_budget_of(task_run_id: str) -> RestartBudget:
-    """The budget of a stage task of this process. A task run keeps its id when it is retried."""
-    return _budgets[task_run_id]
+def own_budget(stage: str, run_url: str) -> RestartBudget:
+    """The budget of the current task run, which supervises `stage`. Reports that the stage is restarted, if it is.
+
+    A task run keeps its id when it is retried.
+    """
+    budget = _budgets[str(task_run.id)]
+    if budget.restarts:
+        emit("stage.restarted", run_url, {"stage": stage, "cause": budget.cause, "restarts": budget.restarts})
+    return budget
 
 
-def keep_going(task: Task[Any, Any], task_run: TaskRun, state: State[Any]) -> bool:
+def keep_going(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:
     """Decides whether a failed stage gets another try; Prefect's `retry_condition_fn`.
 
     It gets none when the campaign is ending, after an error that only a person can fix, once another controller has
@@ -72,4 +80,4 @@ def keep_going(task: Task[Any, Any], task_run: TaskRun, state: State[Any]) -> bo
         # The trainer itself limits how often; this does not count as a death.
         return True
     # The first line names the cause; the end of the log follows.
-    return restart_budget_of(str(task_run.id)).record_death(str(error).partition("\n")[0])
+    return _budgets[str(run.id)].record_death(str(error).partition("\n")[0])

@@ -23,11 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from prefect import get_run_logger
-from prefect.runtime import task_run
 
 from configs.operation import SupervisionConfig
 from millrace.errors import DRAINED, StageDied, exit_code
-from millrace.forking.exit_causes import OomKills, cause, with_last_lines
+from millrace.forking.exit_causes import OomKills, cause, last_lines
 from millrace.forking.stages import Process, kill
 from millrace.runs.record import read_attempt
 from millrace.runtime.arguments import StageArguments, attempt_config
@@ -37,7 +36,7 @@ from storage import layout
 from storage.stores.factory import open_store
 from tasks.events import emit
 from tasks.hang_detector import HangDetector
-from tasks.restart_budget import restart_budget_of
+from tasks.restart_budget import own_budget
 from tasks.start import log_path, start_stage
 from tasks.stop import STOP, STOP_NOW
 
@@ -65,9 +64,7 @@ def supervise(stage: str, arguments: StageArguments, *, threads: int) -> str:
     config = attempt_config(read_attempt(store, arguments.attempt))
     log = log_path(store, layout.log_file(stage, arguments.replica))
     log.parent.mkdir(parents=True, exist_ok=True)
-    budget = restart_budget_of(str(task_run.id))
-    if budget.restarts:
-        emit("stage.restarted", run_url, {"stage": name, "cause": budget.cause, "restarts": budget.restarts})
+    budget = own_budget(name, run_url)
     logger = get_run_logger()
     with log.open("ab") as stderr:
         process = start_stage(stage, arguments, config, stderr, threads, logger.warning)
@@ -146,7 +143,8 @@ class StageSupervisor:
         if code in self._errors:
             raise self._errors[code]
         why = self._why_killed or f"{self._name} {cause(code, out_of_memory=self._oom_kills.happened())}"
-        raise StageDied(with_last_lines(why, log))
+        with log.open("rb") as file:
+            raise StageDied(f"{why}\nthe end of {log}:\n{last_lines(file)}")
 
     def _drain(self) -> None:
         """Sends SIGTERM, and kills the process if it takes too long, hangs, or STOP_NOW is set."""

@@ -47,7 +47,7 @@ from storage.stores.factory import open_store
 from tasks.device_leases import devices_when_free
 from tasks.events import FlowRunStates, emit
 from tasks.jobs import Job
-from tasks.restart_budget import keep_going, restart_budget_of
+from tasks.restart_budget import keep_going, own_budget
 from tasks.stages import STAGE_TASK
 from tasks.start import warm_up
 from tasks.stop import STOP, STOP_NOW
@@ -81,9 +81,7 @@ def run_remotely(arguments: StageArguments, job: Job) -> None:
     run_url = arguments.run_url
     store = open_store(run_url)
     drain_seconds = attempt_config(read_attempt(store, arguments.attempt)).supervision.drain_seconds
-    budget = restart_budget_of(str(runtime.task_run.id))
-    if budget.restarts:
-        emit("stage.restarted", run_url, {"stage": job.name, "cause": budget.cause, "restarts": budget.restarts})
+    budget = own_budget(job.name, run_url)
     flow_run = run_deployment(
         f"stages/{job.work_pool}",
         parameters={"run_url": run_url, "attempt": arguments.attempt, "job": job.model_dump(mode="json")},
@@ -128,10 +126,10 @@ class _RemoteStage:
             silent_seconds = self._heartbeats.look()
             # A status record of an earlier flow run says nothing about this one.
             status = self._heartbeats.status if self._heartbeats.owner_id == str(self._flow_run_id) else {}
-            where = f"{self._job.name} of work pool {self._job.work_pool} {status.get('doing', '')}".rstrip()
+            where = f"{self._job.name} of work pool {self._job.work_pool}{' on ' + status['host'] if status else ''}"
             if status.get("ended"):
                 if (error := status.get("error")) is not None:
-                    raise from_json(error, f"{self._job.name} of work pool {self._job.work_pool} on {status['host']}")
+                    raise from_json(error, where)
                 return
             if status:
                 self._accepted = self._accepted or now
@@ -175,11 +173,7 @@ class _RemoteStage:
         threading.Thread(target=contextvars.copy_context().run, args=(cancel,), daemon=True).start()
 
 
-@flow(
-    name="stages",
-    task_runner=ThreadPoolTaskRunner(max_workers=8),  # type: ignore[arg-type]
-    persist_result=False,
-)
+@flow(name="stages", task_runner=ThreadPoolTaskRunner(max_workers=8), persist_result=False)  # type: ignore[arg-type]
 @fails_with_one_line
 def stages(run_url: str, attempt: int, job: Job) -> None:
     """Runs the stages of `job` for this attempt of the run at `run_url` until they end or drain.

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 _LAST_LINES = 15
 _READ_SECONDS, _READINGS_KEPT = 5.0, 7
@@ -53,10 +54,7 @@ def cause(code: int, *, out_of_memory: bool) -> str:
     return f"{death}, just after the kernel killed a process, out of memory" if out_of_memory else death
 
 
-def with_last_lines(sentence: str, log: Path) -> str:
-    """The sentence followed by the end of the log."""
-    return f"{sentence}\nthe end of {log}:\n{last_lines(log.read_bytes())}"
-
-
-def last_lines(log: bytes) -> str:
-    return "\n".join(log.decode(errors="replace").splitlines()[-_LAST_LINES:])
+def last_lines(log: IO[bytes]) -> str:
+    """The end of an open log."""
+    log.seek(0)
+    return "\n".join(log.read().decode(errors="replace").splitlines()[-_LAST_LINES:])

@@ -135,11 +135,8 @@ class StageForkServer:
                     self._end()
                     warn(f"the fork server ended: {cause}; it is started again")
             assert self._log is not None, "it was started"
-            self._log.seek(0)
-            raise StageDied(
-                f"the fork server of the stages ended {_MAX_DEATHS} times in a row: {cause}\n"
-                f"{last_lines(self._log.read())}"
-            )
+            sentence = f"the fork server of the stages ended {_MAX_DEATHS} times in a row: {cause}"
+            raise StageDied(f"{sentence}\n{last_lines(self._log)}")
 
     def close(self) -> None:
         """Ends it. The stages live on until their supervisors end them."""

@@ -39,8 +39,7 @@ def ask(module: str, question: Any, subject: str, *, fork: bool = True) -> Any:
             reply = json.loads(process.stdout.read())
         except ValueError as error:
             death = cause(process.wait(), out_of_memory=False)
-            log.seek(0)
-            raise StageDied(f"the check of {subject} {death} and wrote:\n{last_lines(log.read())}") from error
+            raise StageDied(f"the check of {subject} {death} and wrote:\n{last_lines(log)}") from error
         finally:
             timeout.cancel()
             kill(process)

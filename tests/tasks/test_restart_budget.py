@@ -10,7 +10,7 @@ from prefect.states import Failed
 
 from millrace.errors import InputError, LedgerMismatch, PlaceYielded, RolledBack, StageDied
 from storage.errors import Fenced
-from tasks.restart_budget import RestartBudget, keep_going, restart_budget_of
+from tasks.restart_budget import RestartBudget, keep_going, own_budget
 from tasks.stop import STOP
 
 HANG = 45.0
@@ -50,9 +50,18 @@ def run() -> Iterator[TaskRun]:
     STOP.clear()
 
 
-def test_a_stage_that_died_is_started_again_with_the_first_line_as_cause(run: TaskRun) -> None:
+def test_a_stage_that_died_is_started_again_and_reports_the_first_line_as_cause(
+    run: TaskRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[object, ...]] = []
+    monkeypatch.setattr("tasks.restart_budget.emit", lambda *event: told.append(event))
+    monkeypatch.setenv("PREFECT__RUNTIME__TASK_RUN__ID", str(run.id))
+    own_budget("train-0", "runs/a")
+    assert told == []
     assert keep_going(stage, run, Failed(data=StageDied("train-0 was killed by SIGKILL\nthe end of log:\n…")))
-    assert restart_budget_of(str(run.id)).cause == "train-0 was killed by SIGKILL"
+    own_budget("train-0", "runs/a")
+    payload = {"stage": "train-0", "cause": "train-0 was killed by SIGKILL", "restarts": 1}
+    assert told == [("stage.restarted", "runs/a", payload)]
 
 
 @pytest.mark.parametrize(
