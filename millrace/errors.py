@@ -132,7 +132,7 @@ EXIT_CODES: Mapping[type[Exception], int] = {
 FINAL = (InputError, LedgerMismatch, Fenced, PlaceYielded)
 """After these a stage is not started again: it would end in the same way."""
 _FIXED_BY_A_PERSON = (UserError, StoreRefused, StoreDenied, StoreFull, StreamCorrupt, SchemaUnknown, PartRemoved)
-_KINDS: tuple[type[Exception], ...] = (PromptsError, ModelFolderError, *EXIT_CODES, StageDied)
+_KINDS: tuple[Any, ...] = (PromptsError, ModelFolderError, *EXIT_CODES, StageDied)
 
 
 def exit_code(error: Exception) -> int | None:
@@ -151,10 +151,9 @@ def to_json(error: Exception) -> dict[str, str]:
 
 
 def from_json(values: Mapping[str, str], where: str = "") -> Exception:
-    """The error that `to_json` was given. `where`, such as a host, begins its line."""
+    """The error that `to_json` was given. `where`, such as a host, begins its line. Raises KeyError for other JSON."""
     fields = dict(values)
-    name = fields.pop("kind")
-    kind: Any = next(kind for kind in _KINDS if kind.__name__ == name)
+    kind = {kind.__name__: kind for kind in _KINDS}[fields.pop("kind")]
     if where:
         first = "file" if issubclass(kind, InputError) else "read"
         fields[first] = ": ".join([where, fields[first]] if first in fields else [where])

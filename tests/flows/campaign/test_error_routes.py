@@ -79,6 +79,12 @@ def test_other_errors_become_one_of_few_kinds_with_the_same_line(
     assert (type(copy), str(copy), exit_code(error)) == (kind, str(error), code)
 
 
+def test_an_unknown_kind_is_not_an_error_of_ours() -> None:
+    """A supervisor skips such a line."""
+    with pytest.raises(KeyError):
+        from_json({"kind": "SystemExit", "read": "0"})
+
+
 @pytest.mark.parametrize("error", ERRORS.values(), ids=lambda error: type(error).__name__)
 def test_an_error_on_another_host_arrives_with_the_host(store: Store, error: Exception) -> None:
     with pytest.raises(type(error)) as raised:
