@@ -131,7 +131,7 @@ def test_a_host_with_other_code_is_named_and_the_campaign_ends(
         other.terminate()
         other.wait(timeout=90)
     line = ended.expect_refusal()
-    assert line.startswith("millrace: generate-0 of work pool others: host ")
+    assert line.startswith("millrace: generate-0 of work pool others on ")
     assert "expected the same code on every host" in line
     assert stages_of(millrace.root / "other") == []
 
