@@ -18,9 +18,8 @@ import pyarrow as pa
 import torch
 
 from configs.requests import Selection
-from configs.training import TrainingConfig
 from millrace.errors import ReplayError
-from millrace.replay.results import COSINE, REPORTED, LossComparison, Row, comparison_schema
+from millrace.replay.results import COSINE, REPORTED, Row, comparison_schema
 from millrace.replay.selection import select
 from millrace.replay.source_run import SourceRun
 from millrace.replay.verify import start_trainer
@@ -40,19 +39,20 @@ def compare(
     selection: Selection,
     each: Callable[[list[Row]], None] = lambda rows: None,
     on_progress: Callable[[], None] = lambda: None,
-) -> LossComparison:
+) -> pa.Table:
     """Computes each of `losses`, with the parameters of the run's config, on the selected groups of each step.
 
-    `each` gets the rows of every step, and `on_progress` is called many times in each. The run's own trainer starts
-    from its newest stored checkpoint before the range, or from the start model, with the number of threads of the run's
-    config, which torch keeps. Memory holds one more copy of policy and optimizer per loss.
+    Returns a row per step and loss, in this order, with the columns of `comparison_schema`. `each` gets the rows of
+    every step, and `on_progress` is called many times in each. The run's own trainer starts from its newest stored
+    checkpoint before the range, or from the start model, with the number of threads of the run's config, which torch
+    keeps. Memory holds one more copy of policy and optimizer per loss.
 
     Raises, before anything is trained: InputError for an unknown loss, ReplayError if nothing is selected, too little
     is stored or the vocabulary differs, ModelFolderError, StreamCorrupt. Later: StreamCorrupt for damaged trajectories,
     and TrainingDiverged.
     """
-    training = TrainingConfig.model_validate(run.config["training"])
-    trainings = attempt_config(run.attempt).trainings()
+    config = attempt_config(run.attempt)
+    training, trainings = config.training, config.trainings()
     chosen = [make_loss(training, name) for name in dict.fromkeys(losses)]
     rows = select(run, selection)
     steps = run.groups["step"].to_numpy()[rows]
@@ -94,7 +94,7 @@ def compare(
             step_rows = [head | row for row in loss_rows]
             table += step_rows
             each(step_rows)
-    return LossComparison(pa.Table.from_pylist(table, schema=comparison_schema([loss.name for loss in chosen])))
+    return pa.Table.from_pylist(table, schema=comparison_schema([loss.name for loss in chosen]))
 
 
 def _logprob_error(run: SourceRun, step: int, logprobs: Sequence[npt.NDArray[np.float32]]) -> float | None:

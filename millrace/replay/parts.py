@@ -16,6 +16,7 @@ import pyarrow as pa
 from configs.stored import AnnotationKind, AnnotatorPools, kind_of
 from millrace.errors import ReplayError
 from millrace.rollouts.scored_group import ScoredGroup, merge_annotations, zip_groups
+from millrace.runs.record import latest_attempt
 from storage import layout
 from storage.errors import StreamCorrupt
 from storage.schema import ANNOTATIONS, TRAJECTORY
@@ -36,24 +37,29 @@ class Scores:
     pools: AnnotatorPools
     """The scorers there, and the run's teachers."""
 
+    @classmethod
+    def of(cls, store: Store) -> "Scores":
+        """The scores in `store`, by the config of its latest attempt."""
+        return cls(store=store, pools=AnnotatorPools.of(latest_attempt(store).config))
+
 
 class ScoredParts:
-    """The trajectories of `num_generators` generators in `store` with their teachers' rows, and their `scores`.
+    """The trajectories of the run in `store` with their teachers' rows, and their `scores`, by default the run's own.
 
     With `rows`, by generator, knows only the parts with these rows.
     """
 
     def __init__(
-        self, store: Store, num_generators: int, scores: Scores, rows: Mapping[int, Sequence[int]] | None = None
+        self, store: Store, scores: Scores | None = None, rows: Mapping[int, Sequence[int]] | None = None
     ) -> None:
         self.store = store
-        self._scores = scores
+        self._scores = scores or Scores.of(store)
         self._knows_all = rows is None
         self.records = [
             data_records(store, layout.trajectories(g), TRAJECTORY)
             if rows is None
             else _records_of_rows(store, layout.trajectories(g), rows.get(g, ()))
-            for g in range(num_generators)
+            for g in range(latest_attempt(store).config["generation"]["replicas"])
         ]
         """[generators] the commit records of the parts, by ordinal."""
         self._by_part = [{record.part: record for record in records} for records in self.records]

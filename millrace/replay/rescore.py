@@ -13,7 +13,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from configs.stored import AnnotatorPools
 from millrace.replay.parts import ScoredParts, Scores
 from millrace.replay.source_run import SourceRun
 from millrace.runs.record import Attempt, latest_attempt
@@ -43,9 +42,7 @@ def compare_scores(run: SourceRun, store: Store) -> tuple[dict[str, Any], pa.Tab
     name, with a sentence for each part that could not be read; and the rows that changed, as CHANGED. Parts without one
     of the scores are left out.
     """
-    num_generators = run.config["generation"]["replicas"]
-    replay = latest_attempt(store)
-    rescored = ScoredParts(run.store, num_generators, Scores(store=store, pools=AnnotatorPools.of(replay.config)))
+    rescored = ScoredParts(run.store, Scores.of(store))
     columns = ["row_id", "group_id", "prompt_id", "source", "meta"]
     unread: list[str] = []
     tables = [CHANGED.empty_table()]
@@ -76,7 +73,7 @@ def compare_scores(run: SourceRun, store: Store) -> tuple[dict[str, Any], pa.Tab
     total, agreed = _summarize(compared)
     totals = {
         "old_reward": _reward_names(run.attempt),
-        "new_reward": _reward_names(replay),
+        "new_reward": _reward_names(latest_attempt(store)),
         "total": total,
         "by_source": {name: _summarize(compared.filter(pc.equal(compared[column], name)))[0] for name in sources},
         "unread": unread,

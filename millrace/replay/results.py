@@ -52,11 +52,6 @@ def read_results(store: Store) -> dict[str, Any]:
     return results
 
 
-def read_table(store: Store, name: str) -> pa.Table:
-    """The table `<name>.parquet`."""
-    return pq.read_table(pa.BufferReader(pa.py_buffer(store.get(f"{layout.REPLAY_RESULTS}/{name}.parquet"))))
-
-
 @dataclass(frozen=True, kw_only=True)
 class CheckpointVerdict:
     """A stored checkpoint compared with the same version trained again."""
@@ -179,28 +174,15 @@ def comparison_schema(losses: Sequence[str]) -> pa.Schema:
     return pa.schema([(name, types.get(name, pa.float64())) for name in names])
 
 
-@dataclass(frozen=True)
-class LossComparison:
-    """Several losses on the same batches."""
+def summarize_comparison(table: pa.Table) -> dict[str, Any]:
+    """The comparison as JSON. `table` has the columns of `comparison_schema`.
 
-    table: pa.Table
-    """A row per step and loss, in this order; columns as in `comparison_schema`."""
-
-    @property
-    def losses(self) -> tuple[str, ...]:
-        """The names of the losses, in the order requested."""
-        return tuple(name.removeprefix(COSINE) for name in self.table.column_names if name.startswith(COSINE))
-
-    @property
-    def logprob_error(self) -> float | None:
-        """Largest over the steps, nats; None if nothing was stored."""
-        error: float | None = pc.max(self.table["logprob_error"]).as_py()
-        return error
-
-    def means(self) -> list[Row]:
-        """A row per loss, in the order of `losses`: each number's mean over the steps where it is known, or None."""
-        names = [name for name in self.table.column_names if name not in ("step", "loss")]
-        means = self.table.group_by("loss").aggregate([(name, "mean") for name in names])
-        rows = means.rename_columns(["loss", *names]).to_pylist()
-        # Arrow does not keep the order of the groups.
-        return sorted(rows, key=lambda row: self.losses.index(row["loss"]))
+    `losses` are in the order requested. `means` has a row per loss in that order: each number's mean over the steps
+    where it is known, or None. `logprob_error` is the largest over the steps, nats; None if nothing was stored.
+    """
+    losses = [name.removeprefix(COSINE) for name in table.column_names if name.startswith(COSINE)]
+    names = [name for name in table.column_names if name not in ("step", "loss")]
+    means = table.group_by("loss").aggregate([(name, "mean") for name in names]).rename_columns(["loss", *names])
+    # Arrow does not keep the order of the groups.
+    rows = sorted(means.to_pylist(), key=lambda row: losses.index(row["loss"]))
+    return {"losses": losses, "means": rows, "logprob_error": pc.max(table["logprob_error"]).as_py()}

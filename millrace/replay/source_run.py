@@ -8,7 +8,7 @@ checkpoints ─► those that were not rolled back and still have their files
 Only reads: the run's writers are not fenced.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -18,7 +18,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from configs.stored import AnnotatorPools
 from millrace.errors import ReplayError
 from millrace.replay.parts import ScoredParts, Scores, data_records
 from millrace.replay.results import read_spec
@@ -60,18 +59,23 @@ class TrainedStep:
 class SourceRun:
     """The run in `store`. `scores`, if given, replace its own: in groups that are read, and in the reward columns.
 
+    If it trained on trajectories of another run, `generated_in` is that run's store.
+
     Opening it reads the whole stream `consumed`; with `step`, only that step, and nothing else is known then. Raises
     RunMissing, ReplayError if the run did not store what its trainer consumed, and StreamCorrupt if that is damaged.
     """
 
-    def __init__(self, store: Store, *, scores: Scores | None = None, step: int | None = None) -> None:
+    def __init__(
+        self, store: Store, *, scores: Scores | None = None, step: int | None = None, generated_in: Store | None = None
+    ) -> None:
         self.store = store
+        self._generated_in = generated_in or store
         self.url = store.url
         self.run_id: str = read_run(store)["run_id"]
         self.attempt = latest_attempt(store)
         self.config = self.attempt.config
         """As JSON."""
-        self._scores = scores or Scores(store=store, pools=AnnotatorPools.of(self.config))
+        self._scores = scores
         self._step = step
         self._rows = read_consumed(store) if step is None else read_consumed_step(store, step)
         if self._rows.num_rows == 0:
@@ -104,19 +108,11 @@ class SourceRun:
     @cached_property
     def parts(self) -> ScoredParts:
         """Its trajectories with their scores. Raises StreamCorrupt for a damaged record."""
-        return self._parts_of(self.store, self.config, self._scores)
-
-    def read_trajectories_of(self, store: Store) -> None:
-        """Reads trajectories and scores from the run in `store`, whose trajectories this run trained on."""
-        config = latest_attempt(store).config
-        self.parts = self._parts_of(store, config, Scores(store=store, pools=AnnotatorPools.of(config)))
-
-    def _parts_of(self, store: Store, config: Mapping[str, Any], scores: Scores) -> ScoredParts:
         rows = None
         if self._step is not None:
             generators, first_rows = (self.groups[name].to_numpy() for name in ("generator", "first_row_id"))
             rows = {g: first_rows[generators == g].tolist() for g in np.unique(generators).tolist()}
-        return ScoredParts(store, config["generation"]["replicas"], scores, rows)
+        return ScoredParts(self._generated_in, self._scores, rows)
 
     @cached_property
     def checkpoints(self) -> dict[int, Checkpoint]:
@@ -308,11 +304,10 @@ def open_run_or_replay(store: Store, step: int | None = None) -> SourceRun:
 
     Raises as SourceRun, and ReplayError for a replay of several runs.
     """
-    run = SourceRun(store, step=step)
     request = read_spec(store)
-    if request is not None:
-        if len(request.sources) > 1:
-            # It does not record the source of each trajectory.
-            raise ReplayError(f"a replay of {len(request.sources)} runs", file=run.url, expected="a replay of one run")
-        run.read_trajectories_of(open_store(request.sources[0]))
-    return run
+    if request is None:
+        return SourceRun(store, step=step)
+    if len(request.sources) > 1:
+        # It does not record the source of each trajectory.
+        raise ReplayError(f"a replay of {len(request.sources)} runs", file=store.url, expected="a replay of one run")
+    return SourceRun(store, step=step, generated_in=open_store(request.sources[0]))

@@ -5,7 +5,7 @@ stored run ─► `millrace.replay.compare`, step by step ─┬─► replay/co
 """
 
 from millrace.replay.compare import compare
-from millrace.replay.results import Row, read_spec, write_result
+from millrace.replay.results import Row, read_spec, summarize_comparison, write_result
 from millrace.replay.source_run import SourceRun
 from millrace.runtime.entry import run_stage
 from millrace.runtime.stage import Stage
@@ -26,10 +26,10 @@ def main(stage: Stage) -> None:
         stage.metrics.log(incarnation=0, policy_version=step, **norms)
 
     with stage.busy("compare"):
-        comparison = compare(run, spec.losses, selection=spec, each=each, on_progress=stage.advance)
-    losses, table = comparison.losses, comparison.table
-    means = {"losses": list(losses), "means": comparison.means(), "logprob_error": comparison.logprob_error}
-    write_result(stage.store, "comparison", means, table=("comparison", table))
+        table = compare(run, spec.losses, selection=spec, each=each, on_progress=stage.advance)
+    summary = summarize_comparison(table)
+    write_result(stage.store, "comparison", summary, table=("comparison", table))
+    losses = summary["losses"]
     stage.log(f"compared {', '.join(losses)} on {table.num_rows // len(losses)} batches")
 
 

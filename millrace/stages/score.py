@@ -5,26 +5,29 @@ stream. A source whose reward fails for a whole step's worth of groups ends the 
 the stored run's, and the stage ends after the last part that the run scored.
 """
 
+import json
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from typing import Any
 
 import pyarrow as pa
 
 from configs.stored import AnnotationKind
 from millrace.models.decoder import Decoder, load_decoder
 from millrace.models.start_folder import start_folder
-from millrace.replay.recorded import RecordedScores
+from millrace.replay.parts import ScoredParts
 from millrace.replay.results import read_spec
 from millrace.rewards.rows import ELSEWHERE, UnscoredRows, unread_scores
 from millrace.rewards.scorer import FailingReward, Scorer, make_scorer
 from millrace.rewards.services.meter import LimitReached
-from millrace.rewards.services.remote import RemoteReward
+from millrace.rewards.services.remote import RemoteReward, digest
 from millrace.runtime.entry import run_stage
 from millrace.runtime.stage import Stage
 from millrace.stages.annotate import annotate
 from millrace.stages.service_usage import ServiceUsage, pause_at_limit
+from storage.errors import PartCorrupt, PartRemoved
 from storage.stores.factory import open_store
 from storage.streams.record import Record
 from storage.streams.stream import Part
@@ -49,8 +52,9 @@ def _make_scorer(stage: Stage) -> Scorer:
 def _score_all(stage: Stage, scorer: Scorer, decode: Decoder) -> None:
     spec = read_spec(stage.store)
     source = None if spec is None else open_store(spec.sources[0])
-    recorded = None if source is None else RecordedScores(source)
-    is_wanted = None if recorded is None else recorded.has
+    recorded = None if source is None else ScoredParts(source)
+    # The last parts of a stored run may have no scores.
+    is_wanted = None if recorded is None else recorded.is_scored
     annotator = _ScoreAnnotator(stage, scorer, decode, recorded)
     try:
         num_scores = annotate(stage, annotator, source=source, is_wanted=is_wanted)
@@ -66,7 +70,7 @@ class _ScoreAnnotator:
 
     kind: AnnotationKind = "scores"
 
-    def __init__(self, stage: Stage, scorer: Scorer, decode: Decoder, recorded: RecordedScores | None) -> None:
+    def __init__(self, stage: Stage, scorer: Scorer, decode: Decoder, recorded: ScoredParts | None) -> None:
         self._stage, self._scorer, self._decode, self._recorded = stage, scorer, decode, recorded
         sources = {name: config for name, config in stage.config.by_source().items() if name in scorer.versions}
         rewards = {name: config.scoring.reward for name, config in sources.items()}
@@ -84,7 +88,7 @@ class _ScoreAnnotator:
     def submit(self, generator: int, part: Part) -> UnscoredRows:
         """Asks services for the part's scores."""
         for remote in self._scorer.remote:
-            remote.recorded = {} if self._recorded is None else self._recorded.of_part(generator, part.record.part)
+            remote.recorded = {} if self._recorded is None else _answers(self._recorded, generator, part.record.part)
         # Before the requests are made, so that those of a killed process count.
         self.store_usage(part.table.num_rows)
         with self._stage.busy("score"):
@@ -128,6 +132,17 @@ class _ScoreAnnotator:
         self._stage.log(sentence)
         self._stage.emit_event("reward.failed", sentence=sentence)
         print(sentence, file=sys.stderr, flush=True)
+
+
+def _answers(recorded: ScoredParts, generator: int, ordinal: int) -> Mapping[str, Mapping[str, Any]]:
+    """The stored answers of services for a part, by `digest` of the request; none if its scores can't be read."""
+    try:
+        scores = recorded.scores(generator, ordinal, ["exchange"])
+    except (PartCorrupt, PartRemoved):
+        return {}
+    texts = [] if scores is None else scores["exchange"].drop_null().to_pylist()
+    exchanges = [exchange for text in texts for exchange in json.loads(text).values()]
+    return {digest(exchange["request"]): exchange["answer"] for exchange in exchanges if exchange["answer"]}
 
 
 def _joined(texts: Iterable[str]) -> str:

@@ -38,7 +38,7 @@ class ReplayLoop:
 
     def __init__(self, state: TrainState, spec: ReplayRequest) -> None:
         self.state, self.stage, self.trainer = state, state.stage, state.trainer
-        scores = Scores(store=self.stage.store, pools=self.stage.config.annotators) if spec.rescore else None
+        scores = Scores.of(self.stage.store) if spec.rescore else None
         runs = [SourceRun(open_store(source), scores=scores) for source in spec.sources]
         first = spec.start_step or 0
         if state.restored_from is None and spec.start_step is not None:
