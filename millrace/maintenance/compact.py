@@ -23,8 +23,7 @@ from storage import layout
 from storage.errors import PartCorrupt, StreamCorrupt
 from storage.schema import ANNOTATIONS, CONSUMED, METRIC, SCORE, TEACHER, TRAJECTORY
 from storage.stores.base import Store
-from storage.streams.record import Record
-from storage.streams.stream import Part, StreamReader
+from storage.streams.stream import Part, StreamReader, UnreadablePart
 
 FILE_BYTES = 256 * 2**20
 """A file is closed once its rows take this much memory as Arrow; compressed they take less."""
@@ -116,45 +115,42 @@ def _scored_tables(contents: Contents, done: Compacted) -> Iterator[pa.Table]:
             ]
             for pool, count in pools.replicas.items()
         }
-        for record, table in _parts(store, stream.path, TRAJECTORY, done):
+        for part in _parts(store, stream.path, TRAJECTORY, done):
             annotations = {
-                pool: next(of_pool[layout.annotator_of_part(record.part, len(of_pool))], (None, None))
+                pool: next(of_pool[layout.annotator_of_part(part.record.part, len(of_pool))], None)
                 for pool, of_pool in parts.items()
             }
-            if table is None:
-                done.missing_rows += record.rows
+            if isinstance(part, UnreadablePart):
+                done.missing_rows += part.record.rows
                 continue
-            trajectories = Part(record=record, table=table)
+            table = part.table
             done.rows += table.num_rows
             for kind, columns in _ANNOTATED.items():
                 of_kind = {pool: annotations[pool] for pool in pools.of_kind(kind)}
-                merged = _merged(trajectories, of_kind, pools, stream, done)
+                merged = _merged(part, of_kind, pools, stream, done)
                 for column in columns:
-                    values = pa.nulls(table.num_rows, column.type) if merged is None else merged[kind][column.name]
+                    values = pa.nulls(table.num_rows, column.type) if merged is None else merged[column.name]
                     table = table.append_column(column, values)
             yield table
 
 
 def _merged(
     trajectories: Part,
-    annotations: Mapping[str, tuple[Record | None, pa.Table | None]],
+    annotations: Mapping[str, Part | UnreadablePart | None],
     pools: AnnotatorPools,
     stream: StoredStream,
     done: Compacted,
-) -> dict[AnnotationKind, pa.Table] | None:
+) -> pa.Table | None:
     """The annotations of a part by pools of one kind; None if those of a pool are missing, damaged, or of other rows,
     and without a pool."""
-    parts = {
-        pool: Part(record=record, table=table)
-        for pool, (record, table) in annotations.items()
-        if record is not None and table is not None
-    }
+    parts = {pool: part for pool, part in annotations.items() if isinstance(part, Part)}
     if not parts or len(parts) < len(annotations):
         return None
+    kind = kind_of(next(iter(parts)))
     try:
-        return merge_annotations(trajectories, parts, pools, stream.generator)
+        return merge_annotations(trajectories, parts, pools, stream.generator)[kind]
     except StreamCorrupt:
-        part, kind = trajectories.record.part, kind_of(next(iter(parts)))
+        part = trajectories.record.part
         done.problems.append(f"{stream.name}: the {kind} of part {part} belong to other rows and were left out")
         return None
 
@@ -167,18 +163,15 @@ def _with_stage(table: pa.Table, stream: StoredStream) -> pa.Table:
 
 
 def _tables(store: Store, stream: StoredStream, done: Compacted) -> Iterator[pa.Table]:
-    return (table for _, table in _parts(store, stream.path, stream.schema, done) if table is not None)
+    return (part.table for part in _parts(store, stream.path, stream.schema, done) if isinstance(part, Part))
 
 
-def _parts(store: Store, path: str, schema: pa.Schema, done: Compacted) -> Iterator[tuple[Record, pa.Table | None]]:
-    """Every part of a stream; None instead of rows that are removed or damaged."""
+def _parts(store: Store, path: str, schema: pa.Schema, done: Compacted) -> Iterator[Part | UnreadablePart]:
+    """Yields every part of a stream. Damage is added to the problems."""
     try:
         for part in StreamReader(store, path, schema).each():
-            if isinstance(part, Part):
-                yield part.record, part.table
-                continue
-            if isinstance(part.error, PartCorrupt):
+            if isinstance(part, UnreadablePart) and isinstance(part.error, PartCorrupt):
                 done.problems.append(str(part.error))
-            yield part.record, None
+            yield part
     except StreamCorrupt as error:
         done.problems.append(f"{error}; the rest of this stream was left out")

@@ -32,17 +32,18 @@ Kind = Literal[
 ]
 """The kinds in the order in which their logs are read: no stream refers to rows of an earlier kind."""
 _PLACE = r"(?P<generator>\d+)/(?P<annotator>\d+)-of-(?P<num_annotators>\d+)"
-_KINDS: dict[Kind, tuple[str, pa.Schema]] = {
-    "consumed": (layout.CONSUMED, CONSUMED),
-    "merged_metrics": (r"streams/merged_metrics/[^/]+-\d+", METRIC),
-    "metrics": (r"streams/metrics/[^/]+-\d+", METRIC),
-    "scores": (rf"streams/(?P<pool>scores/[^/]+)/{_PLACE}", SCORE),
-    "teachers": (rf"streams/(?P<pool>teachers/[^/]+)/{_PLACE}", TEACHER),
-    "trainer_logprobs": (layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS),
+STREAM_KINDS: dict[Kind, tuple[str, pa.Schema]] = {
     "trajectories": (r"streams/trajectories/(?P<generator>\d+)", TRAJECTORY),
     "unfinished": (r"streams/unfinished/(?P<generator>\d+)", UNFINISHED),
+    "scores": (rf"streams/(?P<pool>scores/[^/]+)/{_PLACE}", SCORE),
+    "teachers": (rf"streams/(?P<pool>teachers/[^/]+)/{_PLACE}", TEACHER),
+    "consumed": (layout.CONSUMED, CONSUMED),
+    "trainer_logprobs": (layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS),
+    "metrics": (r"streams/metrics/[^/]+-\d+", METRIC),
+    "merged_metrics": (r"streams/merged_metrics/[^/]+-\d+", METRIC),
 }
-"""Kind → the pattern of its streams' paths, whose named groups are fields of StoredStream, and their schema."""
+"""Kind → the pattern of its streams' paths, whose named groups are fields of StoredStream, and their schema; in the
+order in which rows flow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,7 @@ class StoredStream:
     @property
     def schema(self) -> pa.Schema:
         """Columns of its parts."""
-        return _KINDS[self.kind][1]
+        return STREAM_KINDS[self.kind][1]
 
 
 @dataclass(kw_only=True)
@@ -182,7 +183,7 @@ def run_annotators(store: Store) -> AnnotatorPools:
 
 
 def _parse_stream(path: str) -> StoredStream | None:
-    for kind, (pattern, _) in _KINDS.items():
+    for kind, (pattern, _) in STREAM_KINDS.items():
         if match := re.fullmatch(pattern, path):
             fields: dict[str, Any] = match.groupdict()
             fields |= {name: int(value) for name, value in fields.items() if name != "pool"}

@@ -139,8 +139,8 @@ class _Check:
             self._alignment(stream)
         if checkpoints:
             self._ledger(*checkpoints[-1])
-        for orphan in find_orphans(self.contents):
-            self._find("note", orphan.path, orphan.reason)
+        for entry, reason in find_orphans(self.contents):
+            self._find("note", entry.path, reason)
         return self.report
 
     def _find(self, level: Level, file: str, reason: str, record: int | None = None, *, movable: bool = False) -> None:

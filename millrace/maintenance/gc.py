@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.maintenance.contents import Contents, best_stored
-from millrace.maintenance.orphans import Orphan, find_orphans, is_temporary
+from millrace.maintenance.orphans import find_orphans, is_temporary
 from millrace.training.checkpoints.names import weights_checksum
 from storage import layout
 from storage.checkpoints import Checkpoint
@@ -84,7 +84,7 @@ class RemovalPlan:
             freed[removal.kind] += removal.bytes
         return freed
 
-    def remove(self, kind: str, file: Entry | Orphan, reason: str) -> None:
+    def remove(self, kind: str, file: Entry, reason: str) -> None:
         """Adds a file to the plan."""
         self.removals.append(Removal(kind=kind, path=file.path, bytes=file.bytes, reason=reason))
 
@@ -109,9 +109,9 @@ def plan(store: Store, retention: Retention, *, now: float | None = None) -> Rem
     for stream in contents.streams:
         contents.read_sound_log(stream.path)
     _plan_rows(made, _prunable_streams(contents, kept), retention, newest=kept[-1].step if kept else 0, now=now)
-    for orphan in find_orphans(contents):
-        if now - orphan.t_modified > ORPHAN_SECONDS:
-            made.remove("orphans", orphan, orphan.reason)
+    for entry, reason in find_orphans(contents):
+        if now - entry.t_modified > ORPHAN_SECONDS:
+            made.remove("orphans", entry, reason)
     return made
 
 

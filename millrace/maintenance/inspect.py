@@ -3,26 +3,13 @@
 from typing import Any
 
 from millrace.errors import InputError
-from millrace.maintenance.contents import Contents, Kind, StoredStream
+from millrace.maintenance.contents import STREAM_KINDS, Contents, StoredStream
 from millrace.runs.record import read_run
 from storage import layout
 from storage.errors import PartCorrupt, StreamCorrupt
 from storage.stores.base import Store
 from storage.streams.record import NO_VERSION
 from storage.streams.stream import Part, StreamReader, read_removed
-
-_FLOW: tuple[Kind, ...] = (
-    "trajectories",
-    "unfinished",
-    "scores",
-    "teachers",
-    "consumed",
-    "trainer_logprobs",
-    "metrics",
-    "merged_metrics",
-)
-"""Every kind of stream, in the order in which rows flow."""
-
 
 Json = dict[str, Any]
 
@@ -43,7 +30,7 @@ def inspect(store: Store) -> Json:
         "run_id": read_run(store)["run_id"],
         "run_url": store.url,
         "bytes": sum(entry.bytes for entry in contents.entries.values()),
-        "streams": [_summarize(contents, stream) for kind in _FLOW for stream in contents.of_kind(kind)],
+        "streams": [_summarize(contents, stream) for kind in STREAM_KINDS for stream in contents.of_kind(kind)],
         "checkpoints": _summarize_files(contents, layout.CHECKPOINTS, problems),
         "weights": _summarize_files(contents, layout.WEIGHTS, problems),
         "promoted": _summarize_files(contents, layout.PROMOTED, problems),
