@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from flows.cli.command_line import JSON, SET, Command, count, lengths, option, positive
 from flows.display.tables import echo, for_terminal, new_table, plain
+from millrace.errors import InputError, writing
+from storage.stores.factory import open_store
 
 if TYPE_CHECKING:
     from configs.schema import RunConfig
@@ -48,7 +50,6 @@ def _doctor(arguments: argparse.Namespace) -> int:
 def _plan(arguments: argparse.Namespace) -> int:
     from configs.requests import PlanRequest
     from flows.operations.planning import answer, headline, sections, write_config
-    from millrace.errors import writing
 
     values = {name: value for name, value in vars(arguments).items() if name in PlanRequest.model_fields}
     plan = answer(_config(arguments), PlanRequest(**values))
@@ -71,9 +72,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 def _config(arguments: argparse.Namespace) -> "RunConfig":
     from configs.load import load_config, with_overrides
-    from millrace.errors import InputError
     from millrace.runs.record import latest_attempt
-    from storage.stores.factory import open_store
 
     if arguments.config is not None:
         return load_config(arguments.config, arguments.set)

@@ -1,7 +1,7 @@
 """How a command is declared, how its values are read, and the command line as it was typed.
 
-A command is a function of its parsed arguments that returns the exit code. Modules of this package import what their
-commands need when they run, so that `--help` is quick.
+A command is a function of its parsed arguments that returns the exit code. Modules of this package import pydantic,
+pyarrow, Prefect and what imports them when a command runs, so that `--help` is quick.
 """
 
 import argparse

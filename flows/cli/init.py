@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from flows.cli.command_line import Command, option
+from flows.display.tables import echo
+from millrace.errors import InputError, ModelFolderError, one_line, writing
 
 _PROMPTS = ("prompt", "messages", "question", "problem", "instruction", "input", "query")
 _ANSWERS = ("answer", "final_answer", "solution", "target", "label", "expected_answer", "ground_truth", "output")
@@ -57,8 +59,6 @@ evaluation:
 
 def _init(arguments: argparse.Namespace) -> int:
     from configs.load import load_config
-    from flows.display.tables import echo
-    from millrace.errors import InputError, writing
 
     file: Path = arguments.to or Path(f"{Path(arguments.data).stem}.yaml")
     if file.exists():
@@ -103,8 +103,6 @@ def _guesses(data: str, model: str | None) -> dict[str, Any]:
 
 
 def _column(data: str, row: dict[str, Any], names: Sequence[str], what: str) -> str:
-    from millrace.errors import InputError
-
     found = next((name for name in names if row.get(name) is not None), None)
     if found is None:
         expected = f"one of {', '.join(names)}"
@@ -116,11 +114,7 @@ def _format(answers: Sequence[str]) -> str:
     """The first format in which every answer is found."""
     from millrace.prompts.answers import reference_answer
 
-    return next(
-        name
-        for name in ("gsm8k", "boxed", "text")
-        if name == "text" or all(reference_answer(text, name) for text in answers)
-    )
+    return next((name for name in ("gsm8k", "boxed") if all(reference_answer(text, name) for text in answers)), "text")
 
 
 def _text(value: object) -> str:
@@ -133,7 +127,6 @@ class _Lengths:
     def __init__(self, model: str | None) -> None:
         from tokenizers import Tokenizer
 
-        from millrace.errors import ModelFolderError, one_line
         from millrace.models.weight_files import read_object
 
         folder = Path(model or "").expanduser()

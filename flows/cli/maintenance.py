@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import RenderableType
 from rich.filesize import decimal
@@ -13,25 +13,17 @@ from rich.text import Text
 
 from flows.cli.command_line import JSON, RUN_URL, Command, age, count, option, size, version
 from flows.display.tables import echo, new_table, plain, shortened
-
-if TYPE_CHECKING:
-    from storage.stores.base import Store
+from storage.stores.factory import open_store
 
 DAMAGED = 1
 _CELL_WIDTH = 24
 _FILES_SHOWN = 5
 
 
-def _open(url: str) -> "Store":
-    from storage.stores.factory import open_store
-
-    return open_store(url)
-
-
 def _inspect(arguments: argparse.Namespace) -> int:
     from millrace.maintenance.inspect import first_rows, inspect
 
-    store = _open(arguments.run_url)
+    store = open_store(arguments.run_url)
     rows = None if arguments.stream is None else first_rows(store, arguments.stream, arguments.rows)
     if arguments.json:
         extra = {} if rows is None else {"first_rows": rows}
@@ -44,7 +36,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
 def _fsck(arguments: argparse.Namespace) -> int:
     from millrace.maintenance.fsck import fsck
 
-    report = fsck(_open(arguments.run_url), quarantine=arguments.quarantine)
+    report = fsck(open_store(arguments.run_url), quarantine=arguments.quarantine)
     code = DAMAGED if report.damaged else 0
     if arguments.json:
         print(json.dumps(asdict(report) | {"damaged": report.damaged}, indent=1))
@@ -67,8 +59,8 @@ def _fsck(arguments: argparse.Namespace) -> int:
 def _compact(arguments: argparse.Namespace) -> int:
     from millrace.maintenance.compact import compact
 
-    store = _open(arguments.run_url)
-    out = None if arguments.out is None else _open(arguments.out)
+    store = open_store(arguments.run_url)
+    out = None if arguments.out is None else open_store(arguments.out)
     written = compact(store, out)
     echo(*(plain(f"left out: {problem}", "bold red") for problem in written.problems))
     echo(*(f"{path}: {rows:,} rows" for path, rows in written.files.items()))
@@ -80,7 +72,7 @@ def _compact(arguments: argparse.Namespace) -> int:
 def _gc(arguments: argparse.Namespace) -> int:
     from millrace.maintenance.gc import KINDS, Retention, carry_out, plan
 
-    store = _open(arguments.run_url)
+    store = open_store(arguments.run_url)
     limits = ("keep_age", "keep_versions", "max_bytes", "keep_checkpoints")
     removals = plan(store, Retention(**{name: getattr(arguments, name) for name in limits}))
     for removal in removals.removals:
@@ -101,7 +93,7 @@ def _gc(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    store = _open(arguments.run_url)
+    store = open_store(arguments.run_url)
     if arguments.promoted:
         from millrace.evaluation.promotion import fetch_promoted
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from flows.cli.command_line import JSON, RUN_URL, Command, option
 from flows.display.tables import duration, echo, local_time, new_table
+from storage.stores.factory import open_store
 
 if TYPE_CHECKING:
     from dashboard.read.model import OverviewRow
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
 
 def _status(arguments: argparse.Namespace) -> int:
     from millrace.runs.record import read_run
-    from storage.stores.factory import open_store
 
     store = open_store(arguments.run_url)
     # Before the other imports, which take a second: a wrong address is an error at once.
@@ -65,7 +65,6 @@ def _cells(row: "OverviewRow") -> list[str]:
 
 def _note(arguments: argparse.Namespace) -> int:
     from millrace.runs.record import read_note, read_run, write_note
-    from storage.stores.factory import open_store
 
     store = open_store(arguments.run_url)
     if arguments.text is None:

@@ -11,6 +11,7 @@ from rich.console import RenderableType
 
 from flows.cli.command_line import JSON, RUN_URL, Command, count, option
 from flows.display.tables import echo, local_time, new_table, plain, shortened
+from storage.stores.factory import open_store
 
 DIFFERENT = 1
 """Exit code if two runs differ."""
@@ -22,7 +23,6 @@ _VALUE_WIDTH = 60
 def _show(arguments: argparse.Namespace) -> int:
     from dashboard.read.tokens import read_tokens
     from millrace.replay.show import show
-    from storage.stores.factory import open_store
 
     store = open_store(arguments.run_url)
     shown = show(store, arguments.step, dashboard_url=os.environ.get("MILLRACE_DASHBOARD_URL"))
@@ -38,7 +38,6 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _diff(arguments: argparse.Namespace) -> int:
     from millrace.replay.diff import diff
-    from storage.stores.factory import open_store
 
     difference = diff(open_store(arguments.run_a), open_store(arguments.run_b))
     if arguments.json:

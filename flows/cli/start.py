@@ -6,13 +6,14 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flows.cli.command_line import SET, Command, command_to_resume, count, option
+from millrace.errors import InputError
+from storage.stores.factory import open_store
 
 if TYPE_CHECKING:
     from configs.schema import RunConfig
-    from millrace.profiling.trace import ProfileRequest
 
 WARM_UP_STEPS = 3
 """Optimizer steps before those that are recorded."""
@@ -21,17 +22,18 @@ WARM_UP_STEPS = 3
 def _run(arguments: argparse.Namespace) -> int:
     _announce(arguments)
     from configs.load import load_config
-    from millrace.errors import InputError
 
     config = load_config(arguments.config, _settings(arguments))
     if arguments.resume != "never" and arguments.run_id is None:
         raise InputError("missing", key="--run-id", expected="with --resume the run to continue")
     run_id = _new_run_id(config.name) if arguments.run_id is None else arguments.run_id
-    if arguments.check:
-        from flows.cli.run import check_campaign
+    # Imported once the config is read, so that a mistake in it is reported at once.
+    from flows.cli.run import check_campaign, run_campaign
 
+    if arguments.check:
         return check_campaign(config, run_id, arguments.resume, arguments.accept_changed_inputs)
-    return _start(config, run_id, arguments, arguments.resume, arguments.accept_changed_inputs)
+    command = command_to_resume(arguments, run_id)
+    return run_campaign(config, run_id, arguments.resume, arguments.accept_changed_inputs, command)
 
 
 def _sft(arguments: argparse.Namespace) -> int:
@@ -41,8 +43,6 @@ def _sft(arguments: argparse.Namespace) -> int:
     if arguments.source is not None:
         settings += [f"prompts.source={json.dumps(arguments.source)}", f"prompts.where={json.dumps(arguments.where)}"]
     elif arguments.where is not None:
-        from millrace.errors import InputError
-
         raise InputError("given", key="--where", expected="--from with it, the stored run whose rollouts it chooses")
     arguments.set = [*settings, *arguments.set]
     return _run(arguments)
@@ -55,10 +55,12 @@ def _profile(arguments: argparse.Namespace) -> int:
     request = ProfileRequest(after_version=WARM_UP_STEPS, num_steps=arguments.steps)
     config = _profiled_config(arguments.config, _settings(arguments, f"training.max_steps={request.end_version}"))
     run_id = _new_run_id(f"{config.name}-profile")
-    if code := _start(config, run_id, arguments, profile=request):
+    from flows.campaign.prepare import run_store
+    from flows.cli.run import run_campaign
+
+    if code := run_campaign(config, run_id, "never", accept_changed_inputs=False, command=None, profile=request):
         return code
     # Imported late: torch is slow to import.
-    from flows.campaign.prepare import run_store
     from flows.operations.profile import report
 
     report(run_store(config, run_id), request)
@@ -76,7 +78,6 @@ def _profiled_config(source: str, settings: Sequence[str]) -> "RunConfig":
     from configs.load import load_config, with_overrides
     from millrace.prompts.stored import is_stored_run
     from millrace.runs.record import latest_attempt
-    from storage.stores.factory import open_store
 
     if not is_stored_run(source):
         return load_config(source, settings)
@@ -92,21 +93,6 @@ def _settings(arguments: argparse.Namespace, *more: str) -> list[str]:
 
 def _new_run_id(name: str) -> str:
     return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def _start(
-    config: "RunConfig",
-    run_id: str,
-    arguments: argparse.Namespace,
-    resume: Any = "never",
-    accept_changed_inputs: bool = False,
-    profile: "ProfileRequest | None" = None,
-) -> int:
-    """Runs the campaign to its end; see `flows.cli.run.run_campaign`."""
-    from flows.cli.run import run_campaign
-
-    command = None if profile is not None else command_to_resume(arguments, run_id)
-    return run_campaign(config, run_id, resume, accept_changed_inputs, command, profile)
 
 
 _CONFIG = option("config", type=Path, help="a YAML file, such as configs/presets/tiny-cpu.yaml")

@@ -40,6 +40,14 @@ from tasks.device_leases import leased_devices
 from tasks.stages import compare, evaluate, score, train, verify
 from tasks.stop import STOP, STOP_NOW
 
+_STAGES: dict[str | None, list[tuple[Task[..., Any], int]]] = {
+    None: [],
+    "verify": [(verify, 0)],
+    "compare": [(compare, 0)],
+    "train": [(train, 0), (evaluate, EVALUATE_AT_END)],
+}
+"""Job → its stages with their replicas, one after the other."""
+
 
 @flow(
     name="replay",
@@ -64,15 +72,8 @@ def replay(request: ReplayRequest) -> dict[str, Any]:
     with attempt_under_way(store, 0, "replay") as (arguments, _):
         if request.rescore is not None:
             _finish(config, arguments, score, range(config.annotators.total("scores")), config.scoring.threads)
-        threads = config.training.num_threads
-        match request.job:
-            case "verify":
-                _finish(config, arguments, verify, [0], threads)
-            case "compare":
-                _finish(config, arguments, compare, [0], threads)
-            case "train":
-                _finish(config, arguments, train, [0], threads)
-                _finish(config, arguments, evaluate, [EVALUATE_AT_END], threads)
+        for stage, replica in _STAGES[request.job]:
+            _finish(config, arguments, stage, [replica], config.training.num_threads)
         results = collect(store)
         report = as_markdown(results, store)
         store.put(f"{layout.REPLAY_RESULTS}/report.md", report.encode())

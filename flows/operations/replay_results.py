@@ -1,6 +1,6 @@
 """The results of a replay: completed at its end, then as tables for a terminal and for Markdown."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from flows.display.tables import TitledTable, for_markdown
@@ -69,14 +69,8 @@ def as_markdown(results: Mapping[str, Any], store: Store) -> str:
 
 def sections(results: Mapping[str, Any]) -> Iterator[TitledTable]:
     """The results as titled tables, for a terminal and for Markdown."""
-    if "verdict" in results:
-        yield _verdict(results["verdict"])
-    if "rescored" in results:
-        yield _rescored(results["rescored"])
-    if "trained" in results:
-        yield _trained(results["trained"]["runs"])
-    if "comparison" in results:
-        yield _compared(results["comparison"])
+    tables = {"verdict": _verdict, "rescored": _rescored, "trained": _trained, "comparison": _compared}
+    return (tables[name](result) for name, result in results.items())
 
 
 def _verdict(verdict: Mapping[str, Any]) -> TitledTable:
@@ -111,7 +105,7 @@ def _rescored(rescored: Mapping[str, Any]) -> TitledTable:
     )
 
 
-def _trained(runs: Sequence[Mapping[str, Any]]) -> TitledTable:
+def _trained(trained: Mapping[str, Any]) -> TitledTable:
     rows = [
         [
             run["run_id"],
@@ -120,7 +114,7 @@ def _trained(runs: Sequence[Mapping[str, Any]]) -> TitledTable:
             "–" if run["tokens_per_second"] is None else f"{run['tokens_per_second']:,.0f}",
             _share(run["train_share"]),
         ]
-        for run in runs
+        for run in trained["runs"]
     ]
     header = ["run", "version", "accuracy", "tokens/s", "trainer busy training"]
     return TitledTable(title="trained on stored trajectories", header=header, rows=rows, numbers=4)
