@@ -2,12 +2,20 @@
 
     entries (listed first) ─► streams, checkpoints, weights ─► their logs (read after) ─► records
 
-In this order, a listed file that no record names was not committed when the listing was made. Only maintenance lists a
-run; stages never do.
+In this order, a listed file that no record names was not committed when the listing was made. Orphans are such files
+that killed processes left:
+
+    seg/<epoch>-….arrows    a part whose writer died before the commit
+    data/<step>-…/NAME      a file of a checkpoint, a weights version or a promoted model that was never committed
+    .tmp-…                  a local write that was never renamed to its final name
+
+All other files belong to someone else: they are neither reported nor touched. Only maintenance lists a run; stages
+never do.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -23,7 +31,7 @@ from storage import layout
 from storage.checkpoints import Checkpoint, checkpoint_of
 from storage.errors import StreamCorrupt, damaged_record
 from storage.schema import CONSUMED, METRIC, SCORE, TEACHER, TRAINER_LOGPROBS, TRAJECTORY, UNFINISHED
-from storage.stores.base import Entry, Store
+from storage.stores.base import TEMPORARY_PREFIX, Entry, Store
 from storage.streams.log import LogCursor, LogReader
 from storage.streams.record import Record
 
@@ -44,6 +52,9 @@ STREAM_KINDS: dict[Kind, tuple[str, pa.Schema]] = {
 }
 """Kind → the pattern of its streams' paths, whose named groups are fields of StoredStream, and their schema; in the
 order in which rows flow."""
+
+_PART = re.compile(r"(?P<log>.+)/seg/(?P<epoch>\d+)-[^/]+\.arrows")
+_CHECKPOINT_FILE = re.compile(rf"(?P<log>{'|'.join(layout.FILE_LOGS)})/data/[^/]+/.+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +191,54 @@ def run_annotators(store: Store) -> AnnotatorPools:
         return AnnotatorPools.of(attempt.config)
     except (KeyError, TypeError, AttributeError) as error:
         raise StreamCorrupt(attempt.path, f"its config does not name reward and annotators: {error!r}") from error
+
+
+def find_orphans(contents: Contents) -> list[tuple[Entry, str]]:
+    """All orphans with the reason of each, sorted by path, once every log of the run was read.
+
+    A temporary folder is one entry. A recent one may be of a process that still runs. Leaves out files of damaged logs,
+    whose unreadable records may name them, and parts of a stream's newest writer, which may be about to commit them.
+    """
+    named = set(_named_files(contents))
+    orphans = [(entry, "an interrupted write") for entry in _unfinished_writes(contents)]
+    for entry in contents.entries.values():
+        match = _PART.fullmatch(entry.path) or _CHECKPOINT_FILE.fullmatch(entry.path)
+        log = contents.logs.get(match["log"]) if match and entry.path not in named else None
+        if match and log is not None and log.damage is None:
+            epoch = match.groupdict().get("epoch")
+            if epoch is None or int(epoch) < log.head.epoch or log.head.ended:
+                orphans.append((entry, "never committed"))
+    return sorted(orphans, key=lambda orphan: orphan[0].path)
+
+
+def is_temporary(path: str) -> bool:
+    """Whether a path is that of an unfinished write, or inside a temporary folder."""
+    return any(part.startswith(TEMPORARY_PREFIX) for part in path.split("/"))
+
+
+def _named_files(contents: Contents) -> Iterator[str]:
+    for path, log in contents.logs.items():
+        yield from (f"{path}/{record.file}" for record in log.parts)
+        for record in log.records:
+            if record.kind == "checkpoint":
+                with suppress(StreamCorrupt):
+                    yield from (ref.path for ref in checkpoint_of(record, path).files.values())
+
+
+def _unfinished_writes(contents: Contents) -> Iterator[Entry]:
+    """Temporary files and folders, each with its contents. Only a local store can leave them."""
+    root = contents.store.local_path("")
+    if root is None:
+        return
+    for path in root.rglob(f"{TEMPORARY_PREFIX}*"):
+        relative = path.relative_to(root)
+        if not is_temporary(relative.parent.as_posix()):
+            stats = [file.stat() for file in (path, *path.rglob("*")) if file.exists()]
+            yield Entry(
+                path=relative.as_posix(),
+                bytes=sum(stat.st_size for stat in stats),
+                t_modified=max((stat.st_mtime for stat in stats), default=0.0),
+            )
 
 
 def _parse_stream(path: str) -> StoredStream | None:

@@ -21,9 +21,8 @@ from typing import Any, Literal
 from millrace.errors import InputError, LedgerMismatch
 from millrace.evaluation.answers import read_answers
 from millrace.evaluation.results import ResultsReader, parse_result
-from millrace.maintenance.contents import Contents, StoredLog, StoredStream
+from millrace.maintenance.contents import Contents, StoredLog, StoredStream, find_orphans
 from millrace.maintenance.cross_checks import check_ledger, contradictions, misaligned_annotations
-from millrace.maintenance.orphans import find_orphans
 from millrace.models.start_folder import parse_manifest
 from millrace.prompts.blocks import parse_block
 from millrace.runs.decisions import parse_decision

@@ -19,8 +19,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from millrace.maintenance.contents import Contents, best_stored
-from millrace.maintenance.orphans import find_orphans, is_temporary
+from millrace.maintenance.contents import Contents, best_stored, find_orphans, is_temporary
 from millrace.training.checkpoints.names import weights_checksum
 from storage import layout
 from storage.checkpoints import Checkpoint
