@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import RenderableType
+from rich.text import Text
 
 from flows.cli.command_line import JSON, RUN_URL, Command, count, option
 from flows.display.tables import echo, local_time, new_table, plain, shortened
@@ -136,9 +137,8 @@ def _comparison(diff: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield plain(diff["sentence"], "bold")
 
 
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= _VALUE_WIDTH else f"{text[: _VALUE_WIDTH - 1]}…"
+def _short(value: Any) -> Text:
+    return shortened(json.dumps(value), _VALUE_WIDTH)
 
 
 _STEP = option("--step", type=count, required=True, metavar="N", help="the step that made policy version N")

@@ -7,14 +7,15 @@ gc         frees space in a stored run
 
 import tempfile
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
+from typing import Any
 
 from prefect import flow, get_run_logger
 from prefect.artifacts import create_table_artifact
-from pydantic import Field
 
 from configs.requests import PlanRequest
 from configs.schema import RunConfig
+from configs.section import Count, Positive
+from flows.campaign.attempt import arguments_of
 from flows.display.artifacts import artifact_key, show
 from flows.display.key_figures import evaluation_rows
 from flows.display.tables import for_markdown
@@ -31,8 +32,6 @@ from tasks.device_leases import leased_devices
 from tasks.stages import evaluate as evaluate_stage
 from tasks.stop import STOP
 
-Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
 _DAY_SECONDS, _GIGABYTE = 86400.0, 10**9
 
 
@@ -73,15 +72,9 @@ def evaluate(run_url: str) -> dict[str, Any]:
         # Not the campaign's folder, which may be in use.
         with tempfile.TemporaryDirectory(prefix="evaluate-", dir=memory_folder()) as folder:
             config, process = attempt_config(attempt), ("evaluate", EVALUATE_AT_END)
+            arguments = StageArguments(run_url=store.url, attempt=attempt.number, replica=0, handover=Path(folder))
             with leased_devices(config, [process], store.url) as assignment:
-                arguments = StageArguments(
-                    run_url=store.url,
-                    attempt=attempt.number,
-                    replica=EVALUATE_AT_END,
-                    handover=Path(folder),
-                    devices=assignment.get(process, ()),
-                )
-                evaluate_stage(arguments, config.training.num_threads)
+                evaluate_stage(arguments_of(process, arguments, assignment), config.training.num_threads)
     finally:
         STOP.set()
         STAGES.close()

@@ -117,7 +117,7 @@ class ScoredParts:
             store, path, record = self._record_of(pool, generator, ordinal)
             if record is None:
                 return None
-            parts[pool] = Part(record=record, table=read_part(store, path, _schema(pool), record, columns))
+            parts[pool] = Part(record=record, table=read_part(store, path, ANNOTATIONS[kind_of(pool)], record, columns))
         trajectories = Part(record=self._by_part[generator][ordinal], table=pa.table({}))
         if len(parts) > 1:
             trajectories = self.trajectories(generator, ordinal, ["source"])
@@ -135,7 +135,7 @@ class ScoredParts:
             finder = self._finders.setdefault(path, PartFinder(store, path))
             return store, path, finder.first(lambda record: record.part >= number)
         if path not in self._annotation_records:
-            self._annotation_records[path] = data_records(store, path, _schema(pool))
+            self._annotation_records[path] = data_records(store, path, ANNOTATIONS[kind_of(pool)])
         records = self._annotation_records[path]
         return store, path, records[number] if number < len(records) else None
 
@@ -158,10 +158,6 @@ class ScoredParts:
             )
         groups = zip_groups(self.trajectories(generator, ordinal), merged, generator)
         return {group.first_row_id: group for group in groups}
-
-
-def _schema(pool: str) -> pa.Schema:
-    return ANNOTATIONS[kind_of(pool)]
 
 
 def data_records(store: Store, path: str, schema: pa.Schema) -> Sequence[Record]:

@@ -43,21 +43,17 @@ def select(run: SourceRun, selection: Selection) -> npt.NDArray[np.int64]:
         conditions.append(selection.where)
     groups = run.groups.append_column("row", pa.array(np.arange(run.groups.num_rows)))
     for condition in conditions:
-        groups = _filter(groups, condition)
+        try:
+            groups = rows_where(groups, condition)
+        except InputError as error:
+            expected = f"an SQL condition over {', '.join(groups.column_names[:-1])}"
+            raise ReplayError(error.read, file="--where", expected=expected) from error
         if groups.num_rows == 0:
             steps = f"the run has steps {run.steps[0]} to {run.steps[-1]}"
             raise ReplayError(f"no group is left; {steps}", file=run.url, expected=f"a group with {condition}")
     rows: npt.NDArray[np.int64] = np.sort(groups["row"].to_numpy())
     run.check_stored(rows)
     return rows
-
-
-def _filter(groups: pa.Table, condition: str) -> pa.Table:
-    try:
-        return rows_where(groups, condition)
-    except InputError as error:
-        expected = f"an SQL condition over {', '.join(groups.column_names[:-1])}"
-        raise ReplayError(error.read, file="--where", expected=expected) from error
 
 
 Batch = list[tuple[int, int]]
