@@ -82,8 +82,9 @@ def compare(
         all_rows: list[int] = np.union1d(batch, selected).tolist()
         groups = dict(zip(all_rows, run.read(all_rows), strict=True))
         compared = samples_in([groups[row] for row in selected])
-        loss_rows = compare_losses(original, copies, compared) if compared else []
-        logprobs = original.step(samples_in([groups[row] for row in batch])).trainer_logprobs
+        rate_factor = run.rate_factor(step)
+        loss_rows = compare_losses(original, copies, compared, rate_factor) if compared else []
+        logprobs = original.step(samples_in([groups[row] for row in batch]), rate_factor).trainer_logprobs
         if loss_rows:
             head: Row = {
                 "step": step,
@@ -108,12 +109,14 @@ def _logprob_error(run: SourceRun, step: int, logprobs: Sequence[npt.NDArray[np.
     return float(max(np.abs(a - b).max() for a, b in zip(stored, logprobs, strict=True)))
 
 
-def compare_losses(original: Trainer, copies: Sequence[Trainer], samples: Sequence[Sample]) -> list[Row]:
+def compare_losses(
+    original: Trainer, copies: Sequence[Trainer], samples: Sequence[Sample], rate_factor: float = 1.0
+) -> list[Row]:
     """A row per copy: one step on the samples from the original's weights, which stay as they are."""
     rows: list[Row] = []
     for copy in copies:
         copy.copy_state_from(original)
-        report = copy.step(samples)
+        report = copy.step(samples, rate_factor)
         row = {name: getattr(report, name) for name in REPORTED}
         rows.append(row | {"loss": copy.loss.name, "surrogate": report.loss})
     implied_kls = mean_token_kl(original, copies, samples)

@@ -26,6 +26,7 @@ from millrace.rollouts.consumed import TRAINED, read_consumed, read_consumed_ste
 from millrace.rollouts.lineage import part_of_step
 from millrace.rollouts.masking import mask_as_stored
 from millrace.rollouts.scored_group import ScoredGroup
+from millrace.runs.decisions import StoredDecision, rate_factor, read_decisions
 from millrace.runs.history import read_step, read_steps
 from millrace.runs.record import latest_attempt, read_run
 from storage import layout
@@ -204,6 +205,14 @@ class SourceRun:
                 trainer_logprobs=dict(zip(members, self.trainer_logprobs(step), strict=True)),
                 numbers=numbers.get(step, {}),
             )
+
+    def rate_factor(self, step: int) -> float:
+        """Factor of the learning rate in that step: that of the rollbacks before its trainer. Raises StreamCorrupt."""
+        return rate_factor(self._decisions, self.groups["incarnation"][int(self.batch(step)[0])].as_py())
+
+    @cached_property
+    def _decisions(self) -> list[StoredDecision]:
+        return read_decisions(self.store)
 
     def _of_row(self, row: int, name: str) -> list[Any]:
         """[G] values of a column of CONSUMED."""

@@ -25,7 +25,6 @@ from millrace.replay.results import CheckpointVerdict, Mismatch, ReplayVerdict, 
 from millrace.replay.source_run import SourceRun
 from millrace.rollouts.masking import mask_truncated
 from millrace.rollouts.scored_group import ScoredGroup
-from millrace.runs.decisions import rate_factor, read_decisions
 from millrace.runs.history import read_steps
 from millrace.runs.provenance import differences, provenance
 from millrace.runs.record import attempt_of_step
@@ -105,7 +104,6 @@ class _Verification:
         self._run = run
         self._verdict = verdict
         self.trainer = start_trainer(run, verdict.from_step)
-        self._decisions = read_decisions(run.store)
         config = attempt_config(run.attempt)
         self._training, self._trainings = config.training, config.trainings()
         self._provenance = provenance(run.config)
@@ -121,8 +119,7 @@ class _Verification:
         rows = self._run.batch(step).tolist()
         groups = [mask_truncated(group, self._training.selection) for group in self._run.read(rows)]
         samples = self._checked_samples(step, rows, groups)
-        incarnation = self._run.groups["incarnation"][rows[0]].as_py()
-        report = self.trainer.step(samples, rate_factor(self._decisions, incarnation))
+        report = self.trainer.step(samples, self._run.rate_factor(step))
         return StepVerdict(
             step=step,
             rollouts=len(samples),

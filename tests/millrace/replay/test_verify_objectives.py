@@ -10,6 +10,10 @@ from support.replay.trained_run import TrainedRun, train_and_store
 from support.replay.verdicts import parted
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from configs.requests import Selection
+from millrace.replay.compare import compare
+from millrace.replay.results import summarize_comparison
+from millrace.replay.source_run import SourceRun
 from millrace.replay.verify import verify
 from millrace.runs.decisions import RATE_FACTOR, ROLL_BACK, StoredDecision
 from storage import layout
@@ -58,6 +62,8 @@ def test_steps_after_a_rollback_use_its_learning_rate(train: Callable[..., Train
     )
     run = train(decision=decision)
     assert verify(run.store).sentence == "steps 1 to 12 and 4 checkpoints are the same bit for bit"
+    table = compare(SourceRun(run.store), ["aipo"], selection=Selection(from_step=9, to_step=9))
+    assert summarize_comparison(table)["logprob_error"] == 0.0
     # Without the decision, the first step after the checkpoint makes other weights.
     (run.folder / layout.decision(0)).unlink()
     assert parted(verify(run.store))[:2] == (8, "logprobs")
