@@ -7,7 +7,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -63,8 +63,7 @@ class ScoredParts:
         ]
         """[generators] the commit records of the parts, by ordinal."""
         self._by_part = [{record.part: record for record in records} for records in self.records]
-        self._annotation_records: dict[str, Sequence[Record]] = {}
-        self._finders: dict[str, PartFinder] = {}
+        self._whole_log, self._finder = cache(data_records), cache(PartFinder)
         self._groups = lru_cache(maxsize=CACHED_PARTS)(self._read_groups)
 
     def parts_of(self, generator: int, first_row_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -125,18 +124,13 @@ class ScoredParts:
 
     def _record_of(self, pool: str, generator: int, ordinal: int) -> tuple[Store, str, Record | None]:
         """The stream of a pool's annotations of a part, and their commit record."""
-        store, count = (
-            self._scores.store if kind_of(pool) == "scores" else self.store,
-            self._scores.pools.replicas[pool],
-        )
+        store = self._scores.store if kind_of(pool) == "scores" else self.store
+        count = self._scores.pools.replicas[pool]
         path = layout.annotations_of_part(pool, generator, ordinal, count)
         number = layout.num_annotated_parts(layout.annotator_of_part(ordinal, count), ordinal, count)
         if not self._knows_all:
-            finder = self._finders.setdefault(path, PartFinder(store, path))
-            return store, path, finder.first(lambda record: record.part >= number)
-        if path not in self._annotation_records:
-            self._annotation_records[path] = data_records(store, path, ANNOTATIONS[kind_of(pool)])
-        records = self._annotation_records[path]
+            return store, path, self._finder(store, path).first(lambda record: record.part >= number)
+        records = self._whole_log(store, path, ANNOTATIONS[kind_of(pool)])
         return store, path, records[number] if number < len(records) else None
 
     def trajectories(self, generator: int, ordinal: int, columns: Sequence[str] | None = None) -> Part:
