@@ -202,7 +202,7 @@ class RunConfig(Section):
 
     @field_serializer("sources")
     def _without_inherited(self, sources: dict[str, SourceConfig]) -> dict[str, Any]:
-        # A stored source inherits what it does not set, as it does in its file.
+        # A stored source inherits the settings that it leaves out, as it does in its file.
         return {name: source.model_dump(mode="json", exclude_unset=True) for name, source in sources.items()}
 
     @model_validator(mode="after")

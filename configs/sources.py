@@ -1,4 +1,4 @@
-"""The sources of a mixture: each has a share of the groups, and settings of its own over those of the run."""
+"""The sources of a mixture: each has a share of the groups, and settings that replace those of the run."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

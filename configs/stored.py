@@ -72,7 +72,7 @@ class AnnotatorPools:
 
 
 def kind_of(pool: str) -> AnnotationKind:
-    """What the annotators of a pool write."""
+    """The kind of annotations in a pool, by its name."""
     return "scores" if pool.startswith("scores/") else "teachers"
 
 

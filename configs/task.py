@@ -108,7 +108,7 @@ class EndpointConfig(Section):
     """`http`: maximum number of responses per request."""
     max_requests: Count | None = None
     """Maximum number of attempts in a run, kills and resumes included; its scorers get equal shares. null: no limit. To
-    go on, resume with a higher limit."""
+    continue, resume with a higher limit."""
     max_cost: Positive | None = None
     """The same limit for the cost at `scoring.judge.input_price` and `output_price`, in their currency; null: none. The
     first answer without `usage` reaches it."""
@@ -127,7 +127,7 @@ class JudgeConfig(Section):
     engine_args: EngineArgs = Field(default_factory=dict)
     """Arguments of that library, as `generation.engine_args`; only with `vllm`."""
     rubric: Text = "Grade whether the response solves the task correctly and completely."
-    """What the judge is told to grade."""
+    """The judge's instructions."""
     highest: Positive = 10.0
     """The highest grade; the reward is the grade divided by it, 0 to 1."""
     relative: bool = False

@@ -243,7 +243,7 @@ class TrainingConfig(ObjectiveConfig):
     @property
     def pulls_without_advantage(self) -> bool:
         """Whether rollouts without an advantage by rewards add to the gradient: by KL, entropy, a teacher, the experts'
-        balance, cross-entropy or a loss of one's own."""
+        balance, cross-entropy or a custom loss."""
         coefficients = (self.kl.coefficient, self.entropy_coefficient, self.router_aux_loss_coefficient)
         if any(coefficients) or self.distillation.teacher is not None:
             return True

@@ -16,8 +16,8 @@ _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 def parse_json(data: bytes | str, **hooks: Any) -> Any:
-    """The value in `data`, made with the `hooks` of `json.loads`. Raises ValueError for whatever is no JSON, or can't
-    be read as such: text that is not UTF-8, numbers of thousands of digits, and values nested thousands deep among it.
+    """The value in `data`, made with the `hooks` of `json.loads`. Raises ValueError for anything else, and for
+    text that is not UTF-8, numbers of thousands of digits, and values nested thousands deep.
     """
     try:
         return json.loads(data, **hooks)

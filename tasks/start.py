@@ -20,7 +20,7 @@ from millrace.runtime.heartbeat import interface_variables
 from storage.stores.base import Store
 
 _JOIN_SECONDS = 30.0
-"""How long a trainer over several hosts waits for missing ones before it goes on with `min_hosts`."""
+"""How long a trainer over several hosts waits for missing ones before it continues with `min_hosts`."""
 
 
 def warm_up(stages: Iterable[str]) -> None:

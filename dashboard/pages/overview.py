@@ -90,7 +90,7 @@ def page(
 
 
 def empty(url: str, *, is_missing: bool) -> list[Component]:
-    """Says why there are no runs, and how to start one."""
+    """Draws a page without runs: the reason, and how to start one."""
     reason = f"The folder {url} does not exist." if is_missing else f"{url} has no runs yet."
     start = "Start one: `millrace run configs/presets/tiny-cpu.yaml`. This page keeps looking."
     return [html.P([html.Strong(reason), " ", *with_commands(start)], className="nowhere")]

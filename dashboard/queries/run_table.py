@@ -107,7 +107,7 @@ def decisive(settings: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 def is_incidental(key: str) -> bool:
-    """Whether a setting names a seed, an address or a run, and so does not change what is learned on average.
+    """Whether a setting names a seed, an address or a run, and so does not change the result on average.
 
     The path of a model does: another model may be there.
     """

@@ -239,7 +239,7 @@ class GroupReader:
     def _trained(
         self, generator: int, consumed: Mapping[int, Row], problems: list[str]
     ) -> dict[int, dict[str, npt.NDArray[np.float32]]]:
-        """Reads what the trainer computed for each token: row_id → column → [R] values."""
+        """Reads the trainer's values of each token: row_id → column → [R] values."""
         trained = [row_id for row_id, row in consumed.items() if row["outcome"] == TRAINED]
         if not trained:
             return {}

@@ -125,7 +125,7 @@ def _noted(rows: Rows, compared: Mapping[str, tuple[list[Question], str]]) -> Ro
 
 
 def _compare(runs: Sequence[RunData], display: Display) -> dict[str, tuple[list[Question], str]]:
-    """Run id → its questions, and a sentence that names the versions or says why there are no questions."""
+    """Run id → its questions, and a sentence that names the versions, or says why questions are missing."""
     return {run.info.run_id: _questions(run, display) for run in runs}
 
 

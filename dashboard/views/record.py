@@ -32,7 +32,7 @@ def _settings(run: RunData, *, is_default: bool) -> list[tuple[str, ...]]:
     defaults = settings({key: default for key, values in changed.items() for default in values})
 
     def differs(key: str, value: str) -> bool:
-        # Of a setting with names of its own below it, such as a loss, only some may differ.
+        # A setting may hold others, such as the parameters of a loss, and only some of these may differ.
         return defaults.get(key) != value and any(key == name or key.startswith(f"{name}.") for name in changed)
 
     return [

@@ -64,7 +64,7 @@ def run_campaign(
 ) -> int:
     """Runs a campaign to its end. Returns 0, or CANCELLED or a code of STOPS if it was stopped.
 
-    `command` is what a person types to continue the run; None: it is not continued. `profile`: the steps that its
+    `command` continues the run, for a person to type; None: it is not continued. `profile`: the steps that its
     stages record. Raises the errors of `flows.campaign.prepare.check` before anything is created, and StageDied, with a
     note that holds the command.
     """

@@ -121,7 +121,7 @@ class Artifacts:
             return
         key = artifact_key(self._run_id, name)
         if name not in self._ids:
-            # A flow run that was suspended goes on with the artifacts of its former process.
+            # A flow run that was suspended continues the artifacts of its former process.
             mine = ArtifactFilter(
                 flow_run_id=ArtifactFilterFlowRunId(any_=[self._flow_run_id]), key=ArtifactFilterKey(any_=[key])
             )

@@ -139,7 +139,7 @@ def check(request: ReplayRequest) -> RunConfig:
 
 
 def _check_teachers(config: RunConfig, runs: Sequence[SourceRun]) -> None:
-    """Raises InputError unless the runs stored what the replay trains with: every teacher's rows, with its top k."""
+    """Raises InputError unless the runs stored the rows of every teacher that the replay trains with, and its top k."""
     for run in runs:
         stored = AnnotatorPools.of(run.config)
         for source, of_source in config.by_source().items():

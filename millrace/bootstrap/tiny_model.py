@@ -87,7 +87,7 @@ def tiny_llama(shape: Recipe, tokenizer: PreTrainedTokenizerFast, context: int) 
 
 @dataclass(frozen=True, kw_only=True)
 class Lesson:
-    """What the model learns of one source."""
+    """The demonstrations of one source."""
 
     prompts: Sequence[Prompt]
     recipe: Recipe

@@ -54,7 +54,7 @@ class CompletenessCheck:
 
 
 def _in_words(message: Message, words: dict[str, str]) -> Message:
-    """The message with a word for each text. `words` gets what each of them stands for."""
+    """The message with a word for each text. `words` gets each word with the part that it stands for."""
     role, changed = message["role"], dict(message)
     for key in ("content", *REASONING):
         if text := message.get(key):

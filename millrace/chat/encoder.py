@@ -66,7 +66,7 @@ class PromptEncoder:
     def demonstrate(self, prompt: Prompt) -> Response:
         """The response that the prompt's source demonstrates, after the tokens of `encode`. Its log μ are 0.
 
-        What others say between the assistant's turns belongs to an environment, and so do unlearned turns. Raises
+        Messages between the assistant's turns belong to an environment, and so do turns that are not learned. Raises
         ChatError, naming the prompt, if the conversation can't be written turn after turn.
         """
         shown = prompt.demonstration

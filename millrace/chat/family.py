@@ -94,7 +94,7 @@ class FamilyRenderer(ChatRenderer):
         raise ChatError(f"{self.name} can't append another turn to the policy's")
 
     def _rendered(self, messages: Sequence[Message], tools: Sequence[Message], *, turn_follows: bool) -> Any:
-        """What the library writes, with `token_ids` and `message_indices`."""
+        """The library's rendering, with `token_ids` and `message_indices`."""
         try:
             return self._renderer.render(list(messages), tools=list(tools) or None, add_generation_prompt=turn_follows)
         except Exception as error:

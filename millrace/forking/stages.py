@@ -195,7 +195,7 @@ def start_command(
 ) -> Process:
     """Starts a stage process with a lifeline, a pipe for its lines, and this many threads for its computation.
 
-    `environment`: variables of its own.
+    `environment`: variables added to those of this process.
     """
     return subprocess.Popen(
         command,

@@ -1,4 +1,4 @@
-"""What torch needs on a host to compile layers.
+"""Finds the compilers that torch needs on a host to compile layers.
 
     device    compiles with    needs
     cpu       Inductor         a C++ compiler, CXX or g++, and Python.h

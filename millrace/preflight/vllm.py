@@ -31,7 +31,7 @@ _KEY = "generation.engine_args."
 
 @dataclass(frozen=True, kw_only=True)
 class Requests:
-    """What vLLM will be asked for a source."""
+    """The requests of a source to vLLM."""
 
     max_new_tokens: int
     prompts: Sequence[Sequence[str]]

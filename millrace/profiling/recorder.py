@@ -3,7 +3,7 @@
     trainer     ── version a ──► record … ── version b ──► stop        a, b: of the run's request
     generator   ── gets a or a later one ──► record … ── gets b, or drains ──► stop
 
-Operators and kernels come from the profiler. The stage adds its activities and what it waits for.
+Operators and kernels come from the profiler. The stage adds its activities and its waits.
 """
 
 import gc

@@ -52,7 +52,7 @@ class ProfileRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """What one process did while it was recorded."""
+    """The recording of one process."""
 
     process: str
     """Such as `train-0`."""

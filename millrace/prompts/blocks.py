@@ -2,7 +2,7 @@
 
 prompt_blocks/<block>.json    {"crc": …, "policy_version": 8, "sources": {"sums": {"groups": [0, 2, …], …}, …}}   sealed
 
-A block is written once and stays. So a group has the same prompt whoever makes it, also after a restart or a rollback
+A block is written once and stays. So a group has the same prompt in every process, also after a restart or a rollback
 (docs/decisions/04).
 """
 

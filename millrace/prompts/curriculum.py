@@ -1,4 +1,4 @@
-"""What past groups earned, and what follows for the prompts to come.
+"""Chooses prompts by the rewards of past groups.
 
 ║ consumed ║ ─► the groups of steps before v ─┬─► prompts that were always right, or never: asked every fourth epoch
                                               ├─► share of right responses of the last ten steps ─► solved?
@@ -55,12 +55,12 @@ class PastGroups:
         return max((group.group_id for group in self._groups), default=-1)
 
     def read(self) -> None:
-        """Reads what was consumed since."""
+        """Reads the groups consumed since the last call."""
         for part in self._consumed.readable():
             self._groups += _groups_of(part.table)
 
     def before(self, policy_version: int, lineage: Lineage) -> list[PastGroup]:
-        """Those of steps before the one of `policy_version`, without rolled-back steps, by number."""
+        """Groups consumed before the step that made `policy_version`, without rolled-back steps, sorted by group id."""
         found = [
             group
             for group in self._groups

@@ -73,7 +73,7 @@ class MixedSource:
         return weight
 
     def add(self, block: SourceBlock, first_group: int, path: str) -> None:
-        """Takes over what a block decided, which is stored in `path`. Raises PromptsError."""
+        """Adds the groups of a block, which is stored in `path`. Raises PromptsError."""
         num_prompts = len(self.prompts)
         if block.num_prompts != num_prompts:
             expected = f"{block.num_prompts}, as when {path} was written"

@@ -56,7 +56,7 @@ def stored_demonstrations(url: str, where: str | None) -> list[Prompt]:
     """The prompts of the run at `url`, each with a response whose row of `consumed` has a reward and fulfils `where`.
 
     In the order of the run; responses that were cut off are left out, because their end can't be learned. Raises
-    PromptsError if nothing is left or `where` is no condition, and StreamCorrupt.
+    PromptsError if nothing is left or `where` is not a condition, and StreamCorrupt.
     """
     store = open_store(url)
     rows = read_consumed(store)

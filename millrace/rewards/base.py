@@ -45,7 +45,7 @@ class Score:
     t: float = field(default_factory=time.time, compare=False)
     """When the verifier ended, unix seconds; by default, when this object was made."""
     exchange: Mapping[str, Any] = field(default_factory=dict)
-    """What an endpoint was asked and what it answered, plain JSON, by the name of the reward."""
+    """Requests to endpoints and their answers, plain JSON, by the name of the reward."""
 
     def __post_init__(self) -> None:
         is_ok = self.status == "ok"

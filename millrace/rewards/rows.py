@@ -73,7 +73,7 @@ class UnscoredRows:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all answers of services are there."""
+        """Whether all answers of services have arrived."""
         return self.submitted.is_answered
 
     def collect(self) -> pa.Table:

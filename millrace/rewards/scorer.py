@@ -71,7 +71,7 @@ class Submitted:
 
     @property
     def is_answered(self) -> bool:
-        """Whether all answers of services are there."""
+        """Whether all answers of services have arrived."""
         return all(request.answer.done() for requests in self.asked.values() for request in requests)
 
 

@@ -51,7 +51,7 @@ def read_consumed_step(store: Store, step: int) -> pa.Table:
 
 
 class SourceLedger:
-    """What a trainer of this lineage, and its ancestors, consumed of each source. Unreadable parts are skipped."""
+    """Sums groups and amounts by source that a trainer of this lineage consumed. Unreadable parts are skipped."""
 
     def __init__(self, store: Store, lineage: Lineage) -> None:
         # By source and outcome.
@@ -81,7 +81,7 @@ class SourceLedger:
             self._groups[row["source"], row["trained_any"]] += 1
 
     def to_json(self) -> dict[str, dict[str, Any]]:
-        """By source: its groups and amounts, as in `millrace.rollouts.ledger`; `` is that of damaged parts."""
+        """Groups and amounts by source, as in `millrace.rollouts.ledger`. The source of damaged parts is ``."""
         return {
             source: {
                 "groups_trained": self._groups[source, True],

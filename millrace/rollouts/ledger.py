@@ -209,7 +209,7 @@ def check_scored(generated: Amount, scored: Amount) -> None:
 
 
 def amount_scored(by_pool: Iterable[Amount]) -> Amount:
-    """How much of a generator's trajectories all pools have passed, from what each has."""
+    """How much of a generator's trajectories all pools have passed, from the amount that each has."""
     return min(by_pool, key=lambda amount: amount.rollouts)
 
 

@@ -224,7 +224,7 @@ def _total(records: Records, stage: str, name: str) -> int:
 
 
 def _services(records: Records) -> dict[str, float]:
-    """What services were asked for scores, and what that cost; empty if none was."""
+    """Requests to services for scores, their tokens and cost; empty without requests."""
     totals: Counter[str] = Counter()
     for record in records.values():
         totals.update({name.rpartition("/")[2]: value for name, value in record.items() if name.startswith("service/")})

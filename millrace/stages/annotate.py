@@ -44,7 +44,7 @@ class Annotator(Protocol):
     """Computes the rows of a stage."""
 
     kind: AnnotationKind
-    """What the rows hold."""
+    """Kind of the rows: scores, or a teacher's log-probabilities."""
 
     def submit(self, generator: int, part: Part) -> PendingRows:
         """Begins to compute the rows of a part of a generator's trajectories."""

@@ -79,7 +79,7 @@ class _ScoreAnnotator:
         self._failing = FailingReward(rewards, responses)
         self._usage = ServiceUsage(stage, scorer)
         self._open: list[UnscoredRows] = []
-        """Submitted rows that may lack answers."""
+        """Submitted rows, perhaps without all answers."""
         self._slots = {remote: sources[remote.source].scoring.endpoint.in_flight for remote in scorer.remote}
         scorer.on_first_failure = self._report_failure
         loaded = _joined(f"{rewards[name]} {version}" for name, version in scorer.versions.items())

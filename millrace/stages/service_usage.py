@@ -1,4 +1,4 @@
-"""What services were asked by a process that scores, and by its predecessors, kept in its status record.
+"""Counts requests to services by a process that scores, and by its predecessors, in its status record.
 
 It is stored before requests are made, so that those of a killed process count.
 """
@@ -17,7 +17,7 @@ _NOTHING: Mapping[RemoteReward, int] = MappingProxyType({})
 
 
 class ServiceUsage:
-    """Of the rewards of `scorer` that services compute; they go on counting from the stage's record.
+    """Usage by the rewards of `scorer` that services compute. Counts continue from the stage's record.
 
     The limits of a source are shared by the scorers of its pool and the evaluator.
     """

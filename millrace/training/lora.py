@@ -56,7 +56,7 @@ def add_adapters(
 
 
 def described(training: TrainingConfig) -> Adapter:
-    """What generators and PEFT's files need to know of the adapters of a run with `training.lora.rank`."""
+    """Describes the adapters of a run with `training.lora.rank`, for generators and PEFT's files."""
     lora, frozen_layers = training.lora, training.frozen_layers
     if lora.rank is None:
         raise ValueError("the run has no adapters")

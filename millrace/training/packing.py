@@ -240,7 +240,7 @@ def _of_tokens(values: Sequence[npt.NDArray[np.generic]], dtype: npt.DTypeLike) 
 
 
 def _kept_tokens(samples: Sequence[Sample]) -> KeptTokens | None:
-    """What truncated sampling kept; None if no token was truncated."""
+    """The tokens that truncated sampling kept; None if no token was truncated."""
     if not any(len(sample.kept_counts) for sample in samples):
         return None
     counted = [

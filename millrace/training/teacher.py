@@ -24,7 +24,7 @@ _LOWEST = torch.finfo(torch.float32).min
 
 
 class TaughtTokens(NamedTuple):
-    """What a teacher says about the R tokens of a response."""
+    """A teacher's log-probabilities of the R tokens of a response."""
 
     logprobs: npt.NDArray[np.float32]
     """[R] log π_T of each, nats."""
@@ -54,7 +54,7 @@ class Teacher:
         self._policy.on_progress = function
 
     def unknown_id(self, sample: Sample) -> int | None:
-        """A token id of the sample, or of those that it was drawn from, that the teacher lacks; None without one."""
+        """A token id of the sample, kept ones included, that the teacher does not know; None without one."""
         ids = np.concatenate([sample.prompt_tokens, sample.response_tokens, sample.kept_tokens])
         largest = int(ids.max())
         return largest if largest >= self.num_ids else None

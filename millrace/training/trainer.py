@@ -178,7 +178,7 @@ class Trainer:
 
         `rate_factor` multiplies the learning rate of the schedule. Raises InputError if no token of `samples` is
         trainable, TrainingDiverged where log-probabilities or the gradient are not finite, and DeviceOutOfMemory.
-        Optimizer and weights are then those before the update that failed, except that a lack of memory may leave some
+        Optimizer and weights are then those before the update that failed, except that DeviceOutOfMemory may leave some
         of them updated.
         """
         try:

@@ -57,7 +57,7 @@ class Manifest:
     fingerprint: Fingerprint | None = None
     """None only between the trainer and sync_weights, which computes it: hashing would delay the trainer."""
     adapter: Adapter | None = None
-    """What the tensors are if they are a LoRA adapter on the run's start model; None: the whole model."""
+    """Shape of the LoRA adapter on the run's start model that the tensors are; None: they are the whole model."""
     max_staleness: int | None = None
     """Bound by which a generator with these weights admits groups, policy versions; None: as configured."""
 

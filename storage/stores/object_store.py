@@ -10,8 +10,8 @@ request is conditional or a POST; this store does so in all other cases, such as
 try created the object, the next one finds it there, so False can mean "it was me": whatever is committed has a unique
 name or nonce, and is read back.
 
-Without the permission s3:ListBucket, S3 answers 403 for an absent object. "Not yet" can't be told from "forbidden"
-there, so `probe` refuses such a store.
+Without the permission s3:ListBucket, S3 answers 403 for an absent object. "Not yet" looks like "forbidden" there, so
+`probe` refuses such a store.
 """
 
 import itertools

@@ -1,7 +1,7 @@
-"""The meaning of an S3 error. The library's exception types tell too little, so its text is parsed.
+"""The meaning of an S3 error. The library's exception types say too little, so its text is parsed.
 
-They can't tell a missing bucket from a missing object, a full store or a wrong region from another fault, a refused
-credential source from a refused request, nor why a connection failed.
+They don't distinguish a missing bucket from a missing object, a full store or a wrong region from another fault, or a
+refused credential source from a refused request. They don't say why a connection failed.
 
 Generic S3 error: Error performing GET http://host/bucket/key in 1ms - Server returned non-2xx status code:
 403 Forbidden: <Error><Code>AccessDenied</Code>…                              ──► Answer ──► a storage error

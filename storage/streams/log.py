@@ -13,7 +13,7 @@
     reading             get the next number ──► a record: verify prev, epoch, shape; advance
                                                └── nothing there ──► no news, or a hole if a snapshot is further on
 
-To find the head, a reader starts at a snapshot (`storage.streams.snapshot`), so long logs cost no more than short ones.
+To find the head, a reader starts at a snapshot (`storage.streams.snapshot`), so long logs cost as much as short ones.
 
 A writer can commit only under the number after its last record. Once a newer writer's fence is there, a zombie cannot
 get past it, however long it slept. So no record is older than the fence before it.

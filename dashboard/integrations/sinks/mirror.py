@@ -83,7 +83,7 @@ def _copy_all(store: "Store", mirrors: "Sequence[Mirror | Traces]") -> bool:
 
 
 def _mirrors(arguments: argparse.Namespace, store: "Store", run_id: str) -> "Iterator[Mirror | Traces]":
-    """Creates what the requested options copy with. Imports are local because the packages are optional."""
+    """Creates the mirrors that the options request. Imports are local because the packages are optional."""
     from dashboard.integrations.sinks.copying import Mirror
 
     for option, (name, _, _) in _OPTIONS.items():

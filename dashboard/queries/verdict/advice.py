@@ -14,7 +14,7 @@ NOTHING = "Nothing needs to be changed."
 
 
 def judge(facts: Facts) -> Verdict:
-    """Computes the verdict from a run's facts. A finished run can't be changed, so its clauses are no warnings."""
+    """Computes the verdict from a run's facts. A finished run can't be changed, so its clauses are not warnings."""
     clauses = [rule(facts) for rule in CLAUSES]
     causes = {clause.cause for clause in clauses}
     advice = (sentence(facts) for cause, sentence in ADVICE.items() if cause in causes)

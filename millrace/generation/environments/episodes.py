@@ -9,9 +9,9 @@
     neither        one turn is the whole response
     demonstration  the prompt's own response is the whole one; the engine computes nothing
 
-Which of them a request is, its source decides. A demonstration is what a policy of a single possible response would
-sample: log μ is 0 at each token. It carries the version of the weights that the engine has heard of, so that streams,
-staleness and rollbacks work as for sampled responses.
+The request's source determines the kind of episode. A demonstration counts as sampled by a policy with a single
+possible response: log μ is 0 at each token. It has the version of the engine's weights, so that streams, staleness and
+rollbacks work as for sampled responses.
 
 The policy's tokens are kept as sampled and never tokenized again; the environment's answer becomes tokens separately
 and is appended to them. Weights may be replaced at any time: each turn has its own version spans, and the tokens of an
@@ -268,7 +268,7 @@ class Episodes(Engine):
 
 
 def check_demonstration(prompt_id: str, num_tokens: int, max_new_tokens: int) -> None:
-    """Raises PromptsError if a demonstration of so many tokens is too long."""
+    """Raises PromptsError if a demonstration of `num_tokens` is too long."""
     if num_tokens > max_new_tokens:
         read = f"its demonstration has {num_tokens} tokens and generation.max_new_tokens is {max_new_tokens}"
         raise PromptsError(read, file=f"prompt {prompt_id}", expected=f"at least {num_tokens} there")

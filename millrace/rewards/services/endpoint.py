@@ -65,7 +65,7 @@ class Answer:
     """The JSON object; None unless `status` is `ok`."""
     status: ScoreStatus = "ok"
     error: str | None = None
-    """Why there is no answer."""
+    """Why the answer is missing."""
     seconds: float = 0.0
     """From its first attempt to the answer."""
     t: float = field(default_factory=time.time)
@@ -152,7 +152,7 @@ class Endpoint:
         raise AssertionError("each attempt returns or raises")
 
     async def _turn(self, deadline: asyncio.Timeout) -> None:
-        """Waits for a turn, which is no time of the service. Raises LimitReached."""
+        """Waits for the rate limit. This time does not count towards the service's timeout. Raises LimitReached."""
         if self._config.requests_per_minute is not None:
             now, end = self._loop.time(), deadline.when()
             assert end is not None
@@ -222,7 +222,7 @@ def _tokens(answer: Mapping[str, Any]) -> Usage | None:
 
 
 def _pause(state: RetryCallState) -> float:
-    """Seconds before the next attempt: at least what the service asked for, and a random time whose bound doubles."""
+    """Seconds before the next attempt: the service's own figure at least, and a random time whose bound doubles."""
     assert state.outcome is not None
     error = state.outcome.exception()
     asked = error.pause if isinstance(error, _Transient) else None

@@ -63,7 +63,8 @@ class CollapseGuard:
     def watch(self, report: StepReport, groups: Sequence[ScoredGroup], lags: Sequence[int]) -> Collapse | None:
         """Records the last step, with its groups and their staleness. Returns the collapse, if any.
 
-        Its reward is the mean over the sources by their first weights, so a mixture that changes is no collapse.
+        Its reward is the mean over the sources by their first weights, so that a change of the mixture does not look
+        like a collapse.
         """
         # Demonstrations say nothing about the policy.
         groups = [group for group in groups if not group.is_demonstration]

@@ -10,7 +10,7 @@
 
 Groups of a step are recorded once the step is done. If the trainer dies, its successor continues from the newest
 checkpoint and takes every group since then again. On resume, the trainer commits its checkpoint again under its own
-incarnation, so that generators can tell which of their groups it will reject. A trainer that shares its device with
+incarnation, so that generators know which of their groups it will reject. A trainer that shares its device with
 generators sleeps from the handover of a version until a step's worth of groups is scored
 (`millrace/runtime/device_sharing.py`).
 """

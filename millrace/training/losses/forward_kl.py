@@ -33,7 +33,7 @@ class TopTokens(NamedTuple):
         return TopTokens(self.tokens_NK.to(device), self.logprobs_NK.to(device))
 
     def at(self, part: slice) -> "TopTokens":
-        """Those of a slice of the response tokens."""
+        """The top tokens of a slice of the response tokens."""
         return TopTokens(self.tokens_NK[part], self.logprobs_NK[part])
 
 

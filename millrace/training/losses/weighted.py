@@ -67,8 +67,8 @@ def cross_entropy(inputs: LossInputs, config: loss_configs.PlainConfig) -> LossO
 
     −∇ loss = ∇ log π
 
-    The advantage has no influence. A demonstration is what a μ of a single response samples, log μ = 0, so the reported
-    ratio is the probability of the token.
+    The advantage has no influence. Demonstrations were not sampled; their log μ is 0, so the reported ratio is the
+    probability of the token.
     """
     weight_N = torch.ones_like(inputs.rollout_logprobs_N)
     return LossOutputs(

@@ -5,7 +5,7 @@
 
     follow: receive ─► step, weights, … of the rank's own trainer ─► receive ─► … ─► end
 
-Only rank 0 reads streams, hands weights over and commits. A trainer without other ranks commands nobody.
+Only rank 0 reads streams, hands weights over and commits. With one rank no commands are sent.
 """
 
 import json

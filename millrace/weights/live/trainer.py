@@ -185,7 +185,7 @@ def _plain_segments() -> Iterator[None]:
 
     Another process maps an expandable segment by `pidfd_getfd`, which Docker, Kubernetes and Ubuntu refuse by default.
     """
-    # torch resets what a string does not mention.
+    # torch resets settings that a string leaves out.
     settings = torch._C._accelerator_getAllocatorSettings()
     torch._C._accelerator_setAllocatorSettings(with_conf_flag(settings, EXPANDABLE_SEGMENTS, enabled=False))
     try:

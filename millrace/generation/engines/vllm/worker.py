@@ -205,7 +205,7 @@ class WorkerEngine(WeightTransferEngine[Init, Update]):
         def checked(weights: Iterable[tuple[str, torch.Tensor]]) -> set[str] | None:
             loaded: set[str] | None = load(self._checked(weights, hashes))
             if self.device.type == "cuda":
-                # Each pack has a stream of its own. vLLM 0.32 loads a layer that two packs divide in the second one's.
+                # Each pack has its own stream. vLLM 0.32 loads a layer that two packs divide in the second one's.
                 torch.cuda.current_stream().synchronize()
             return loaded
 
@@ -245,7 +245,7 @@ class WorkerEngine(WeightTransferEngine[Init, Update]):
 
 
 class _Watch:
-    """Whether a push goes on; `key` is set in the rendezvous at `address` if it is aborted."""
+    """Watches whether a push continues; `key` is set in the rendezvous at `address` if it is aborted."""
 
     def __init__(self, address: str, key: str, seconds: float) -> None:
         self._address, self._key = address, key
