@@ -223,7 +223,7 @@ def targets_met(rows: Sequence[Figures]) -> dict[str, bool]:
 
 
 def _figures(row: Figures) -> Figures:
-    """Of the campaign, or of the simulation where none was run."""
+    """Figures of the campaign, or of the simulation where none was run."""
     figures: Figures = row["measured"] if "measured" in row else row["expected"]
     return figures
 

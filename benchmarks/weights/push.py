@@ -5,7 +5,7 @@
     generator                        ├─ travel ─┤─ verify ─┤─ load ─┤    travel: the offer, until the look that finds it
                    ├──────────────────── live ─────────────────────┤
 
-    floor          two copies of the same bytes, from memory to memory that is there already, by the trainer
+    floor          two copies of the same bytes, from memory to memory that exists already, by the trainer
 
 The floor is measured before each push, and a share of it is that of the round. All use the clock CLOCK_MONOTONIC.
 """
@@ -135,7 +135,7 @@ def _push(
 
 
 def _wire_bytes(setup: Setup, policy: Policy, version: int, *, keep: bool) -> int:
-    """What this version, pushed last, took on the wire. `keep`: later versions need its files in the store."""
+    """Cost of this version, pushed last, on the wire. `keep`: later versions need its files in the store."""
     if setup.transport != "store":
         return 0
     store = _store(setup)

@@ -1,7 +1,7 @@
 """How long vLLM can't generate while it gets new weights: a real engine, idle, with a random Llama.
 
 version ─► receive buffer in shared memory ─► VllmEngine.update_weights: pause ─► load, repack ─► resume
-                      floor: one copy of the same bytes, from memory to memory that is there already
+                      floor: one copy of the same bytes, from memory to memory that exists already
 """
 
 import statistics
@@ -31,7 +31,7 @@ _ENGINE_ARGS = {
 
 
 def measure_vllm(num_pushes: int) -> dict[str, Any]:
-    """Seconds of a pause, median over the updates, beside one memcpy; the engine takes some 20 s to start."""
+    """Seconds of a pause, median over the updates, and of one memcpy; the engine takes some 20 s to start."""
     model = _model()
     buffer = ReceiveBuffer(memory_folder() / f"benchmark-{uuid.uuid4().hex}")
     with tempfile.TemporaryDirectory(prefix="millrace-benchmark-") as folder:
