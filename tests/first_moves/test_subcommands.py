@@ -13,7 +13,7 @@ ARGUMENTS = {
     "runs": "",
     "note": "{demo} 'my first run'",
     "doctor": "",
-    "init": "questions.jsonl --model {exported}",
+    "init": "sums.jsonl --model {exported}",
     "import": "{exported} --to imported",
     "replay": "{demo} --verify",
     "show": "{demo} --step 2",
@@ -36,7 +36,7 @@ def test_every_subcommand_is_tried(checkout: Checkout) -> None:
 
 @pytest.mark.parametrize("subcommand", ARGUMENTS)
 def test_a_subcommand_works(checkout: Checkout, demo: str, exported: str, subcommand: str) -> None:
-    checkout.write("questions.jsonl", '{"prompt": "2+3=", "answer": "5"}')
+    checkout.write("sums.jsonl", '{"prompt": "2+3=", "answer": "5"}')
     arguments = ARGUMENTS[subcommand].format(demo=demo, exported=exported)
     checkout.millrace(f"{subcommand} {arguments}").succeeded()
 
