@@ -57,8 +57,9 @@ def test_a_campaign_on_two_ranks_without_a_compiler_trains_uncompiled_and_says_s
     summary = millrace.finish("plain", **settings)
     assert summary["steps"] == 2
     assert summary["incidents"]["counts"] == {"trainer.uncompiled": 1}
-    compiled = {step.policy_version: step.values.get("compiled") for step in read_steps(millrace.store("plain"))}
-    assert compiled == {0: None, 1: 0, 2: 0}
+    # Version 0 has values only if the trainer started slowly enough to report its times before the first step.
+    steps = [step for step in read_steps(millrace.store("plain")) if step.policy_version]
+    assert {step.policy_version: step.values["compiled"] for step in steps} == {1: 0, 2: 0}
 
 
 @pytest.mark.parametrize(

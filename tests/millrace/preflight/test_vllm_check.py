@@ -196,7 +196,7 @@ def test_a_crash_of_vllm_is_reported_with_its_last_lines(tmp_path: Path) -> None
         text=True,
         check=False,
     )
-    assert "StageDied: the check of vLLM ended with exit code 3" in done.stderr
+    assert "StageDied: the check of vLLM exited with code 3" in done.stderr
     assert "kernel panic" in done.stderr
 
 

@@ -17,7 +17,7 @@ def test_three_prompts_have_three_rewarded_answers_and_a_reward_that_raises_is_n
     assert {reward for shown in sampled["prompts"] for _, reward in shown["answers"]} <= {0.0, 1.0}
     assert sampled["failure"] is None
     failing = load_config(
-        PRESETS / "tiny-cpu.yaml", [*settings, "scoring.reward=support.rewards.own_rewards:without_result"]
+        PRESETS / "tiny-cpu.yaml", [*settings, "scoring.reward=tests.support.rewards.own_rewards:without_result"]
     )
     unscored = sample(failing.model_dump(mode="json"))
     assert {reward for shown in unscored["prompts"] for _, reward in shown["answers"]} == {None}
