@@ -76,7 +76,7 @@ class RunConfig(Section):
     teachers: dict[str, TeacherConfig] = Field(default_factory=dict)
     """Teachers by name, such as `{expert: {path: models/expert}}`; `training.distillation.teacher` names one."""
     sources: dict[str, SourceConfig] = Field(default_factory=dict)
-    """Sources of a mixture by name, each with its `weight` and keys of its own, such as
+    """Sources of a mixture by name, each with its `weight` and its own keys, such as
     `{sums: {weight: 2}, words: {prompts: {source: words.jsonl}}}`; {}: the run has one source."""
     prompts: PromptsConfig = Field(default_factory=PromptsConfig)
     generation: GenerationConfig = Field(default_factory=GenerationConfig)

@@ -35,7 +35,7 @@ class SourceConfig(Section):
 
 
 SECTIONS = tuple(name for name, field in SourceConfig.model_fields.items() if is_section(field.annotation))
-"""Sections of the run of which a source may have its own keys."""
+"""Sections of the run whose keys a source may set for itself."""
 _KEYS = {name: SourceConfig.model_fields[name].annotation.model_fields.keys() for name in SECTIONS}  # type: ignore[union-attr]
 _SettingsT = TypeVar("_SettingsT", bound=Section)
 

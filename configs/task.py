@@ -50,7 +50,7 @@ class PromptsConfig(Section):
     demonstrations: bool = False
     """Whether each prompt is answered with a response that `source` holds, instead of a sampled one (supervised
     fine-tuning): conversations that end with the assistant's turn, prompts with a `response_field`, or the folder or
-    URL of a stored run. Without an answer of its own, a demonstration's last turn is the reference answer."""
+    URL of a stored run. Without an answer in its row, a demonstration's last turn is the reference answer."""
     response_field: Text = "response"
     """Key or column with the response of a demonstration: text that follows the prompt. Without it, all turns of the
     assistant in the conversation are learned."""

@@ -125,7 +125,7 @@ class DistillationConfig(Section):
 
 
 class ObjectiveConfig(Section):
-    """What the tokens of a response are trained towards; a source of a mixture may have its own."""
+    """Target of a response's tokens; a source of a mixture may have its own."""
 
     loss: LossConfig = Field(default_factory=AipoConfig)
     """Policy-gradient loss, by name or as `{name: ppo_clip, clip_high: 0.28}`. It weights a token: `aipo` with its

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from millrace.errors import LedgerMismatch
 from millrace.maintenance.contents import Contents, StoredStream, run_annotators
 from millrace.rollouts.consumed import TRAINED, read_consumed
-from millrace.rollouts.ledger import Account, Amount, CommittedAmounts
+from millrace.rollouts.ledger import Account, Amount, amount_scored
 from millrace.rollouts.loader import consumed_by
 from storage import layout
 from storage.checkpoints import Checkpoint
@@ -64,8 +64,8 @@ def misaligned_annotations(
 def check_ledger(contents: Contents, checkpoint: Checkpoint) -> None:
     """Compares a checkpoint with the streams, unless one of those that it names is damaged.
 
-    Raises LedgerMismatch; StreamCorrupt if the run's config can't be read or more is scored than generated; KeyError,
-    TypeError or ValueError if the checkpoint can't be read.
+    Raises LedgerMismatch; StreamCorrupt if the run's config can't be read; KeyError, TypeError or ValueError if the
+    checkpoint can't be read.
     """
     logs = {path: log for path, log in contents.logs.items() if log.damage is None}
     pools = run_annotators(contents.store)
@@ -77,10 +77,19 @@ def check_ledger(contents: Contents, checkpoint: Checkpoint) -> None:
         true = log.cursors[cursor.seq] if cursor.seq < len(log.cursors) else LogCursor()
         if cursor != true:
             raise LedgerMismatch(f"its cursor of {path} is {cursor}, but the stream's records give {true}")
-    intake = checkpoint.state["intake"]
-    generated, scored = CommittedAmounts(contents.store, pools=pools, num_generators=len(intake)).look()
+
+    def committed(path: str) -> Amount:
+        return Amount(rollouts=logs[path].head.rows, tokens=logs[path].head.tokens)
+
+    generated, scored = Amount(), Amount()
+    for generator in range(len(checkpoint.state["intake"])):
+        generated += committed(layout.trajectories(generator))
+        scored += amount_scored(
+            sum((committed(layout.annotations(pool, generator, s, count)) for s in range(count)), Amount())
+            for pool, count in pools.replicas.items()
+        )
     account = Account.from_json(checkpoint.state["account"])
-    consumed = consumed_by(intake)
+    consumed = consumed_by(checkpoint.state["intake"])
     account.balance(generated=generated, scored=scored, consumed=consumed)
     if layout.CONSUMED in logs:
         # Damage to the rows is reported with their files.
